@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeBERTa v1, v2, v3 and mDeBERTa for transformers. Importing this package registers its classes with the Auto classes."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from ._version import __version__
+from .model.attention import DisentangledSelfAttention
+from .model.attention_eager import disentangled_attention_eager
+from .model.checkpoint_layouts import LoadingReport
+from .model.configuration_deberta_ext import DebertaExtConfig
+from .model.enhanced_mask_decoder import EnhancedMaskDecoder
+from .model.modeling_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+    DebertaExtPreTrainedModel,
+)
+from .model.replaced_token_detection import ReplacedTokenDetectionHead
+
+__all__ = [
+    "DebertaExtConfig",
+    "DebertaExtForMaskedLM",
+    "DebertaExtForMultipleChoice",
+    "DebertaExtForQuestionAnswering",
+    "DebertaExtForReplacedTokenDetection",
+    "DebertaExtForSequenceClassification",
+    "DebertaExtForTokenClassification",
+    "DebertaExtModel",
+    "DebertaExtPreTrainedModel",
+    "DisentangledSelfAttention",
+    "EnhancedMaskDecoder",
+    "LoadingReport",
+    "ReplacedTokenDetectionHead",
+    "__version__",
+    "disentangled_attention_eager",
+]
+
+AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
+for auto_class, model_class in {
+    AutoModel: DebertaExtModel,
+    AutoModelForMaskedLM: DebertaExtForMaskedLM,
+    AutoModelForSequenceClassification: DebertaExtForSequenceClassification,
+    AutoModelForTokenClassification: DebertaExtForTokenClassification,
+    AutoModelForQuestionAnswering: DebertaExtForQuestionAnswering,
+    AutoModelForMultipleChoice: DebertaExtForMultipleChoice,
+}.items():
+    auto_class.register(DebertaExtConfig, model_class, exist_ok=True)
+del auto_class, model_class

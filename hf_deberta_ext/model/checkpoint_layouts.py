@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+import torch
+from safetensors.torch import load_file
+from transformers.utils import cached_file
+
+__all__ = ["LoadingReport", "convert_official", "read_state_dict"]
+
+# In the order in which transformers looks for them.
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+# Of both families, whole keys; in the order in which they apply.
+_RENAMES = [
+    (r"^bert\.", "deberta."),
+    # The head that transformers writes with legacy=True.
+    (r"^cls\.predictions\.transform\.", "lm_predictions.lm_head."),
+    (r"^cls\.predictions\.bias$", "lm_predictions.lm_head.bias"),
+    # v1: the query and value biases and the position projections of the fused layout.
+    (r"attention\.self\.q_bias$", "attention.self.query_proj.bias"),
+    (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
+    (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
+    (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
+]
+_DROPPED = [
+    (r"^config$", "not a tensor: the training configuration that old files carry"),
+    (r"(^|\.)position_ids$", "a constant"),
+    (r"^cls\.predictions\.decoder\.", "tied to the word embeddings and the bias"),
+]
+_FUSED = re.compile(r"^(.*attention\.self\.)in_proj\.weight$")
+_DELTA = re.compile(r"^(.*_embeddings\.)_weight$")
+
+
+@dataclass
+class LoadingReport:
+    """What became of each tensor of a checkpoint and of each parameter of the model; `print` it.
+
+    Args:
+        source (`str`): folder or repo id.
+        loaded (`list[str]`): parameters of the model that came from the file.
+        converted (`dict[str, list[str]]`): key in the file -> parameters that it became, where the names differ.
+        initialised (`list[str]`): parameters that the file does not have: newly drawn.
+        unused (`dict[str, str]`): key in the file -> why nothing reads it.
+        notes (`list[str]`): decisions that change what the model computes.
+    """
+
+    source: str
+    loaded: list[str] = field(default_factory=list)
+    converted: dict[str, list[str]] = field(default_factory=dict)
+    initialised: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """One line of counts."""
+        counts = f"{len(self.loaded)} parameters loaded ({len(self.converted)} tensors of the file converted)"
+        return f"{self.source}: {counts}, {len(self.initialised)} newly initialised, {len(self.unused)} unused"
+
+    def __str__(self) -> str:
+        lines = [self.summary(), *(f"note: {note}" for note in self.notes)]
+        lines += [f"newly initialised: {key}" for key in self.initialised]
+        lines += [f"unused: {key} ({why})" for key, why in self.unused.items()]
+        lines += [f"converted: {key} -> {', '.join(new)}" for key, new in self.converted.items()]
+        return "\n".join(lines)
+
+
+def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, variant: str | None = None, **download):
+    """All tensors of a folder or repo, whole or in shards, safetensors or .bin (loaded without running pickled code).
+
+    Args:
+        use_safetensors (`bool`, *optional*): True = safetensors alone, False = .bin alone.
+        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors.
+        download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
+
+    Raises:
+        OSError: none of the files is there.
+    """
+    names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
+    if variant is not None:
+        names = [re.sub(r"\.(safetensors|bin)", rf".{variant}.\1", name, count=1) for name in names]
+    for name in names:
+        path = cached_file(
+            name_or_path,
+            name,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_gated_repo=True,
+            **download,
+        )
+        if path is None:
+            continue
+        if not name.endswith(".json"):
+            return _read_file(path)
+        with open(path, encoding="utf-8") as file:
+            shards = sorted(set(json.load(file)["weight_map"].values()))
+        state_dict: dict = {}
+        for shard in shards:
+            state_dict.update(_read_file(cached_file(name_or_path, shard, **download)))
+        return state_dict
+    raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
+
+
+def _read_file(path: str) -> dict:
+    if path.endswith(".safetensors"):
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def convert_official(state_dict: dict, config) -> tuple[dict[str, torch.Tensor], LoadingReport]:
+    """The tensors of an official checkpoint under our names.
+
+    v1's `in_proj.weight` [3·hidden, hidden] holds, head after head, d rows of q, d of k, d of v; it has no key bias, and
+    neither has `pos_proj`. Our projections have one; zero is the only value that computes the same.
+
+    Args:
+        state_dict (`dict`): as read from the file.
+        config (`DebertaExtConfig`): for the number of heads.
+
+    Returns:
+        the converted tensors, and a report whose `converted` and `unused` are filled.
+
+    Raises:
+        ValueError: only a GDES delta (`_weight`) of an embedding table is there, or a fused weight has the wrong shape.
+    """
+    report = LoadingReport(source="")
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in state_dict.items():
+        why = next((why for pattern, why in _DROPPED if re.search(pattern, key)), None)
+        if why is None and not torch.is_tensor(value):
+            why = f"not a tensor but {type(value).__name__}"
+        if match := _DELTA.match(key):
+            table = match[1] + "weight"
+            if table not in state_dict:
+                raise ValueError(
+                    f"the checkpoint has {key} but no {table}: it is the difference from the generator's table that "
+                    "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
+                    "save the discriminator again after a forward pass of the official code"
+                )
+            why = f"the difference from the generator's table; {table} already contains it"
+        if why is not None:
+            report.unused[key] = why
+            continue
+        for new, tensor in _converted(key, value, config):
+            tensors[new] = tensor
+            if new != key:
+                report.converted.setdefault(key, []).append(new)
+    return tensors, report
+
+
+def _converted(key: str, tensor: torch.Tensor, config):
+    """Yields (our name, tensor) for one tensor of the file."""
+    name = key
+    for pattern, replacement in _RENAMES:
+        name = re.sub(pattern, replacement, name)
+    if match := _FUSED.match(name):
+        heads, hidden = config.num_attention_heads, config.hidden_size
+        if tensor.shape != (3 * hidden, hidden):
+            raise ValueError(f"{key} must have shape [{3 * hidden}, {hidden}], got {list(tensor.shape)}")
+        per_head = tensor.view(heads, 3, hidden // heads, hidden)
+        for index, projection in enumerate(("query_proj", "key_proj", "value_proj")):
+            yield f"{match[1]}{projection}.weight", per_head[:, index].reshape(hidden, hidden)
+        yield f"{match[1]}key_proj.bias", tensor.new_zeros(hidden)
+        return
+    yield name, tensor
+    if key.endswith("attention.self.pos_proj.weight"):
+        yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])

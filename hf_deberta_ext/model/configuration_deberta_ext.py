@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, its presets, and what travels to the Hub."""
+
+import difflib
+import functools
+import os
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["DebertaExtConfig"]
+
+# Written into every saved config, so that each Auto class finds its class with trust_remote_code.
+AUTO_MAP = {
+    "AutoConfig": "configuration_deberta_ext.DebertaExtConfig",
+    "AutoModel": "modeling_deberta_ext.DebertaExtModel",
+    "AutoModelForMaskedLM": "modeling_deberta_ext.DebertaExtForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_deberta_ext.DebertaExtForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_deberta_ext.DebertaExtForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_deberta_ext.DebertaExtForQuestionAnswering",
+    "AutoModelForMultipleChoice": "modeling_deberta_ext.DebertaExtForMultipleChoice",
+}
+CODE_MARK = "# hf_deberta_ext model code"
+
+POSITION_TERMS = ("c2p", "p2c", "p2p")
+
+# What DeBERTa v1 does where the fields' defaults below are those of v3.
+_V1 = dict(vocab_size=50265, position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
+_V2 = dict(conv_kernel_size=3, conv_act="gelu", intermediate_size=6144, hidden_size=1536, num_attention_heads=24)
+_LARGE = dict(hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": _V1,
+    "large": _V1 | _LARGE | dict(num_hidden_layers=24),
+    "xlarge": _V1 | _LARGE | dict(num_hidden_layers=48),
+    "v2-xlarge": _V2 | dict(num_hidden_layers=24),
+    "v2-xxlarge": _V2 | dict(num_hidden_layers=48),
+    "v3-xsmall": dict(hidden_size=384, num_attention_heads=6, intermediate_size=1536),
+    "v3-small": dict(num_hidden_layers=6),
+    "v3-base": {},
+    "v3-large": _LARGE | dict(num_hidden_layers=24),
+    "mdeberta-v3-base": dict(vocab_size=251000),
+    # The shapes of ELECTRA (Clark et al. 2020, table 6) and its vocabulary, with the attention of DeBERTa-v3.
+    "electra-small": dict(
+        vocab_size=30522, embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024
+    ),
+    "electra-base": dict(vocab_size=30522),
+    "electra-large": _LARGE | dict(vocab_size=30522, num_hidden_layers=24),
+}
+
+# Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
+_STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
+    model_type: dict(
+        relative_attention=False,
+        position_biased_input=True,
+        pos_att_type=[],
+        position_buckets=-1,
+        norm_rel_ebd="none",
+        share_att_key=False,
+        conv_act="tanh",
+        **sizes,
+    )
+    for model_type, sizes in {
+        "deberta": dict(vocab_size=50265),
+        "deberta-v2": dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144),
+    }.items()
+}
+# Stock keys that say nothing about our model: heads, code paths and tokenizers that do not exist here.
+_STOCK_IGNORED = {"legacy", "z_steps", "vocab_type", "do_lower_case", "use_cache", "is_decoder", "add_cross_attention"}
+# Names that are no fields but that transformers itself writes into or passes to any configuration.
+_COMMON_NAMES = {
+    "model_type", "auto_map", "num_labels", "name_or_path", "_name_or_path", "torch_dtype", "output_attentions",
+    "_output_attentions", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+    "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "_commit_hash",
+    "per_layer_config", "quantization_config", "transformers_weights", "tf_legacy_loss", "use_bfloat16",
+}  # fmt: skip
+
+
+def is_official(config: dict[str, Any]) -> bool:
+    """Whether a config.json is one of Microsoft's or of transformers' own DeBERTa classes."""
+    return config.get("model_type") in _STOCK_DEFAULTS
+
+
+def _value_errors(cls):
+    """Makes every refusal of the strict dataclass a ValueError whose message names field, value and what is right."""
+
+    def wrap(method):
+        @functools.wraps(method)
+        def wrapped(self, *args, **kwargs):
+            try:
+                return method(self, *args, **kwargs)
+            except StrictDataclassError as error:
+                raise ValueError(f"{cls.__name__}: {error.__cause__ or error}") from error
+
+        return wrapped
+
+    for name in ("__init__", "__setattr__", "validate"):
+        setattr(cls, name, wrap(getattr(cls, name)))
+    return cls
+
+
+@_value_errors
+@strict
+class DebertaExtConfig(PreTrainedConfig):
+    """Configuration of every `DebertaExt` model. The defaults are DeBERTa-v3-base.
+
+    `DebertaExtConfig.from_preset(name)` knows the published sizes; `DebertaExtConfig.from_pretrained(x)` also reads the
+    config.json of official `deberta` and `deberta-v2` checkpoints.
+
+    Args:
+        vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's (128100 for 128001).
+        embedding_size (`int`, *optional*): E, width of the embedding tables; None = `hidden_size`. Where it differs,
+            `embed_proj` (Linear E -> hidden, no bias) runs before the embeddings' LayerNorm (ALBERT's factorisation).
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size (`int`): the shape of the encoder.
+        hidden_act (`str`): activation of the feed-forward layers and of the heads' transforms.
+        hidden_dropout_prob, attention_probs_dropout_prob (`float`): in [0, 1).
+        max_position_embeddings (`int`): rows of the absolute position table (input, if `position_biased_input`, or EMD).
+        type_vocab_size (`int`): token types; 0 = `token_type_ids` are ignored.
+        position_biased_input (`bool`): add absolute positions to the input; then there is no EMD (as published).
+        relative_attention (`bool`): use the relative position table at all.
+        pos_att_type (`list[str]` or `str`): any subset of c2p, p2c, p2p; also "c2p|p2c". p2p is ours: no checkpoint has it.
+        max_relative_positions (`int`): M, relative distances are clamped to it; -1 = `max_position_embeddings`.
+        position_buckets (`int`): b, log buckets, table of 2b rows; -1 = none, table of 2M rows.
+        norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" (v1).
+        share_att_key (`bool`): project the relative table with the content's key and query projections (v2, v3).
+        conv_kernel_size, conv_act, conv_groups: the convolution beside the first layer (v2); 0 = none; odd sizes.
+        share_layers (`str`): ALBERT's cross-layer sharing: "none", "all", "ffn" or "attention". Stored and counted once.
+        emd_layers (`int`): passes of the last layer in the Enhanced Mask Decoder.
+        emd_input (`str`): its first query: "position+hidden" (published), "position" or "hidden". One pass on "hidden"
+            is BERT's decoder.
+        masked_only (`bool`): with labels, `DebertaExtForMaskedLM` computes queries, logits and loss at labelled positions
+            alone; logits are then [number of labelled tokens, vocab_size].
+        pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
+        cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
+        initializer_range, layer_norm_eps (`float`).
+
+    Raises:
+        ValueError: a value out of its type or range, two fields that contradict each other, or an unknown name.
+    """
+
+    model_type: ClassVar[str] = "deberta-ext"
+
+    vocab_size: int = 128100
+    embedding_size: int | None = None
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 0
+    position_biased_input: bool = False
+    relative_attention: bool = True
+    pos_att_type: str | list[str] | None = "c2p|p2c"
+    max_relative_positions: int = -1
+    position_buckets: int = 256
+    norm_rel_ebd: Literal["none", "layer_norm"] = "layer_norm"
+    share_att_key: bool = True
+    conv_kernel_size: int = 0
+    conv_act: str = "gelu"
+    conv_groups: int = 1
+    share_layers: Literal["none", "all", "ffn", "attention"] = "none"
+    emd_layers: int = 2
+    emd_input: Literal["position+hidden", "position", "hidden"] = "position+hidden"
+    masked_only: bool = False
+    pooler_dropout: float | int = 0.0
+    pooler_hidden_act: str = "gelu"
+    cls_dropout: float | int | None = None
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float = 1e-7
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        unknown = sorted(set(kwargs) - _COMMON_NAMES)
+        if unknown:
+            raise ValueError("DebertaExtConfig: " + "; ".join(map(_unknown_name, unknown)))
+        # A loaded "model_type" would shadow the class's on the instance.
+        kwargs.pop("model_type", None)
+        self.pos_att_type = _position_terms(self.pos_att_type)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    @property
+    def relative_distance(self) -> int:
+        """M, the largest relative distance that the table knows apart."""
+        return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
+
+    @property
+    def relative_table_size(self) -> int:
+        """Rows of the relative table: 2b with buckets, else 2M; 0 if nothing reads it."""
+        if not (self.relative_attention and self.pos_att_type):
+            return 0
+        return 2 * (self.position_buckets if self.position_buckets > 0 else self.relative_distance)
+
+    @property
+    def has_mask_decoder(self) -> bool:
+        """Whether masked-language modelling runs the Enhanced Mask Decoder: not with absolute positions in the input."""
+        return not self.position_biased_input
+
+    @property
+    def has_absolute_positions(self) -> bool:
+        """Whether there is an absolute position table, for the input or for the Enhanced Mask Decoder."""
+        return self.position_biased_input or self.emd_input != "hidden"
+
+    def validate_architecture(self):
+        """Refuses values out of range and fields that contradict each other (run by transformers at init and save)."""
+        for name in (
+            "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "conv_groups", "emd_layers",
+        ):  # fmt: skip
+            _require(self, name, getattr(self, name) >= 1, "an integer of at least 1")
+        for name in ("type_vocab_size", "conv_kernel_size"):
+            _require(self, name, getattr(self, name) >= 0, "0 (none) or more")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
+            value = getattr(self, name)
+            _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
+        for name in ("initializer_range", "layer_norm_eps"):
+            _require(self, name, getattr(self, name) > 0, "greater than 0")
+        for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
+            _require(self, name, getattr(self, name) in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
+        for name in ("position_buckets", "max_relative_positions"):
+            value = getattr(self, name)
+            _require(self, name, value == -1 or value >= 2, "-1 (off) or at least 2")
+        _require(self, "tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
+        pad = self.pad_token_id
+        _require(self, "pad_token_id", pad is None or 0 <= pad < self.vocab_size, f"in [0, {self.vocab_size})")
+
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} must be a multiple of num_attention_heads = {self.num_attention_heads}"
+            )
+        if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
+            raise ValueError(
+                f"position_buckets = {self.position_buckets} needs relative distances beyond "
+                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or max_position_embeddings where that is -1); "
+                "set position_buckets = -1 for so short a range"
+            )
+        if self.conv_kernel_size > 0 and self.conv_kernel_size % 2 == 0:
+            raise ValueError(f"conv_kernel_size = {self.conv_kernel_size} must be odd, or the sequence changes its length")
+        if self.hidden_size % self.conv_groups:
+            raise ValueError(f"hidden_size = {self.hidden_size} must be a multiple of conv_groups = {self.conv_groups}")
+        if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
+            raise ValueError(
+                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
+                "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
+            )
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides) -> "DebertaExtConfig":
+        """The configuration of a published size, with any field replaced: `from_preset("v3-small", num_labels=3)`."""
+        if name not in PRESETS:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        return cls(**(PRESETS[name] | overrides))
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
+        return (_from_official(config) if is_official(config) else config), kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """As in transformers; takes official configs too. Unknown names in a file are kept, with a warning."""
+        config_dict = _from_official(config_dict) if is_official(config_dict) else dict(config_dict)
+        names = {field.name for field in fields(cls)}
+        # Overrides go through the constructor, or they would be neither normalised nor checked against each other.
+        for name in (set(kwargs) & names) - {"dtype"}:
+            config_dict[name] = kwargs.pop(name)
+        unknown = {name: config_dict.pop(name) for name in sorted(set(config_dict) - names - _COMMON_NAMES)}
+        loaded = super().from_dict(config_dict, **kwargs)
+        if unknown:
+            logger.warning("DebertaExtConfig: " + "; ".join(map(_unknown_name, unknown)) + " (kept, but nothing reads it)")
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, value in unknown.items():
+            setattr(config, name, value)
+        return loaded
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
+        """Writes config.json with the complete auto_map, and the model's code beside it, for trust_remote_code.
+
+        Raises:
+            ValueError: the folder holds a Python file of the same name that is not this model's.
+        """
+        self.auto_map = dict(AUTO_MAP)
+        if not os.path.isfile(save_directory):
+            _copy_code(Path(save_directory))
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def _require(config, name: str, condition: bool, wanted: str):
+    value = getattr(config, name)
+    if not condition or (type(value) is bool and name != "tie_word_embeddings"):
+        raise ValueError(f"{name} = {value!r} must be {wanted}")
+
+
+def _unknown_name(name: str) -> str:
+    names = [field.name for field in fields(DebertaExtConfig)]
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"there is no field {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
+
+
+def _position_terms(value: str | list[str] | None) -> list[str]:
+    """Any spelling of `pos_att_type` as a list in the order c2p, p2c, p2p."""
+    parts = value.split("|") if isinstance(value, str) else value or []
+    parts = {part.strip().lower() for part in parts} - {"", "none"}
+    if not parts <= set(POSITION_TERMS):
+        raise ValueError(f"DebertaExtConfig: pos_att_type = {value!r} must be a subset of {', '.join(POSITION_TERMS)}")
+    return [term for term in POSITION_TERMS if term in parts]
+
+
+def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a `deberta` or `deberta-v2` checkpoint in our fields.
+
+    Raises:
+        ValueError: the checkpoint uses something that no released model has (talking heads, a head size of its own).
+    """
+    config = _STOCK_DEFAULTS[stock["model_type"]] | {k: v for k, v in stock.items() if k not in _STOCK_IGNORED}
+    config["model_type"] = DebertaExtConfig.model_type
+    # The code map of a stock repo would be that of somebody else's class.
+    config.pop("auto_map", None)
+    hidden_size = config.get("hidden_size", DebertaExtConfig.hidden_size)
+    heads = config.get("num_attention_heads", DebertaExtConfig.num_attention_heads)
+    pooling = config.pop("pooling", None) or {}
+    for ours, theirs in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
+        if theirs in pooling:
+            config[ours] = pooling[theirs]
+    if "padding_idx" in config:
+        config["pad_token_id"] = config.pop("padding_idx")
+    pooler_size = config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size))
+    head_size = config.pop("attention_head_size", None) or hidden_size // heads
+    for name, value, wanted in [
+        ("pooler_hidden_size", pooler_size, hidden_size),
+        ("attention_head_size", head_size, hidden_size // heads),
+        ("talking_head", config.pop("talking_head", False), False),
+    ]:
+        if value != wanted:
+            raise ValueError(f"{name} = {value!r} is not supported, only {wanted!r}; no released checkpoint has it")
+    norms = config["norm_rel_ebd"].lower().split("|")
+    config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
+    for name in ("position_buckets", "max_relative_positions"):
+        if config.get(name, -1) < 1:
+            config[name] = -1
+    if config["position_biased_input"]:
+        config["emd_layers"], config["emd_input"] = 1, "hidden"
+    return config
+
+
+def _copy_code(folder: Path):
+    """Copies the Python files beside this one, which are the whole model, into `folder`."""
+    source = Path(__file__).resolve().parent
+    files = [file for file in sorted(source.glob("*.py")) if file.name != "__init__.py"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        target = folder / file.name
+        if target.resolve() == file:
+            continue
+        if target.exists() and CODE_MARK not in target.read_text(encoding="utf-8", errors="replace")[:200]:
+            raise ValueError(
+                f"{target} exists and is not part of the model, which brings a file of that name; save to another folder"
+            )
+        shutil.copyfile(file, target)

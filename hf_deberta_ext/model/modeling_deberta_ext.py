@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""The heads of `DebertaExtModel`, for transformers' Auto classes."""
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+# transformers <= 5.9 copies only the direct imports of this file from a local folder: so every file is named here.
+from .attention import DisentangledSelfAttention  # noqa: F401
+from .attention_eager import disentangled_attention_eager  # noqa: F401
+from .checkpoint_layouts import LoadingReport  # noqa: F401
+from .configuration_deberta_ext import DebertaExtConfig
+from .encoder import ContextPooler
+from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
+from .losses import cross_entropy, mean_loss, sequence_loss
+from .pretrained_model import DebertaExtModel, DebertaExtPreTrainedModel, attention_masks
+from .relative_position import RelativePosition  # noqa: F401
+from .replaced_token_detection import ReplacedTokenDetectionHead
+
+__all__ = [
+    "DebertaExtForMaskedLM",
+    "DebertaExtForMultipleChoice",
+    "DebertaExtForQuestionAnswering",
+    "DebertaExtForReplacedTokenDetection",
+    "DebertaExtForSequenceClassification",
+    "DebertaExtForTokenClassification",
+    "DebertaExtModel",
+    "DebertaExtPreTrainedModel",
+]
+
+
+class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
+    """Masked-language modelling as published: Enhanced Mask Decoder and `lm_predictions` head, decoder tied."""
+
+    _tied_weights_keys = {  # noqa: RUF012
+        "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "lm_predictions.lm_head.decoder.bias": "lm_predictions.lm_head.bias",
+    }
+    _decodes_absolute_positions = True
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.mask_decoder = EnhancedMaskDecoder(config.emd_layers, config.emd_input) if config.has_mask_decoder else None
+        self.lm_predictions = MaskedLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_predictions.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        self.lm_predictions.lm_head.decoder = new_embeddings
+        self.lm_predictions.lm_head.bias = new_embeddings.bias
+
+    def decode(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        query_positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
+
+        Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position.
+        """
+        encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
+        B, N = hidden_states.shape[:2]
+        mask, _ = attention_masks(attention_mask, (B, N))
+        if mask is not None and mask.shape[-2] > 1 and query_positions is not None:
+            index = query_positions[:, None, :, None].expand(-1, mask.shape[1], -1, N)
+            mask = mask.gather(2, index)
+        positions = None
+        if self.config.emd_input != "hidden":
+            positions = embeddings.project(embeddings.absolute_positions(N, position_ids))
+        rel_embeddings = encoder.get_rel_embedding()
+        last = encoder.num_layers - 1
+
+        def layer(queries, query_positions):
+            return encoder.run_layer(last, hidden_states, mask, rel_embeddings, queries, query_positions)[0]
+
+        return self.mask_decoder(hidden_states, positions, layer, query_positions)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        masked_only: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> MaskedLMOutput:
+        """
+        Args:
+            labels (`torch.LongTensor`, *optional*): [B, N]; -100 = not a target.
+            masked_only (`bool`, *optional*): queries, logits and loss at labelled positions alone; None = the config's.
+
+        Returns:
+            `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
+            order of `labels[labels != -100]` under `masked_only` with labels.
+
+        Raises:
+            ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows.
+        """
+        config = self.config
+        if masked_only and labels is None:
+            raise ValueError("masked_only=True needs labels: they say which positions are masked")
+        sparse = labels is not None and (config.masked_only if masked_only is None else masked_only)
+        wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wants_attentions = config.output_attentions if output_attentions is None else output_attentions
+        # The encoder's own pass of the last layer is nothing but an output once EMD runs.
+        skip_last_layer = self.mask_decoder is not None and not (wants_states or wants_attentions)
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=wants_attentions,
+            output_hidden_states=wants_states or wants_attentions,
+            skip_last_layer=skip_last_layer,
+            return_dict=True,
+        )
+        states = outputs.last_hidden_state
+        if self.mask_decoder is not None:
+            states = states if skip_last_layer else outputs.hidden_states[-2]
+            query_positions, targets = labelled_positions(labels) if sparse else (None, None)
+            states = self.decode(states, attention_mask, position_ids, query_positions)
+            states = states[targets] if sparse else states
+        elif sparse:
+            states = states[labels != -100]
+        logits = self.lm_predictions(states)
+
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits, labels[labels != -100] if sparse else labels, num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states if wants_states else None,
+            attentions=outputs.attentions,
+        )
+
+
+class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
+    """The discriminator of DeBERTa-v3 with the official head: was this token replaced?"""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.mask_predictions = ReplacedTokenDetectionHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """`labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted either (label it -100
+        where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.mask_predictions(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            counted = labels != -100
+            _, token_mask = attention_masks(attention_mask, labels.shape)
+            if token_mask is not None:
+                counted = counted & token_mask
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                logits.float(), labels.float(), weight=counted.float(), reduction="none"
+            )
+            loss = mean_loss(losses, counted.sum(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
+    """A classifier or regressor of a text or a pair, on the pooled [CLS] state."""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.deberta = DebertaExtModel(config)
+        self.pooler = ContextPooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> SequenceClassifierOutput:
+        """`labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression), [B, C] (regression
+        or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the labels."""
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state)))
+        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
+    """A label for each token."""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.deberta = DebertaExtModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """`labels` [B, N] ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
+    """The span of the text that answers a question: a start and an end logit for each token, whatever `num_labels`."""
+
+    # Trainer counts `labels`, which questions do not have.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """`start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted. Returns the
+        mean of both cross-entropies, start and end logits [B, N]."""
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = []
+            for logits, target in ((start_logits, start_positions), (end_logits, end_positions)):
+                target = target.reshape(-1).to(logits.device)
+                inside = (target >= 0) & (target < logits.shape[1])
+                losses.append(cross_entropy(logits, target.where(inside, -100)))
+            loss = sum(losses) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
+    """One score for each choice, softmax over the choices."""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.pooler = ContextPooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> MultipleChoiceModelOutput:
+        """All inputs [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right choice. Returns the mean
+        cross-entropy and logits [B, C]."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.dim() < 3:
+            shape = None if given is None else list(given.shape)
+            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
+        choices = given.shape[1]
+
+        def flat(x):
+            return None if x is None else x.flatten(0, 1)
+
+        outputs = self.deberta(
+            flat(input_ids),
+            attention_mask=flat(attention_mask),
+            token_type_ids=flat(token_type_ids),
+            position_ids=flat(position_ids),
+            inputs_embeds=flat(inputs_embeds),
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state))).view(-1, choices)
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )

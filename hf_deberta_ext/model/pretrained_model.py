@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""`DebertaExtPreTrainedModel`, which loads, saves and initialises, and `DebertaExtModel`, the encoder without a head."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple, logging
+
+from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
+from .configuration_deberta_ext import DebertaExtConfig, is_official
+from .encoder import DebertaExtEmbeddings, DebertaExtEncoder
+from .enhanced_mask_decoder import LMTransform
+from .relative_position import RelativePosition
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["DebertaExtModel", "DebertaExtPreTrainedModel", "attention_masks"]
+
+DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+
+
+class DebertaExtPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation that all models share."""
+
+    config: DebertaExtConfig
+    config_class = DebertaExtConfig
+    base_model_prefix = "deberta"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DebertaExtEmbeddings", "DebertaExtLayer"]  # noqa: RUF012
+    # Every head divides by num_items_in_batch, so Trainer must not divide by the accumulation steps as well.
+    accepts_loss_kwargs = True
+    # Whether forward reads the absolute position table even where the input does not (EMD).
+    _decodes_absolute_positions = False
+
+    def __init__(self, config: DebertaExtConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        self.loading_report: LoadingReport | None = None
+
+    def post_init(self):
+        super().post_init()
+        embeddings = self.base_model.embeddings
+        if hasattr(embeddings, "position_embeddings") and not embeddings.position_biased_input:
+            # Kept for EMD, but without a gradient here: distributed training stops at a parameter that is never used.
+            embeddings.position_embeddings.requires_grad_(self._decodes_absolute_positions)
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, RelativePosition):
+            init.copy_(module.rows, module.compute_rows())
+        elif isinstance(module, LMTransform):
+            init.zeros_(module.bias)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.base_model.embeddings.word_embeddings = value
+
+    def extend_position_embeddings(self, length: int):
+        """Makes the absolute position table `length` rows long; old rows stay, new ones are drawn as at initialisation.
+
+        The relative table keeps its reach. The new rows know nothing until they are trained.
+
+        Raises:
+            ValueError: there is no such table, or it is longer already.
+        """
+        embeddings = self.base_model.embeddings
+        old = getattr(embeddings, "position_embeddings", None)
+        if old is None:
+            raise ValueError("this model has no absolute position table; it takes inputs of any length as it is")
+        if length <= old.num_embeddings:
+            raise ValueError(f"the position table has {old.num_embeddings} rows, so {length} would not extend it")
+        weight = old.weight
+        new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            new.weight.normal_(std=self.config.initializer_range)
+            new.weight[: old.num_embeddings] = weight
+        new.weight.requires_grad_(weight.requires_grad)
+        embeddings.position_embeddings = new
+        embeddings.max_positions = length
+        self.config.max_relative_positions = self.config.relative_distance
+        self.config.max_position_embeddings = length
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in transformers; the weights keep our names, and the model's code goes with them (config.save_pretrained)."""
+        # True would write v1's fused layout, which Trainer's resume does not convert back.
+        kwargs["save_original_format"] = False
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
+        """As in transformers. Takes official `deberta` and `deberta-v2` checkpoints, folder or repo id, as they are.
+
+        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused.
+
+        Raises:
+            ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, or whose
+                configuration has no counterpart.
+        """
+        download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        source = pretrained_model_name_or_path
+        if source is None or kwargs.get("gguf_file") or not _is_official_source(source, download):
+            return super().from_pretrained(source, *model_args, config=config, **kwargs)
+
+        state_dict = read_state_dict(
+            str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
+        )
+        if config is None:
+            explicit = {"emd_layers", "emd_input"} & kwargs.keys()
+            config, kwargs = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **kwargs)
+        else:
+            explicit = {"config"}
+            config = copy.deepcopy(config)
+        state_dict, report = convert_official(state_dict, config)
+        report.source = str(source)
+        positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
+        if not (positions or explicit or config.position_biased_input):
+            config.emd_layers, config.emd_input = 1, "hidden"
+            report.notes.append(
+                "the checkpoint has no absolute position table (transformers' own classes drop it), so masked-language "
+                "modelling decodes the plain last layer: emd_layers = 1, emd_input = 'hidden'"
+            )
+
+        for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors"):
+            kwargs.pop(name, None)
+        with_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            None, *model_args, config=config, state_dict=state_dict, output_loading_info=True, **kwargs
+        )
+        model.config.name_or_path = str(source)
+        report.initialised = sorted(info["missing_keys"])
+        report.unused |= {key: "no such parameter in this model" for key in sorted(info["unexpected_keys"])}
+        names = {*model.state_dict()}
+        report.loaded = sorted(names - {*report.initialised})
+        model.loading_report = report
+        logger.warning(f"{report.summary()}; model.loading_report has the list")
+        for note in report.notes:
+            logger.warning(note)
+        return (model, info) if with_info else model
+
+
+def _is_official_source(source, download: dict) -> bool:
+    """Whether the config.json of a folder or repo is one of Microsoft's or of transformers' DeBERTa classes."""
+    return is_official(PreTrainedConfig.get_config_dict(source, **download)[0])
+
+
+def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int]):
+    """The mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
+
+    Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
+    With 3 or 4 dimensions a token is real if anyone may attend to it.
+
+    Raises:
+        ValueError: another shape, or an additive mask (negative values).
+    """
+    if attention_mask is None:
+        return None, None
+    B, N = shape
+    sizes = list(attention_mask.shape)
+    fits = {2: sizes == [B, N], 3: sizes == [B, N, N], 4: sizes[:1] == [B] and sizes[2:] in ([N, N], [1, N])}
+    if not fits.get(attention_mask.dim(), False):
+        raise ValueError(
+            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1, {N}, {N}] for input of shape "
+            f"[{B}, {N}], got {sizes}"
+        )
+    on_cpu = attention_mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and attention_mask.is_floating_point() and bool((attention_mask < 0).any()):
+        raise ValueError("attention_mask has negative values; give 1 where attention is allowed and 0 elsewhere")
+    mask = attention_mask != 0
+    if mask.dim() == 2:
+        return mask[:, None, None], mask
+    mask = mask[:, None] if mask.dim() == 3 else mask
+    return mask, mask.any(-2).any(1)
+
+
+class DebertaExtModel(DebertaExtPreTrainedModel):
+    """The encoder, without a head."""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.embeddings = DebertaExtEmbeddings(config)
+        self.encoder = DebertaExtEncoder(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        skip_last_layer: bool = False,
+    ) -> BaseModelOutput:
+        """
+        Args:
+            input_ids (`torch.LongTensor`, *optional*): [B, N]; or `inputs_embeds` [B, N, E].
+            attention_mask (`torch.Tensor`, *optional*): [B, N], [B, N, N] or [B, 1, N, N], int, float or bool; 1 = real
+                token, or query i (rows) may attend to key j (columns).
+            token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
+            position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
+                reads it. Relative positions always count from one token to the next.
+            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
+
+        Returns:
+            `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
+            attentions [B, H, N, N].
+
+        Raises:
+            ValueError: both or neither of the inputs, a mask of another shape, or more tokens than absolute positions.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        B, N = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        mask, token_mask = attention_masks(attention_mask, (B, N))
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask)
+        config = self.config
+        return self.encoder(
+            embedded,
+            mask,
+            token_mask,
+            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            output_attentions=config.output_attentions if output_attentions is None else output_attentions,
+            skip_last_layer=skip_last_layer,
+        )
