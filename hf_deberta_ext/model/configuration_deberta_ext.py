@@ -220,7 +220,7 @@ class DebertaExtConfig(PreTrainedConfig):
     def validate_architecture(self):
         """Refuses values out of range and fields that contradict each other (run by transformers at init and save)."""
         for name in (
-            "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "conv_groups", "emd_layers",
         ):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, "an integer of at least 1")
@@ -247,8 +247,8 @@ class DebertaExtConfig(PreTrainedConfig):
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
                 f"position_buckets = {self.position_buckets} needs relative distances beyond "
-                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or max_position_embeddings where that is -1); "
-                "set position_buckets = -1 for so short a range"
+                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
+                "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
             )
         if self.conv_kernel_size > 0 and self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size = {self.conv_kernel_size} must be odd, or the sequence changes its length")
@@ -303,9 +303,8 @@ class DebertaExtConfig(PreTrainedConfig):
 
 
 def _require(config, name: str, condition: bool, wanted: str):
-    value = getattr(config, name)
-    if not condition or (type(value) is bool and name != "tie_word_embeddings"):
-        raise ValueError(f"{name} = {value!r} must be {wanted}")
+    if not condition:
+        raise ValueError(f"{name} = {getattr(config, name)!r} must be {wanted}")
 
 
 def _unknown_name(name: str) -> str:
@@ -355,6 +354,8 @@ def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
     for name in ("position_buckets", "max_relative_positions"):
         if config.get(name, -1) < 1:
             config[name] = -1
+    if not config.get("conv_kernel_size"):
+        config.pop("conv_act")
     if config["position_biased_input"]:
         config["emd_layers"], config["emd_input"] = 1, "hidden"
     return config

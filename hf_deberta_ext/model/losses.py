@@ -41,8 +41,7 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     C = logits.shape[-1]
     labels = labels.to(logits.device)
     if config.problem_type is None:
-        integers = not labels.is_floating_point()
-        single = integers and labels.numel() == logits.shape[0]
+        single = labels.numel() == logits.shape[0]
         config.problem_type = (
             "regression" if C == 1 else "single_label_classification" if single else "multi_label_classification"
         )

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared fixtures: an offline environment, tiny configurations, stock models to compare with, and the worst error seen."""
+
+import os
+
+# Before transformers is imported: no test may reach for the network or for a cache outside of the test run.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections import defaultdict
+
+import pytest
+import torch
+from transformers import DebertaConfig, DebertaV2Config
+
+from hf_deberta_ext import DebertaExtConfig
+
+WORST = defaultdict(lambda: [0, 0.0])
+
+TINY = dict(
+    vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config, items):
+    reasons = {}
+    if not config.getoption("--run-slow"):
+        reasons["slow"] = "slow: give --run-slow"
+    if not torch.cuda.is_available():
+        reasons["gpu"] = "no CUDA device"
+    reasons["network"] = "the tests run without the Hub"
+    for item in items:
+        for marker, reason in reasons.items():
+            if marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    for name, (count, error) in sorted(WORST.items()):
+        terminalreporter.write_line(f"{name}: {count} comparisons, worst relative error {error:.1e}")
+
+
+@pytest.fixture
+def relative_error():
+    """relative_error(name, ours, reference, mask=None): |difference| / |reference|, worst row; for the summary."""
+
+    def measure(name, ours, reference, mask=None):
+        ours, reference = ours.detach().double(), reference.detach().double()
+        if mask is not None:
+            ours, reference = ours[mask], reference[mask]
+        assert torch.isfinite(ours).all() and torch.isfinite(reference).all()
+        rows = (ours - reference).flatten(0, -2).norm(dim=-1) / reference.flatten(0, -2).norm(dim=-1).clamp(min=1e-12)
+        error = rows.max().item()
+        WORST[name][0] += 1
+        WORST[name][1] = max(WORST[name][1], error)
+        return error
+
+    return measure
+
+
+@pytest.fixture
+def tiny_config():
+    """tiny_config(kind, **overrides): our configuration of a family, small. kind is "v1", "v2" or "v3"."""
+
+    def build(kind="v3", **overrides):
+        family = {
+            "v1": dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False),
+            "v2": dict(position_buckets=16, conv_kernel_size=3),
+            "v3": dict(position_buckets=16),
+        }[kind]
+        return DebertaExtConfig(**(TINY | family | overrides))
+
+    return build
+
+
+@pytest.fixture
+def stock_config():
+    """stock_config(kind, **overrides): the same families as transformers knows them."""
+
+    def build(kind="v3", **overrides):
+        common = TINY | dict(relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p")
+        if kind == "v1":
+            return DebertaConfig(**(common | overrides))
+        family = dict(position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True)
+        if kind == "v2":
+            family |= dict(conv_kernel_size=3, conv_act="gelu")
+        return DebertaV2Config(**(common | family | overrides))
+
+    return build
+
+
+@pytest.fixture
+def shake():
+    """shake(model, seed=0): every parameter random and large enough that each one matters; eval mode."""
+
+    def apply(model, seed=0, std=0.15):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in sorted(model.named_parameters()):
+                noise = torch.empty(parameter.shape).normal_(0, std, generator=generator)
+                parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+        return model.eval()
+
+    return apply
+
+
+@pytest.fixture
+def batch():
+    """batch(B, N, lengths, vocab=64, side="right", seed=0): input_ids and a 2-D attention mask, padded with 0."""
+
+    def build(B, N, lengths=None, vocab=64, side="right", seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(5, vocab, (B, N), generator=generator)
+        lengths = torch.tensor(lengths if lengths is not None else [N] * B)
+        mask = torch.arange(N) < lengths[:, None]
+        if side == "left":
+            mask = mask.flip(1)
+        return ids * mask, mask.long()
+
+    return build

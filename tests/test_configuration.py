@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import logging
+
+import pytest
+import torch
+from transformers import AutoConfig, DebertaConfig, DebertaV2Config
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
+from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
+
+# Published backbone parameters without embeddings, in millions (README of microsoft/DeBERTa), and vocabularies.
+PUBLISHED = {
+    "v2-xxlarge": (1320, 128100), "v2-xlarge": (710, 128100), "xlarge": (700, 50265), "large": (350, 50265),
+    "base": (100, 50265), "v3-large": (304, 128100), "v3-base": (86, 128100), "v3-small": (44, 128100),
+    "v3-xsmall": (22, 128100), "mdeberta-v3-base": (86, 251000),
+}  # fmt: skip
+ELECTRA = {"electra-small": (12, 256), "electra-base": (12, 768), "electra-large": (24, 1024)}
+
+
+def plain(config):
+    """Everything but where it came from."""
+    return {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "auto_map")}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_has_the_published_size(name):
+    config = DebertaExtConfig.from_preset(name)
+    with torch.device("meta"):
+        model = DebertaExtModel(config)
+    backbone = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("embeddings."))
+    published, vocabulary = PUBLISHED[name]
+    assert abs(backbone / 1e6 - published) < 0.05 * published
+    assert config.vocab_size == vocabulary
+
+
+@pytest.mark.parametrize("name", ELECTRA)
+def test_preset_has_the_shape_of_electra(name):
+    config = DebertaExtConfig.from_preset(name)
+    assert (config.num_hidden_layers, config.hidden_size) == ELECTRA[name]
+
+
+def test_presets_are_the_listed_ones_and_take_overrides():
+    assert {*PRESETS} == {*PUBLISHED} | {*ELECTRA}
+    config = DebertaExtConfig.from_preset("v3-small", num_labels=5, hidden_dropout_prob=0)
+    assert (config.num_labels, config.hidden_dropout_prob, config.num_hidden_layers) == (5, 0, 6)
+    with pytest.raises(ValueError, match="no preset 'v4'; there are base, large"):
+        DebertaExtConfig.from_preset("v4")
+
+
+def test_v1_and_v2_presets_differ_from_v3_as_published():
+    v1, v2 = DebertaExtConfig.from_preset("base"), DebertaExtConfig.from_preset("v2-xlarge")
+    assert (v1.position_buckets, v1.share_att_key, v1.norm_rel_ebd, v1.relative_table_size) == (-1, False, "none", 1024)
+    assert (v2.conv_kernel_size, v2.conv_act, v2.share_att_key, v2.relative_table_size) == (3, "gelu", True, 512)
+
+
+@pytest.mark.parametrize("value", ["c2p|p2c", "p2c | C2P", ["p2c", "c2p"], ["c2p", "p2c", "c2p"]])
+def test_pos_att_type_takes_every_spelling(value):
+    assert DebertaExtConfig(pos_att_type=value).pos_att_type == ["c2p", "p2c"]
+
+
+@pytest.mark.parametrize("value", [None, [], "", "none", ["none"]])
+def test_pos_att_type_none(value):
+    config = DebertaExtConfig(pos_att_type=value)
+    assert config.pos_att_type == [] and config.relative_table_size == 0
+
+
+def test_save_and_load_keep_every_field(tmp_path):
+    changed = DebertaExtConfig.from_preset(
+        "xlarge", embedding_size=128, share_layers="ffn", emd_layers=3, emd_input="position", masked_only=True, num_labels=7,
+        conv_kernel_size=5, pos_att_type="p2p|c2p", cls_dropout=0.2, type_vocab_size=2, problem_type="regression",
+    )  # fmt: skip
+    changed.save_pretrained(tmp_path)
+    for loaded in (DebertaExtConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert plain(loaded) == plain(changed)
+    assert plain(DebertaExtConfig.from_dict(changed.to_dict())) == plain(changed)
+
+
+def test_overrides_while_loading_are_normalised_and_checked(tmp_path):
+    DebertaExtConfig().save_pretrained(tmp_path)
+    assert DebertaExtConfig.from_pretrained(tmp_path, pos_att_type="p2c").pos_att_type == ["p2c"]
+    with pytest.raises(ValueError, match="num_attention_heads = 5"):
+        DebertaExtConfig.from_pretrained(tmp_path, num_attention_heads=5)
+
+
+WRONG = {
+    "vocab_size": 0, "embedding_size": 0, "hidden_size": -1, "num_hidden_layers": 0, "num_attention_heads": 0,
+    "intermediate_size": 0, "hidden_act": "gleu", "hidden_dropout_prob": 1.0, "attention_probs_dropout_prob": -0.1,
+    "max_position_embeddings": 0, "type_vocab_size": -1, "position_biased_input": "yes", "relative_attention": None,
+    "pos_att_type": "c2p|c2c", "max_relative_positions": 0, "position_buckets": 0, "norm_rel_ebd": "rms",
+    "share_att_key": 2.5, "conv_kernel_size": -3, "conv_act": "relu5", "conv_groups": 0, "share_layers": "every",
+    "emd_layers": 0, "emd_input": "absolute", "masked_only": "true", "pooler_dropout": 2, "pooler_hidden_act": "",
+    "cls_dropout": 1.5, "initializer_range": 0, "layer_norm_eps": -1e-7, "pad_token_id": 128100, "bos_token_id": "cls",
+    "eos_token_id": "sep", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_one_wrong_value_is_known_for_every_field_of_ours():
+    inherited = {*DebertaExtConfig.__mro__[1].__dataclass_fields__}
+    assert {*WRONG} == {*DebertaExtConfig.__dataclass_fields__} - inherited
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_value_is_refused_with_field_and_value(name):
+    with pytest.raises(ValueError, match=name) as error:
+        DebertaExtConfig(**{name: WRONG[name]})
+    assert str(WRONG[name]) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "hidden_act", "emd_input", "hidden_dropout_prob"])
+def test_wrong_type_is_refused_at_init_and_on_assignment(name):
+    with pytest.raises(ValueError, match=name):
+        DebertaExtConfig(**{name: ["x"]})
+    config = DebertaExtConfig()
+    with pytest.raises(ValueError, match=name):
+        setattr(config, name, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(hidden_size=100), "hidden_size = 100 must be a multiple of num_attention_heads = 12"),
+        (dict(max_position_embeddings=128), "position_buckets = 256 needs relative distances beyond 129, got 128"),
+        (dict(conv_kernel_size=4), "conv_kernel_size = 4 must be odd"),
+        (dict(conv_groups=7), "hidden_size = 768 must be a multiple of conv_groups = 7"),
+        (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect with position_biased_input"),
+        (dict(num_hidden_layers=True), "num_hidden_layers.*True"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DebertaExtConfig(**fields)
+
+
+def test_invalid_config_is_not_saved(tmp_path):
+    config = DebertaExtConfig()
+    config.num_attention_heads = 7
+    with pytest.raises(ValueError, match="num_attention_heads = 7"):
+        config.save_pretrained(tmp_path)
+
+
+def test_unknown_name_is_refused_with_the_nearest_field():
+    with pytest.raises(ValueError, match="no field 'hiden_size', did you mean 'hidden_size'"):
+        DebertaExtConfig(hiden_size=64)
+
+
+def test_unknown_name_in_a_file_is_kept_with_a_warning(tmp_path, caplog):
+    DebertaExtConfig().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"emd_layer": 5, "task_prefix": "x"}))
+    with caplog.at_level(logging.WARNING):
+        config = DebertaExtConfig.from_pretrained(tmp_path)
+    assert "'emd_layer', did you mean 'emd_layers'" in caplog.text and "'task_prefix'" in caplog.text
+    assert config.task_prefix == "x" and config.emd_layers == 2
+
+
+@pytest.mark.parametrize("stock", [DebertaConfig(), DebertaV2Config()], ids=["deberta", "deberta-v2"])
+def test_stock_defaults_are_read_as_transformers_reads_them(stock):
+    """`DebertaV2Config()` is not DeBERTa-v2: no relative attention, no buckets, positions in the input."""
+    config = DebertaExtConfig.from_dict(stock.to_dict())
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                 "relative_attention", "position_biased_input", "type_vocab_size", "max_position_embeddings"):  # fmt: skip
+        assert getattr(config, name) == getattr(stock, name), name
+    assert (config.position_buckets, config.share_att_key, config.norm_rel_ebd, config.conv_kernel_size) == (
+        -1,
+        False,
+        "none",
+        0,
+    )
+    assert config.relative_table_size == 0
+    assert config.model_type == "deberta-ext"
+
+
+def test_published_v3_config_file_becomes_the_preset(tmp_path):
+    published = {
+        "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
+        "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
+        "pooling": {"dropout": 0.0, "hidden_act": "gelu"}, "attention_head_size": 64, "padding_idx": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = DebertaExtConfig.from_pretrained(tmp_path)
+    preset = DebertaExtConfig.from_preset("v3-base")
+    assert plain(config) == plain(preset)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("talking_head", True), ("attention_head_size", 32), ("pooler_hidden_size", 5)]
+)
+def test_stock_features_without_counterpart_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} = {value}"):
+        DebertaExtConfig.from_dict(DebertaV2Config().to_dict() | {field: value})
