@@ -130,8 +130,8 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
         )
     if config.has_mask_decoder and (config.emd_layers, config.emd_input) != (1, "hidden"):
         note = (
-            f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r}): the stock class "
-            "decodes the plain last layer, its predictions differ"
+            f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r}): the stock "
+            "class decodes the plain last layer, its predictions differ"
         )
         if not lossy:
             raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True to write the weights all the same")

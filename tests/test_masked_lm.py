@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Enhanced Mask Decoder and masked-language modelling."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, pipeline
+
+from hf_deberta_ext import DebertaExtForMaskedLM, EnhancedMaskDecoder
+from hf_deberta_ext.model.enhanced_mask_decoder import labelled_positions
+
+
+def labels_for(ids, mask, share=0.3, seed=0):
+    chosen = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < share) & mask.bool()
+    return ids.where(chosen, -100)
+
+
+def official_emd(model, ids, mask):
+    """The official decoding, from the layers alone: twice the last layer, keys and values from its input, dense."""
+    deberta = model.deberta
+    h = deberta(ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
+    layer, table, N = deberta.encoder.layer[-1], deberta.encoder.get_rel_embedding(), ids.shape[1]
+    attention, delta = layer.attention.self, deberta.encoder.relative_position(N)
+    q = deberta.embeddings.position_embeddings.weight[:N] + h
+    H, d = attention.num_heads, attention.head_size
+
+    def heads(x):
+        return x.view(*x.shape[:-1], H, d).movedim(-2, -3)
+
+    share = attention.share_att_key
+    K_r = heads((attention.key_proj if share else attention.pos_key_proj)(table))
+    Q_r = heads((attention.query_proj if share else attention.pos_query_proj)(table))
+    K_c, V_c = heads(attention.key_proj(h)), heads(attention.value_proj(h))
+    index = delta[torch.arange(N)[:, None] - torch.arange(N) + N - 1]
+    for _ in range(2):
+        Q_c = heads(attention.query_proj(q))
+        c2p = torch.einsum("bhid,hijd->bhij", Q_c, K_r[:, index])
+        p2c = torch.einsum("bhjd,hijd->bhij", K_c, Q_r[:, index])
+        A = (Q_c @ K_c.transpose(-1, -2) + c2p + p2c) / (3 * d) ** 0.5
+        A = A.masked_fill(~mask.bool()[:, None, None], -1e9)
+        context = (A.softmax(-1) @ V_c).movedim(1, 2).flatten(2)
+        attended = layer.attention.output(context, q)
+        q = layer.output(layer.intermediate(attended), attended)
+    head = model.lm_predictions.lm_head
+    x = head.LayerNorm(functional.gelu(head.dense(q)))
+    return x @ deberta.embeddings.word_embeddings.weight.T + head.bias
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+def test_emd_equals_the_official_algorithm(kind, tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtForMaskedLM(tiny_config(kind)))
+    ids, mask = batch(2, 30, [30, 17])
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits
+        assert (
+            relative_error("EMD against the official algorithm", logits, official_emd(model, ids, mask), mask.bool()) < 1e-5
+        )
+        plain = model.lm_predictions(model.deberta(ids, attention_mask=mask).last_hidden_state)
+    assert (plain - logits).norm() > 0.05 * logits.norm()
+
+
+def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtForMaskedLM(tiny_config(emd_layers=1, emd_input="hidden")))
+    assert not hasattr(model.deberta.embeddings, "position_embeddings")
+    ids, mask = batch(2, 30, [30, 17])
+    with torch.no_grad():
+        plain = model.lm_predictions(model.deberta(ids, attention_mask=mask).last_hidden_state)
+        got = model(ids, attention_mask=mask).logits
+    assert relative_error("EMD as BERT's decoder", got, plain, mask.bool()) < 1e-5
+
+
+def test_decoder_feeds_each_pass_with_the_last_one():
+    seen = []
+
+    def layer(queries, positions):
+        seen.append(queries)
+        return queries + 1
+
+    H, P = torch.full((1, 2, 3), 10.0), torch.full((1, 2, 3), 0.5)
+    out = EnhancedMaskDecoder(3, "position+hidden")(H, P, layer)
+    assert [float(q[0, 0, 0]) for q in seen] == [10.5, 11.5, 12.5] and float(out[0, 0, 0]) == 13.5
+    assert float(EnhancedMaskDecoder(1, "position")(H, P, layer)[0, 0, 0]) == 1.5
+    assert float(EnhancedMaskDecoder(1, "hidden")(H, None, layer)[0, 0, 0]) == 11
+
+
+def test_labelled_positions_by_hand():
+    labels = torch.tensor([[-100, 7, -100, 8, 9], [-100, -100, 3, -100, -100]])
+    positions, real = labelled_positions(labels)
+    assert positions.tolist()[0] == [1, 3, 4] and positions.tolist()[1][0] == 2
+    assert real.tolist() == [[True, True, True], [True, False, False]]
+    assert labelled_positions(torch.full((2, 4), -100))[1].tolist() == [[False], [False]]
+
+
+CONFIGS = {
+    **{f"{kind}, {n} x {i}": (kind, dict(emd_layers=n, emd_input=i)) for kind, n, i in itertools.product(
+        ("v1", "v2", "v3"), (1, 2, 3), ("position+hidden", "position", "hidden"))},
+    "biased input": ("v3", dict(position_biased_input=True)),
+    "E != H": ("v2", dict(embedding_size=16)),
+    "one layer": ("v3", dict(num_hidden_layers=1)),
+    "shared layers": ("v3", dict(share_layers="all")),
+    "p2p": ("v1", dict(pos_att_type="p2p|c2p")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask_shape", ["BN", "BNN"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_masked_only_equals_the_full_computation_with_every_gradient(name, mask_shape, tiny_config, shake, batch):
+    kind, overrides = CONFIGS[name]
+    model = shake(DebertaExtForMaskedLM(tiny_config(kind, **overrides))).double()
+    ids, mask = batch(3, 20, [20, 13, 4])
+    labels = labels_for(ids, mask)
+    given = mask if mask_shape == "BN" else mask[:, None] * mask[:, :, None]
+    results = {}
+    for masked_only in (False, True):
+        model.zero_grad()
+        out = model(ids, attention_mask=given, labels=labels, masked_only=masked_only)
+        out.loss.backward()
+        results[masked_only] = out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    (full, full_grads), (sparse, sparse_grads) = results[False], results[True]
+    assert sparse.logits.shape == ((labels != -100).sum(), 64)
+    assert torch.allclose(sparse.logits, full.logits[labels != -100], rtol=1e-6, atol=1e-9)
+    assert abs(sparse.loss.item() - full.loss.item()) < 1e-6
+    assert full_grads.keys() == sparse_grads.keys()
+    for key, grad in full_grads.items():
+        assert (grad - sparse_grads[key]).norm() <= 1e-6 * max(grad.norm(), 1e-3), key
+
+
+def test_last_layer_is_skipped_unless_its_output_is_asked_for(tiny_config, batch):
+    model = DebertaExtForMaskedLM(tiny_config()).eval()
+    ids, _ = batch(1, 9)
+    calls = []
+    model.deberta.encoder.layer[-1].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        alone = model(ids).logits
+        assert len(calls) == 2
+        out = model(ids, output_hidden_states=True)
+        assert len(calls) == 5
+        with_attentions = model(ids, output_attentions=True)
+    assert torch.equal(out.logits, alone) and torch.equal(with_attentions.logits, alone)
+    assert len(out.hidden_states) == 4 and len(with_attentions.attentions) == 3 and with_attentions.hidden_states is None
+
+
+def test_masked_only_holds_no_tensor_of_the_full_vocabulary_size(tiny_config, batch):
+    """Nothing that the forward pass makes, kept for backward or not, has B·N·V elements."""
+    model = DebertaExtForMaskedLM(tiny_config(vocab_size=5000, masked_only=True))
+    ids, mask = batch(4, 50, vocab=5000)
+    labels = labels_for(ids, mask, share=0.1)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t))
+            return out
+
+    with Watch():
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+    # The largest are the table and its gradient (5000 x 32), not 4 x 50 x 5000.
+    assert max(sizes) == 5000 * 32 < 4 * 50 * 5000
+
+
+def test_batch_without_targets_gives_zero_loss_and_zero_gradients(tiny_config, batch):
+    ids, mask = batch(2, 9)
+    for masked_only in (False, True):
+        model = DebertaExtForMaskedLM(tiny_config())
+        loss = model(ids, attention_mask=mask, labels=torch.full_like(ids, -100), masked_only=masked_only).loss
+        loss.backward()
+        assert loss.item() == 0
+        assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_masked_only_without_labels_is_refused_when_asked_for_and_ignored_from_the_config(tiny_config, batch):
+    model = DebertaExtForMaskedLM(tiny_config(masked_only=True)).eval()
+    ids, _ = batch(1, 9)
+    assert model(ids).logits.shape == (1, 9, 64)
+    with pytest.raises(ValueError, match="masked_only=True needs labels"):
+        model(ids, masked_only=True)
+
+
+def test_every_parameter_of_the_masked_lm_is_trained(tiny_config, batch):
+    """Distributed training stops at parameters without a gradient: no find_unused_parameters needed."""
+    ids, mask = batch(2, 30, [30, 17])
+    for kind in ("v1", "v2", "v3"):
+        model = DebertaExtForMaskedLM(tiny_config(kind))
+        model(ids, attention_mask=mask, labels=labels_for(ids, mask), masked_only=True).loss.backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None or not p.requires_grad] == []
+
+
+def test_too_long_an_input_names_the_limit_and_the_way_out(tiny_config, batch):
+    model = DebertaExtForMaskedLM(tiny_config()).eval()
+    ids, _ = batch(1, 70)
+    with pytest.raises(ValueError, match=r"70 tokens.*max_position_embeddings = 64.*extend_position_embeddings\(70\)"):
+        model(ids)
+    model.extend_position_embeddings(70)
+    assert model(ids).logits.shape == (1, 70, 64)
+
+
+def test_decoder_is_tied_before_and_after_save_load_and_resize(tiny_config, tmp_path, batch, shake):
+    model = shake(DebertaExtForMaskedLM(tiny_config()))
+    ids, _ = batch(1, 9)
+    expected = model(ids).logits
+    model.save_pretrained(tmp_path)
+    model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    head = model.lm_predictions.lm_head
+
+    def tied():
+        head = model.lm_predictions.lm_head
+        return head.decoder.weight is model.get_input_embeddings().weight and head.decoder.bias is head.bias
+
+    assert tied() and torch.equal(model(ids).logits, expected)
+    model.resize_token_embeddings(71)
+    assert tied() and head.bias.shape == (71,) and model.config.vocab_size == 71
+    assert torch.allclose(model(ids).logits[..., :64], expected, atol=1e-6)
+    loss = model(ids, labels=torch.full_like(ids, 70)).loss
+    loss.backward()
+    assert torch.isfinite(loss) and model.get_input_embeddings().weight.grad[70].any()
+    model.save_pretrained(tmp_path / "resized")
+    again = DebertaExtForMaskedLM.from_pretrained(tmp_path / "resized")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_fill_mask_pipeline_returns_a_memorised_sentence(tiny_config, tmp_path):
+    words = "the cat sat on a mat while dogs slept".split()
+    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words, "[MASK]"])}
+    tokenizer = word_tokenizer(vocabulary)
+    model = DebertaExtForMaskedLM(tiny_config(vocab_size=len(vocabulary), masked_only=True))
+    ids = torch.tensor(tokenizer([" ".join(words)] * len(words))["input_ids"])
+    masked = ids.clone()
+    masked.diagonal(1)[:] = tokenizer.mask_token_id
+    labels = ids.where(masked != ids, -100)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = model(masked, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    fill = pipeline("fill-mask", model=str(tmp_path), tokenizer=tokenizer)
+    for index, word in enumerate(words):
+        text = " ".join([*words[:index], "[MASK]", *words[index + 1 :]])
+        assert fill(text)[0]["token_str"] == word
+
+
+def word_tokenizer(vocabulary):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )  # fmt: skip
+    names = dict(pad="[PAD]", cls="[CLS]", sep="[SEP]", unk="[UNK]", mask="[MASK]")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{f"{key}_token": token for key, token in names.items()})

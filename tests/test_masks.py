@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks, padding, inputs and dtypes of the base model."""
+
+import pytest
+import torch
+
+from hf_deberta_ext import DebertaExtModel
+
+KINDS = ["v1", "v2", "v3"]
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tiny_config, shake):
+    return shake(DebertaExtModel(tiny_config(request.param)))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_sample_alone_equals_itself_in_a_padded_batch(model, side, batch, relative_error):
+    ids, mask = batch(3, 50, [50, 21, 1], side=side)
+    with torch.no_grad():
+        together = model(ids, attention_mask=mask).last_hidden_state
+        for row in range(3):
+            real = mask[row].bool()
+            alone = model(ids[row : row + 1, real]).last_hidden_state[0]
+            assert relative_error("alone against padded", together[row, real], alone) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16])
+def test_mask_of_any_dtype_gives_the_same(model, dtype, batch):
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        assert torch.equal(model(ids, attention_mask=mask.to(dtype)).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("shape", ["BNN", "B1NN", "B11N", "BHNN"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+def test_masks_of_three_and_four_dimensions_equal_the_flat_one(model, shape, dtype, batch, relative_error):
+    ids, mask = batch(2, 20, [20, 11])
+    square = mask[:, None] * mask[:, :, None]
+    full = {
+        "BNN": square,
+        "B1NN": square[:, None],
+        "B11N": mask[:, None, None],
+        "BHNN": square[:, None].expand(2, 4, 20, 20),
+    }[shape]
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        got = model(ids, attention_mask=full.to(dtype)).last_hidden_state
+    assert relative_error("mask shapes", got, expected, mask.bool()) < 1e-5
+
+
+def test_document_blocks_in_one_row_keep_documents_apart(tiny_config, shake, batch, relative_error):
+    """A [B, N, N] mask of blocks: relative positions depend on i - j alone, so each block equals the document by itself."""
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    ids, _ = batch(1, 30)
+    document = torch.tensor([0] * 13 + [1] * 17)[None]
+    mask = document[:, None] == document[:, :, None]
+    with torch.no_grad():
+        packed = model(ids, attention_mask=mask).last_hidden_state
+        for part in (slice(0, 13), slice(13, 30)):
+            alone = model(ids[:, part]).last_hidden_state
+            assert relative_error("document blocks", packed[:, part], alone) < 1e-5
+
+
+def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
+    ids, mask = batch(3, 12, [12, 0, 5])
+    model.train()
+    out = model(ids, attention_mask=mask).last_hidden_state
+    out.square().sum().backward()
+    assert torch.isfinite(out).all()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_inputs_embeds_equal_input_ids(model, batch):
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(ids)
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        assert torch.equal(model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state, expected)
+
+
+def test_outputs_carry_states_and_probabilities(model, batch):
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad():
+        out = model(ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+        as_tuple = model(ids, attention_mask=mask, output_hidden_states=True, return_dict=False)
+    assert len(out.hidden_states) == 4 and len(out.attentions) == 3
+    assert out.attentions[0].shape == (2, 4, 20, 20)
+    assert torch.allclose(out.attentions[1].sum(-1), torch.ones(2, 4, 20))
+    assert not out.attentions[2][1, :, :, 11:].any()
+    assert torch.equal(as_tuple[0], out.last_hidden_state) and len(as_tuple[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(), "either input_ids or inputs_embeds"),
+        (dict(input_ids=torch.ones(1, 4).long(), inputs_embeds=torch.ones(1, 4, 32)), "either input_ids or inputs_embeds"),
+        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(2, 5)), r"\[2, 4\], .* got \[2, 5\]"),
+        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(2, 4, 5)), r"got \[2, 4, 5\]"),
+        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(4)), r"got \[4\]"),
+        (
+            dict(input_ids=torch.ones(1, 4).long(), attention_mask=torch.full((1, 1, 4, 4), -1e9)),
+            "negative values; give 1 where attention is allowed",
+        ),
+    ],
+)
+def test_wrong_input_is_refused(arguments, message, tiny_config):
+    with pytest.raises(ValueError, match=message):
+        DebertaExtModel(tiny_config())(**arguments)
+
+
+def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_config, shake, batch):
+    model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True)))
+    ids, _ = batch(1, 65)
+    with torch.no_grad():
+        expected = model(ids[:, :64]).last_hidden_state
+        with pytest.raises(
+            ValueError, match=r"65 tokens.*max_position_embeddings = 64; .*extend_position_embeddings\(65\)"
+        ):
+            model(ids)
+        model.extend_position_embeddings(100)
+        assert torch.equal(model(ids[:, :64]).last_hidden_state, expected)
+        assert model(ids).last_hidden_state.shape == (1, 65, 32)
+    assert model.config.max_position_embeddings == 100 and model.config.relative_distance == 64
+    with pytest.raises(ValueError, match="has 100 rows, so 100 would not extend it"):
+        model.extend_position_embeddings(100)
+    with pytest.raises(ValueError, match="no absolute position table"):
+        DebertaExtModel(tiny_config("v3", emd_layers=1, emd_input="hidden")).extend_position_embeddings(100)
+
+
+def test_extended_positions_survive_save_and_load(tiny_config, tmp_path, batch):
+    model = DebertaExtModel(tiny_config("v3", position_biased_input=True)).eval()
+    model.extend_position_embeddings(90)
+    model.save_pretrained(tmp_path)
+    ids, _ = batch(1, 90)
+    with torch.no_grad():
+        loaded = DebertaExtModel.from_pretrained(tmp_path)
+        assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_relative_positions_alone_take_inputs_beyond_the_table(tiny_config, shake, batch):
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    ids, _ = batch(1, 130)
+    with torch.no_grad():
+        assert torch.isfinite(model(ids).last_hidden_state).all()
