@@ -91,6 +91,9 @@ def save_as_deberta_v2(
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
     """The stock configuration of the same encoder. `legacy=False` makes transformers read `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
+    if not config.relative_table_size:
+        # The stock encoder would build a LayerNorm for the table that is not there.
+        same["norm_rel_ebd"] = "none"
     labels = {name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")}
     return DebertaV2Config(**same, **labels, relative_attention=bool(config.relative_table_size), legacy=False)
 

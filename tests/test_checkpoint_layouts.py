@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Official checkpoints in every layout that was published: Microsoft's key names, .bin and safetensors, old and new."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModel
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtModel,
+)
+
+SIZES = dict(
+    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=64,
+)  # fmt: skip
+CONFIGS = {
+    "v1": dict(SIZES, model_type="deberta", relative_attention=True, position_biased_input=False, pos_att_type="c2p|p2c",
+               max_relative_positions=-1, type_vocab_size=0),
+    "v3": dict(SIZES, model_type="deberta-v2", relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p",
+               position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True, max_relative_positions=-1),
+}  # fmt: skip
+CONFIGS["v2"] = CONFIGS["v3"] | dict(conv_kernel_size=3, conv_act="gelu")
+
+
+def linear(name, out, size, bias=True):
+    return {f"{name}.weight": (out, size)} | ({f"{name}.bias": (out,)} if bias else {})
+
+
+def norm(name):
+    return {f"{name}.weight": (32,), f"{name}.bias": (32,)}
+
+
+def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
+    """A checkpoint with exactly the published key names and shapes (FACTS: sections 1.4 and 2), filled with noise."""
+    shapes = {f"{prefix}.embeddings.word_embeddings.weight": (64, 32)}
+    shapes |= {f"{prefix}.embeddings.position_embeddings.weight": (64, 32)}
+    shapes |= norm(f"{prefix}.embeddings.LayerNorm")
+    shapes |= {f"{prefix}.encoder.rel_embeddings.weight": (128 if kind == "v1" else 32, 32)}
+    if kind != "v1":
+        shapes |= norm(f"{prefix}.encoder.LayerNorm")
+    if kind == "v2":
+        shapes |= {f"{prefix}.encoder.conv.conv.weight": (32, 32, 3), f"{prefix}.encoder.conv.conv.bias": (32,)}
+        shapes |= norm(f"{prefix}.encoder.conv.LayerNorm")
+    for i in range(2):
+        layer = f"{prefix}.encoder.layer.{i}"
+        attention = f"{layer}.attention.self"
+        if kind == "v1":
+            shapes |= linear(f"{attention}.in_proj", 96, 32, bias=False)
+            shapes |= {f"{attention}.q_bias": (32,), f"{attention}.v_bias": (32,)}
+            shapes |= linear(f"{attention}.pos_proj", 32, 32, bias=False) | linear(f"{attention}.pos_q_proj", 32, 32)
+        else:
+            for name in ("query_proj", "key_proj", "value_proj"):
+                shapes |= linear(f"{attention}.{name}", 32, 32)
+        shapes |= linear(f"{layer}.attention.output.dense", 32, 32) | norm(f"{layer}.attention.output.LayerNorm")
+        shapes |= linear(f"{layer}.intermediate.dense", 48, 32) | linear(f"{layer}.output.dense", 32, 48)
+        shapes |= norm(f"{layer}.output.LayerNorm")
+    if "lm" in heads:
+        shapes |= linear("lm_predictions.lm_head.dense", 32, 32) | norm("lm_predictions.lm_head.LayerNorm")
+        shapes |= {"lm_predictions.lm_head.bias": (64,)}
+    if "rtd" in heads:
+        shapes |= linear("mask_predictions.dense", 32, 32) | norm("mask_predictions.LayerNorm")
+        shapes |= linear("mask_predictions.classifier", 1, 32)
+    if "classifier" in heads:
+        shapes |= linear("pooler.dense", 32, 32) | linear("classifier", 3, 32)
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(shape, generator=generator) * 0.2 for key, shape in shapes.items()}
+
+
+def write(folder, kind, state_dict, file="pytorch_model.bin", **config):
+    (folder / "config.json").write_text(json.dumps(CONFIGS[kind] | config))
+    save_file(state_dict, folder / file) if file.endswith("safetensors") else torch.save(state_dict, folder / file)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+def test_published_layout_loads_into_the_masked_lm_with_nothing_missing(kind, file, tmp_path):
+    weights = microsoft(kind, heads=("lm",))
+    folder = write(tmp_path, kind, weights, file)
+    model, info = DebertaExtForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    report = model.loading_report
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not report.initialised and not report.unused
+    assert (model.config.emd_layers, model.config.emd_input) == (2, "position+hidden") and not report.notes
+    state = model.state_dict()
+    for key, tensor in weights.items():
+        if ".self." not in key or kind != "v1":
+            assert torch.equal(state[key], tensor), key
+    if kind == "v1":
+        own = "deberta.encoder.layer.1.attention.self."
+        fused = weights[own + "in_proj.weight"].view(4, 3, 8, 32)
+        for index, projection in enumerate(("query_proj", "key_proj", "value_proj")):
+            assert torch.equal(state[f"{own}{projection}.weight"].view(4, 8, 32), fused[:, index])
+        assert not state[own + "key_proj.bias"].any() and not state[own + "pos_key_proj.bias"].any()
+        assert torch.equal(state[own + "query_proj.bias"], weights[own + "q_bias"])
+        assert torch.equal(state[own + "value_proj.bias"], weights[own + "v_bias"])
+        assert torch.equal(state[own + "pos_key_proj.weight"], weights[own + "pos_proj.weight"])
+        assert torch.equal(state[own + "pos_query_proj.bias"], weights[own + "pos_q_proj.bias"])
+    again = DebertaExtForMaskedLM.from_pretrained(folder)
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_every_layout_of_one_checkpoint_gives_one_model(tmp_path):
+    weights = microsoft("v3")
+    ids = torch.arange(5, 25)[None]
+
+    def output(name, state_dict, file="pytorch_model.bin"):
+        (tmp_path / name).mkdir()
+        return DebertaExtModel.from_pretrained(write(tmp_path / name, "v3", state_dict, file))(ids)[0]
+
+    expected = output("plain", weights)
+    bert = {key.replace("deberta.", "bert."): value for key, value in weights.items()}
+    bare = {key.removeprefix("deberta."): value for key, value in weights.items() if key.startswith("deberta.")}
+    deltas = {
+        f"deberta.embeddings.{table}._weight": torch.randn(64, 32) for table in ("word_embeddings", "position_embeddings")
+    }
+    assert torch.equal(output("safetensors", weights, "model.safetensors"), expected)
+    assert torch.equal(output("old prefix", bert), expected)
+    assert torch.equal(output("without prefix", bare), expected)
+    assert torch.equal(
+        output("stray config", weights | {"config": {"hidden_size": 32, "nested": {"a": [1, "x"]}}}), expected
+    )
+    assert torch.equal(output("deltas beside tables", weights | deltas), expected)
+
+
+def test_v1_equals_transformers_from_the_same_microsoft_file(tmp_path):
+    """transformers reads the fused layout itself: an outside check that ours splits it right."""
+    write(tmp_path, "v1", microsoft("v1"))
+    ids = torch.arange(5, 45)[None]
+    ours, theirs = DebertaExtModel.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)
+    assert (ours(ids)[0] - theirs(ids)[0]).norm() < 1e-5 * ours(ids)[0].norm()
+
+
+def test_sharded_checkpoint_loads(tmp_path):
+    weights = microsoft("v2")
+    keys = sorted(weights)
+    shards = {"pytorch_model-00001-of-00002.bin": keys[::2], "pytorch_model-00002-of-00002.bin": keys[1::2]}
+    for name, part in shards.items():
+        torch.save({key: weights[key] for key in part}, tmp_path / name)
+    index = {"metadata": {}, "weight_map": {key: name for name, part in shards.items() for key in part}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["v2"]))
+    report = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path).loading_report
+    assert not report.initialised and all(key.startswith("lm_predictions.") for key in report.unused)
+
+
+def test_report_tells_loaded_converted_new_and_unused(tmp_path, caplog):
+    folder = write(tmp_path, "v1", microsoft("v1") | {"config": {"a": 1}}, num_labels=3)
+    model = DebertaExtForSequenceClassification.from_pretrained(folder)
+    report = model.loading_report
+    assert report.initialised == ["classifier.bias", "classifier.weight", "pooler.dense.bias", "pooler.dense.weight"]
+    assert report.unused["config"].startswith("not a tensor")
+    assert {key.split(".")[0] for key in report.unused} == {"config", "lm_predictions", "mask_predictions"}
+    assert "deberta.encoder.layer.0.attention.self.key_proj.bias" in report.loaded
+    fused = report.converted["deberta.encoder.layer.0.attention.self.in_proj.weight"]
+    assert [key.split("self.")[1] for key in fused] == [
+        "query_proj.weight", "key_proj.weight", "value_proj.weight", "key_proj.bias",
+    ]  # fmt: skip
+    assert "4 newly initialised" in report.summary() and "newly initialised: classifier.bias" in str(report)
+    assert len(report.loaded) + 4 == len(model.state_dict())
+
+
+def test_only_the_deltas_of_shared_embeddings_are_refused_with_an_explanation(tmp_path):
+    """A discriminator that was saved before its first forward pass: transformers would give random embeddings."""
+    weights = microsoft("v3")
+    weights["deberta.embeddings.word_embeddings._weight"] = weights.pop("deberta.embeddings.word_embeddings.weight")
+    with pytest.raises(ValueError, match=r"word_embeddings\._weight but no .*generator"):
+        DebertaExtModel.from_pretrained(write(tmp_path, "v3", weights))
+
+
+def test_fused_weight_of_a_wrong_shape_is_refused(tmp_path):
+    weights = microsoft("v1")
+    weights["deberta.encoder.layer.1.attention.self.in_proj.weight"] = torch.zeros(90, 32)
+    with pytest.raises(ValueError, match=r"in_proj.weight must have shape \[96, 32\], got \[90, 32\]"):
+        DebertaExtModel.from_pretrained(write(tmp_path, "v1", weights))
+
+
+def test_folder_without_weights_says_what_was_looked_for(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["v3"]))
+    with pytest.raises(OSError, match=r"no weights: none of model\.safetensors"):
+        DebertaExtModel.from_pretrained(tmp_path)
+
+
+def test_pickled_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    folder = write(tmp_path, "v3", microsoft("v3") | {"config": Evil()})
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        DebertaExtModel.from_pretrained(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_half_precision_file_loads_as_stored_and_in_float32_when_asked(tmp_path):
+    write(tmp_path, "v3", {key: value.half() for key, value in microsoft("v3").items()})
+    assert DebertaExtModel.from_pretrained(tmp_path).dtype == torch.float16
+    assert DebertaExtModel.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+def test_fine_tuned_classifier_brings_its_head(tmp_path):
+    weights = microsoft("v1", heads=("classifier",))
+    labels = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    model = DebertaExtForSequenceClassification.from_pretrained(write(tmp_path, "v1", weights, **labels))
+    assert not model.loading_report.initialised and not model.loading_report.unused
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert torch.equal(model.classifier.weight, weights["classifier.weight"])
+
+
+def test_a_given_config_and_overrides_are_followed(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    model = DebertaExtForMaskedLM.from_pretrained(folder, emd_layers=3, hidden_dropout_prob=0.3)
+    assert model.config.emd_layers == 3 and model.deberta.embeddings.dropout.p == 0.3
+    config = DebertaExtConfig.from_pretrained(folder, emd_input="position")
+    assert DebertaExtForMaskedLM.from_pretrained(folder, config=config).mask_decoder.input == "position"
+    assert AutoModel.from_pretrained(folder, config=config).loading_report is not None
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_save_and_load_in_our_own_layout_is_exact(kind, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    model = DebertaExtForMaskedLM.from_pretrained(write(tmp_path / "theirs", kind, microsoft(kind)))
+    model.save_pretrained(tmp_path / "ours")
+    loaded = DebertaExtForMaskedLM.from_pretrained(tmp_path / "ours")
+    assert loaded.loading_report is None
+    for key, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value), key

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our models written as stock deberta-v2 folders."""
+
+import pytest
+import torch
+import transformers
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.checkpoints import save_as_deberta_v2
+
+PLAIN_LM = dict(emd_layers=1, emd_input="hidden")
+CASES = {
+    "v1 shape": (DebertaExtModel, "v1", {}),
+    "v1 c2p": (DebertaExtModel, "v1", dict(pos_att_type="c2p")),
+    "v2": (DebertaExtModel, "v2", dict(type_vocab_size=2, embedding_size=16)),
+    "without terms": (DebertaExtModel, "v3", dict(pos_att_type=[])),
+    "biased input": (DebertaExtModel, "v3", dict(position_biased_input=True)),
+    "all layers shared": (DebertaExtModel, "v3", dict(share_layers="all")),
+    "ffn shared": (DebertaExtForSequenceClassification, "v2", dict(share_layers="ffn", num_labels=3)),
+    "attention shared": (DebertaExtForTokenClassification, "v1", dict(share_layers="attention", num_labels=3)),
+    "masked LM without EMD": (DebertaExtForMaskedLM, "v3", PLAIN_LM),
+    "masked LM of v1 shape": (DebertaExtForMaskedLM, "v1", PLAIN_LM),
+    "sequence": (DebertaExtForSequenceClassification, "v1", dict(num_labels=3)),
+    "token": (DebertaExtForTokenClassification, "v3", dict(num_labels=3)),
+    "question": (DebertaExtForQuestionAnswering, "v2", dict(num_labels=5)),
+    "choice": (DebertaExtForMultipleChoice, "v1", {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_transformers_loads_the_folder_with_the_same_outputs(
+    name, tiny_config, shake, batch, tmp_path, relative_error
+):
+    head, kind, overrides = CASES[name]
+    model = shake(head(tiny_config(kind, **overrides)))
+    save_as_deberta_v2(model, tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+    stock_class = getattr(transformers, head.__name__.replace("DebertaExt", "DebertaV2"))
+    stock, info = stock_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"]
+    ids, mask = batch(2, 20, [20, 11])
+    valid = mask.bool()
+    if head is DebertaExtForMultipleChoice:
+        ids, mask = ids.view(1, 2, 20), mask.view(1, 2, 20)
+    with torch.no_grad():
+        ours, theirs = model(ids, attention_mask=mask), stock(ids, attention_mask=mask)
+    for key in ours:
+        a, b = ours[key], theirs[key]
+        if a.shape[:2] == (2, 20):
+            a, b = a[valid].view(-1, *a.shape[2:]), b[valid].view(-1, *b.shape[2:])
+        a, b = (a[None], b[None]) if a.dim() == 1 else (a, b)
+        assert relative_error("written as deberta-v2", a, b) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+def test_the_folder_read_back_here_is_the_model_again(kind, tiny_config, shake, batch, tmp_path):
+    model = shake(DebertaExtForMaskedLM(tiny_config(kind)))
+    notes = save_as_deberta_v2(model, tmp_path, lossy=True)
+    assert len(notes) == 1 and "Enhanced Mask Decoder" in notes[0]
+    back = DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    assert not back.loading_report.initialised and not back.loading_report.unused
+    ids, mask = batch(2, 20, [20, 11])
+    assert torch.equal(back(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+def test_discriminator_head_is_kept_in_the_file(tiny_config, shake, batch, tmp_path):
+    model = shake(DebertaExtForReplacedTokenDetection(tiny_config()))
+    assert "mask_predictions" in save_as_deberta_v2(model, tmp_path)[0]
+    back = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path)
+    ids, _ = batch(2, 20)
+    assert torch.equal(back(ids).logits, model(ids).logits)
+    stock = transformers.DebertaV2Model.from_pretrained(tmp_path)
+    assert torch.allclose(stock(ids)[0], model.deberta(ids)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("head", "overrides", "message"),
+    [
+        (DebertaExtModel, dict(pos_att_type="c2p|p2p"), "no p2p attention term"),
+        (DebertaExtForMaskedLM, {}, r"no place for the Enhanced Mask Decoder .* pass lossy=True"),
+        (DebertaExtForMaskedLM, dict(embedding_size=16), "embedding_size = hidden_size, got 16 and 32"),
+    ],
+)
+def test_features_without_a_place_are_named(head, overrides, message, tiny_config, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        save_as_deberta_v2(head(tiny_config(**overrides)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_existing_checkpoint_is_not_overwritten_unasked(tiny_config, tmp_path):
+    model = DebertaExtModel(tiny_config())
+    save_as_deberta_v2(model, tmp_path)
+    with pytest.raises(FileExistsError, match=r"already holds a checkpoint.*overwrite=True"):
+        save_as_deberta_v2(model, tmp_path)
+    save_as_deberta_v2(model, tmp_path, overwrite=True)
