@@ -5,6 +5,8 @@ import copy
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_deberta_ext import (
@@ -83,6 +85,10 @@ def train(model, rows, folder, **arguments):
     return record.logs
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"),
+    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
+)
 @pytest.mark.parametrize(
     "head",
     [
