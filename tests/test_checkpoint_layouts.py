@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModel
+from transformers import AutoModel, DebertaV2Config
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -221,6 +221,24 @@ def test_a_given_config_and_overrides_are_followed(tmp_path):
     config = DebertaExtConfig.from_pretrained(folder, emd_input="position")
     assert DebertaExtForMaskedLM.from_pretrained(folder, config=config).mask_decoder.input == "position"
     assert AutoModel.from_pretrained(folder, config=config).loading_report is not None
+
+
+def test_config_by_path_and_weights_without_a_config_file(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"), "model.safetensors")
+    expected = DebertaExtModel.from_pretrained(folder)
+    by_path = DebertaExtModel.from_pretrained(folder, config=str(folder))
+    config = expected.config
+    (folder / "config.json").unlink()
+    alone = DebertaExtModel.from_pretrained(folder, config=config)
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(by_path(ids)[0], expected(ids)[0]) and torch.equal(alone(ids)[0], expected(ids)[0])
+    with pytest.raises(OSError, match=r"config\.json"):
+        DebertaExtModel.from_pretrained(folder)
+
+
+def test_stock_config_object_is_refused_with_the_translation():
+    with pytest.raises(TypeError, match=r"takes a DebertaExtConfig, got DebertaV2Config; .*from_dict"):
+        DebertaExtModel(DebertaV2Config(**SIZES))
 
 
 @pytest.mark.parametrize("kind", ["v1", "v3"])

@@ -154,6 +154,18 @@ def test_unknown_name_in_a_file_is_kept_with_a_warning(tmp_path, caplog):
     assert config.task_prefix == "x" and config.emd_layers == 2
 
 
+def test_foreign_names_of_common_tools_come_and_go_without_a_warning(tmp_path, caplog):
+    """CrossEncoder keeps its settings in config.json; old transformers left generation parameters there."""
+    file = tmp_path / "config.json"
+    extra = {"sentence_transformers": {"version": "5"}, "max_length": 77, "use_cache": True}
+    file.write_text(json.dumps(DebertaV2Config().to_dict() | extra))
+    with caplog.at_level(logging.WARNING):
+        config = DebertaExtConfig.from_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    assert "no field" not in caplog.text
+    assert json.loads(file.read_text())["sentence_transformers"] == {"version": "5"}
+
+
 @pytest.mark.parametrize("stock", [DebertaConfig(), DebertaV2Config()], ids=["deberta", "deberta-v2"])
 def test_stock_defaults_are_read_as_transformers_reads_them(stock):
     """`DebertaV2Config()` is not DeBERTa-v2: no relative attention, no buckets, positions in the input."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
@@ -81,7 +81,8 @@ _COMMON_NAMES = {
     "model_type", "auto_map", "num_labels", "name_or_path", "_name_or_path", "torch_dtype", "output_attentions",
     "_output_attentions", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "_commit_hash",
-    "per_layer_config", "quantization_config", "transformers_weights", "tf_legacy_loss", "use_bfloat16",
+    "per_layer_config", "quantization_config", "transformers_weights", "sentence_transformers",
+    *GenerationConfig().to_dict(),
 }  # fmt: skip
 
 
@@ -270,6 +271,9 @@ class DebertaExtConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config:
+            # transformers would build a model of the default size.
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json; pass config=")
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
         return (_from_official(config) if is_official(config) else config), kwargs
 

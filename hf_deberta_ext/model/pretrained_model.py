@@ -31,13 +31,20 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
     config_class = DebertaExtConfig
     base_model_prefix = "deberta"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["DebertaExtEmbeddings", "DebertaExtLayer"]  # noqa: RUF012
+    # Not the embeddings: the Enhanced Mask Decoder and the tied head read their tables from outside.
+    _no_split_modules = ["DebertaExtLayer"]  # noqa: RUF012
     # Every head divides by num_items_in_batch, so Trainer must not divide by the accumulation steps as well.
     accepts_loss_kwargs = True
     # Whether forward reads the absolute position table even where the input does not (EMD).
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
+        # By name and not by class: remote code may bring a second copy of the class.
+        if config.model_type != DebertaExtConfig.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
+                "DebertaExtConfig.from_dict(config.to_dict())"
+            )
         super().__init__(config, *args, **kwargs)
         self.loading_report: LoadingReport | None = None
 
@@ -105,22 +112,22 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         """
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         source = pretrained_model_name_or_path
-        if source is None or kwargs.get("gguf_file") or not _is_official_source(source, download):
+        given = "state_dict" in kwargs or "gguf_file" in kwargs
+        if source is None or given or not _is_official_source(source, download):
             return super().from_pretrained(source, *model_args, config=config, **kwargs)
 
         state_dict = read_state_dict(
             str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
         )
-        if config is None:
-            explicit = {"emd_layers", "emd_input"} & kwargs.keys()
-            config, kwargs = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **kwargs)
-        else:
-            explicit = {"config"}
+        decoder_chosen = config is not None or bool({"emd_layers", "emd_input"} & kwargs.keys())
+        if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
+        else:
+            config, kwargs = cls.config_class.from_pretrained(config or source, return_unused_kwargs=True, **kwargs)
         state_dict, report = convert_official(state_dict, config)
         report.source = str(source)
         positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
-        if not (positions or explicit or config.position_biased_input):
+        if not (positions or decoder_chosen or config.position_biased_input):
             config.emd_layers, config.emd_input = 1, "hidden"
             report.notes.append(
                 "the checkpoint has no absolute position table (transformers' own classes drop it), so masked-language "
@@ -147,7 +154,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
 
 def _is_official_source(source, download: dict) -> bool:
     """Whether the config.json of a folder or repo is one of Microsoft's or of transformers' DeBERTa classes."""
-    return is_official(PreTrainedConfig.get_config_dict(source, **download)[0])
+    try:
+        return is_official(PreTrainedConfig.get_config_dict(source, **download)[0])
+    except OSError:
+        # No config.json: transformers loads weights alone where it is given a config, or says what is missing.
+        return False
 
 
 def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int]):
