@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers that equal the published ones, for every transformers that we support, with and without this package.
+
+The stock classes of transformers 5 do not: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]` with
+types all 0 and no longer eats the space before [MASK]; `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the SentencePiece
+normaliser and the byte fallback. Both rebuild themselves when loaded, so a right tokenizer.json does not help them.
+
+Saving: transformers writes `type(tokenizer).__name__` as "tokenizer_class". "DebertaV2Tokenizer" would be rebuilt,
+"TokenizersBackend" is unknown to transformers 4, "PreTrainedTokenizerFast" is loaded verbatim by all, whatever the model
+type; hence the name of the class below. AutoTokenizer gives back a `TokenizersBackend`, which saves that name: good for
+transformers 5 only; `load_tokenizer` gives the class below again.
+"""
+
+import functools
+import itertools
+import json
+import os
+import unicodedata
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import TokenizersBackend
+
+__all__ = [
+    "PreTrainedTokenizerFast",
+    "check_tokenizer",
+    "finish",
+    "load_tokenizer",
+    "tokenizer_from_spm",
+    "tokenizer_from_vocab_and_merges",
+    "train_byte_level_bpe",
+]
+
+# The order in which the official code appends those that a vocabulary lacks.
+SPECIAL_TOKENS = ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")
+KEPT_SETTINGS = ("do_lower_case", "padding_side", "truncation_side", "extra_special_tokens")
+# Noncharacters, never in a text: SOFT parts a mark from its base, HARD also forbids to join them again.
+SOFT, HARD = "\ufdd0", "\ufdd1"
+
+
+class PreTrainedTokenizerFast(TokenizersBackend):
+    """What this module returns; adds nothing but the name that `save_pretrained` must write (see the module)."""
+
+
+def load_tokenizer(
+    folder_or_repo: str | os.PathLike,
+    *,
+    revision: str | None = None,
+    model_max_length: int | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    cache_dir: str | os.PathLike | None = None,
+    subfolder: str = "",
+    add_prefix_space: bool | None = None,
+) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a DeBERTa folder or Hub repository as it was published.
+
+    Read is the first of: spm.model; vocab.json and merges.txt; tokenizer.json (its template corrected, the rest kept).
+    Tokens that were added later (tokenizer.json, tokenizer_config.json, added_tokens.json) keep their ids in all cases.
+
+    Args:
+        folder_or_repo (`str` or path): local folder, or repository id on the Hub.
+        revision, token, local_files_only, cache_dir, subfolder: as in `huggingface_hub.hf_hub_download`.
+        model_max_length (`int`, *optional*): default is what tokenizer_config.json says, else 512.
+        add_prefix_space (`bool`, *optional*): only for vocab.json and merges.txt (v1): read the first word as if a space
+            stood before it, as words that are already split need. Default is what tokenizer_config.json says, else False.
+    Raises:
+        OSError: no tokenizer is there, or it cannot be reached.
+        ValueError: it has no [CLS] or [SEP], or an added token would get an id other than the recorded one.
+    """
+    download = dict(revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
+    find = functools.partial(_find_file, folder_or_repo, subfolder=subfolder, download=download)
+    config = _read_json(find("tokenizer_config.json"))
+    state = _read_json(find("tokenizer.json"))
+    if config.get("split_by_punct"):
+        raise ValueError(f"{folder_or_repo} sets split_by_punct, which no published model does; it is not supported")
+    if model_max_length is None:
+        # transformers writes 1e30 where no length was set.
+        recorded = config.get("model_max_length") or 512
+        model_max_length = recorded if recorded < 1e9 else 512
+    if add_prefix_space is None:
+        add_prefix_space = config.get("add_prefix_space", False)
+    settings = {name: config[name] for name in KEPT_SETTINGS if name in config}
+
+    mask_lstrip = False
+    if spm := find("spm.model"):
+        tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
+    elif (vocab := find("vocab.json")) and (merges := find("merges.txt")):
+        tokenizer = _byte_level_backend(*models.BPE.read_file(vocab, merges), add_prefix_space)
+        mask_lstrip = True
+        settings["add_prefix_space"] = add_prefix_space
+    elif state:
+        tokenizer = Tokenizer.from_str(json.dumps(state))
+        mask_lstrip = '"ByteLevel"' in json.dumps(state["pre_tokenizer"])
+        normalizer = json.dumps(state["normalizer"])
+        if state["model"]["type"] == "Unigram" and "Precompiled" not in normalizer and "NFKC" not in normalizer:
+            warnings.warn(
+                f"the tokenizer.json of {folder_or_repo} has no SentencePiece normaliser; transformers 5, which drops it, "
+                "probably wrote the file. Put the spm.model of the model beside it",
+                stacklevel=2,
+            )
+    else:
+        raise OSError(
+            f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
+            "tokenizer.json" + (" (local files only)" if local_files_only or is_offline_mode() else "")
+        )
+    _add_recorded_tokens(tokenizer, state, config, _read_json(find("added_tokens.json")))
+    if not spm and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
+        raise ValueError(
+            f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
+            "(at the end) use tokenizer_from_vocab_and_merges or finish"
+        )
+    return finish(tokenizer, model_max_length=model_max_length, mask_lstrip=mask_lstrip, settings=settings)
+
+
+def tokenizer_from_spm(
+    path: str | os.PathLike, *, do_lower_case: bool = False, model_max_length: int = 512
+) -> PreTrainedTokenizerFast:
+    """Tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model; ids equal `SentencePieceProcessor.encode`.
+
+    Pieces keep their ids, missing special tokens follow at the end; the unknown piece is named [UNK] unless there is
+    one already. Offsets include the space before a word, and leave out a combining mark that ends a token.
+
+    Differences from sentencepiece: special tokens written out in a text are read as such; it adds scores in float32, so
+    may split otherwise at a tie; own or case-folding character maps are exact only for composed text.
+
+    Raises:
+        ImportError: sentencepiece or protobuf is not installed.
+        ValueError: the file is not a SentencePiece unigram model.
+    """
+    settings = {"do_lower_case": True} if do_lower_case else {}
+    return finish(_spm_backend(path, do_lower_case), model_max_length=model_max_length, settings=settings)
+
+
+def tokenizer_from_vocab_and_merges(
+    vocab: str | os.PathLike | Mapping[str, int],
+    merges: str | os.PathLike | Sequence[tuple[str, str]],
+    *,
+    add_prefix_space: bool = False,
+    model_max_length: int = 512,
+) -> PreTrainedTokenizerFast:
+    """Tokenizer of v1: byte-level BPE from vocab.json and merges.txt (paths, or their contents)."""
+    if isinstance(vocab, (str, os.PathLike)):
+        vocab, merges = models.BPE.read_file(os.fspath(vocab), os.fspath(merges))
+    backend = _byte_level_backend(dict(vocab), [tuple(merge) for merge in merges], add_prefix_space)
+    settings = {"add_prefix_space": True} if add_prefix_space else {}
+    return finish(backend, model_max_length=model_max_length, mask_lstrip=True, settings=settings)
+
+
+def finish(
+    tokenizer: Tokenizer,
+    *,
+    model_max_length: int = 512,
+    mask_lstrip: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> PreTrainedTokenizerFast:
+    """Give any `tokenizers.Tokenizer` DeBERTa's special tokens and pair template (in place), and wrap it.
+
+    Args:
+        tokenizer (`tokenizers.Tokenizer`): special tokens that it lacks are appended, [MASK], [SEP], [PAD], [UNK], [CLS].
+        model_max_length (`int`): longest input, [CLS] and [SEP] included.
+        mask_lstrip (`bool`): [MASK] eats the space before it (byte-level BPE, v1).
+        settings (`dict`, *optional*): more entries for tokenizer_config.json, such as do_lower_case or padding_side.
+    """
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False, lstrip=mask_lstrip and t == "[MASK]") for t in SPECIAL_TOKENS]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="[CLS]",
+        eos_token="[SEP]",
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")},
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask", "token_type_ids"],
+        **(settings or {}),
+    )
+
+
+def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: bool = False) -> None:
+    """Report a tokenizer that does not encode as DeBERTa expects, or does not fit the model, before anything runs.
+
+    A model may have more rows than the tokenizer has tokens (128100 for 128001); that is no error.
+
+    Raises:
+        ValueError: no [CLS] first or [SEP] last; pairs not `[CLS] A [SEP] B [SEP]` with types 0 and 1; no pad token, or
+            no mask token although `needs_mask`; ids beyond `config.vocab_size`; another pad id than the config's.
+    """
+    advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ids = tokenizer("hello")["input_ids"]
+    if cls is None or sep is None or ids[:1] != [cls] or ids[-1:] != [sep]:
+        raise ValueError(
+            f"a sentence must be encoded as [CLS] A [SEP], got {tokenizer.convert_ids_to_tokens(ids)} "
+            f"(cls_token {tokenizer.cls_token}, sep_token {tokenizer.sep_token}){advice}"
+        )
+    A, B = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("hello", "world"))
+    pair = tokenizer("hello", "world", return_token_type_ids=True)
+    if pair["input_ids"] != [cls, *A, sep, *B, sep]:
+        got = tokenizer.convert_ids_to_tokens(pair["input_ids"])
+        raise ValueError(f"a pair must be encoded as [CLS] A [SEP] B [SEP], got {got}{advice}")
+    types = [0] * (len(A) + 2) + [1] * (len(B) + 1)
+    if pair["token_type_ids"] != types:
+        raise ValueError(f"a pair must have the types {types}, got {pair['token_type_ids']}{advice}")
+    for name in ("pad", "mask") if needs_mask else ("pad",):
+        if getattr(tokenizer, f"{name}_token_id") is None:
+            raise ValueError(f"the tokenizer has no {name}_token, expected [{name.upper()}]{advice}")
+    if model_or_config is None:
+        return
+    config = getattr(model_or_config, "config", model_or_config)
+    largest = max(tokenizer.get_vocab().values())
+    if max(largest + 1, len(tokenizer)) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens with ids up to {largest}, but the model only "
+            f"{config.vocab_size} rows (config.vocab_size); take the tokenizer of this model, or call "
+            f"model.resize_token_embeddings({largest + 1})"
+        )
+    if config.pad_token_id is not None and config.pad_token_id != tokenizer.pad_token_id:
+        raise ValueError(
+            f"the tokenizer pads with id {tokenizer.pad_token_id}, the model expects config.pad_token_id = "
+            f"{config.pad_token_id}; take the tokenizer of this model, or set config.pad_token_id before it is built"
+        )
+
+
+def train_byte_level_bpe(
+    texts: Iterable[str], vocab_size: int, *, model_max_length: int = 512, show_progress: bool = True
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer in the form of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
+
+    All bytes are in, so nothing is ever unknown. The same texts give the same vocabulary. Merges seen only once are not
+    made, so a short text gives fewer than `vocab_size` tokens.
+
+    Raises:
+        ValueError: no text, or `vocab_size` below 261.
+        TypeError: `texts` is one string.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    smallest = len(alphabet) + len(SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest} (256 bytes, 5 special tokens), got {vocab_size}")
+    if isinstance(texts, str):
+        raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
+    texts = iter(texts)
+    first = next((text for text in texts if text.strip()), None)
+    if first is None:
+        raise ValueError("there is no text to train on: texts is empty or blank")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=2,
+        special_tokens=["[PAD]", "[CLS]", "[SEP]", "[UNK]"],
+        initial_alphabet=alphabet,
+        show_progress=show_progress,
+    )
+    tokenizer.train_from_iterator(itertools.chain([first], texts), trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    vocab = model["vocab"] | {"[MASK]": len(model["vocab"])}
+    return tokenizer_from_vocab_and_merges(vocab, model["merges"], model_max_length=model_max_length)
+
+
+def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="[UNK]" if "[UNK]" in vocab else None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
+    """`tokenizers.Tokenizer` that equals the SentencePiece model, without special tokens and template."""
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:
+        raise ImportError(
+            f"reading {path} needs sentencepiece and protobuf: pip install sentencepiece protobuf (or put a "
+            "tokenizer.json that this package saved in place of spm.model)"
+        ) from error
+    model = sentencepiece_model_pb2.ModelProto()
+    try:
+        with open(path, "rb") as file:
+            model.ParseFromString(file.read())
+    except DecodeError as error:
+        raise ValueError(f"{path} is not a SentencePiece model; is it cut off, or a Git LFS pointer?") from error
+    options = model.trainer_spec
+    Piece = model.SentencePiece
+    scores = [piece.score for piece in model.pieces if piece.type == Piece.NORMAL]
+    if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
+        raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
+
+    lowest, highest = min(scores), max(0.0, max(scores))
+    vocab = []
+    for piece in model.pieces:
+        name, score = piece.piece, piece.score
+        if piece.type == Piece.UNKNOWN and all(other.piece != "[UNK]" for other in model.pieces):
+            name = "[UNK]"
+        if piece.type == Piece.USER_DEFINED:
+            # SentencePiece: always preferred to what it is made of.
+            score = len(name) * highest - 0.1
+        elif piece.type != Piece.NORMAL:
+            # <s>, </s>, <0x41>, ... are never read from a text: worse than any way to spell them.
+            score = (len(name) + 1) * (lowest - 10)
+        vocab.append((name, score))
+    unk_id = [name for name, _ in vocab].index("[UNK]")
+    prepend_scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
+
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=unk_id, byte_fallback=options.byte_fallback))
+    tokenizer.normalizer = _spm_normalizer(model.normalizer_spec, do_lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme, split=options.split_by_whitespace)
+    tokenizer.decoder = decoders.Metaspace("▁", prepend_scheme)
+    if options.byte_fallback:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), tokenizer.decoder])
+    return tokenizer
+
+
+def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
+    """SentencePiece's normaliser (a `NormalizerSpec`) out of steps that every tokenizers version has.
+
+    SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` looks up whole grapheme
+    clusters under 6 bytes, by the shortest match, and drops the rest; longer ones char by char. So `e` + two accents
+    loses one, and decomposed kana or Hangul stay decomposed. Hence: part all marks from their bases (SOFT), map char by
+    char, join again from left to right as NFC would. HARD where SentencePiece has no rule: after or within a char that
+    decomposes itself, and where NFC would sort the marks.
+    """
+    steps = [normalizers.Lowercase()] if do_lower_case else []
+    if spec.precompiled_charsmap:
+        mark, decomposes, unjoinable, unsorted = _mark_patterns()
+        steps += [
+            # Not at the start: tokenizers 0.22 and 0.23 lose the alignment there and panic.
+            normalizers.Replace(Regex(rf"(?!\A)(?={mark})"), SOFT),
+            normalizers.Replace(Regex(rf"(?<={decomposes}){SOFT}|{SOFT}(?={decomposes})|{unsorted}"), HARD),
+            normalizers.Precompiled(spec.precompiled_charsmap),
+            # Up to three marks on one base compose.
+            *[normalizers.Replace(Regex(f"(?<!{unjoinable}){SOFT}"), ""), normalizers.NFC()] * 3,
+            normalizers.Replace(Regex(f"[{SOFT}{HARD}]"), ""),
+        ]
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A +| +\z"), "")]
+    return normalizers.Sequence(steps)
+
+
+@functools.cache
+def _mark_patterns() -> tuple[str, str, str, str]:
+    """Regular expressions for `_spm_normalizer`: mark, char that decomposes, mark that starts nothing, unsorted marks."""
+    # Above U+2FFFF nothing decomposes; surrogates cannot occur.
+    chars = [chr(c) for c in range(0x80, 0x30000) if not 0xD800 <= c < 0xE000]
+    nfd = [unicodedata.normalize("NFD", c) for c in chars]
+    nfkd = {c: unicodedata.normalize("NFKD", c) for c in chars}
+    seconds = {c for sequence in nfd for c in sequence[1:]}
+    joins = {c for c in chars if nfkd[c][0] in seconds}
+    firsts = {sequence[0] for sequence in nfd if len(sequence) > 1 and not unicodedata.combining(sequence[0])}
+    ccc = {c: unicodedata.combining(c) for c in joins if unicodedata.combining(c)}
+    # Latin and Greek: attached below, horn, below, above, iota below.
+    unsorted = "|".join(
+        f"(?<={_char_class(c for c in ccc if ccc[c] >= t)}){SOFT}(?={_char_class(c for c in ccc if ccc[c] < t)})"
+        for t in (216, 220, 230, 240)
+    )
+    return (
+        rf"[\p{{M}}\x{{200c}}\x{{200d}}{_char_class(joins)}]",
+        _char_class(c for c in chars if len(nfkd[c]) > 1),
+        rf"[\p{{M}}&&[^{_char_class(firsts)}]]",
+        unsorted,
+    )
+
+
+def _char_class(chars: Iterable[str]) -> str:
+    codes = sorted(map(ord, chars))
+    runs = itertools.groupby(enumerate(codes), lambda item: item[1] - item[0])
+    bounds = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
+    return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" if a < b else rf"\x{{{a:x}}}" for a, b in bounds) + "]"
+
+
+def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added: dict[str, int]) -> None:
+    """Add, in the order of their ids, the tokens that tokenizer.json, tokenizer_config.json or added_tokens.json list.
+
+    Raises:
+        ValueError: one of them would get another id.
+    """
+    tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
+    for i, fields in config.get("added_tokens_decoder", {}).items():
+        tokens[int(i)] = AddedToken(**fields)
+    for fields in state.get("added_tokens", []):
+        tokens[fields["id"]] = AddedToken(**{name: value for name, value in fields.items() if name != "id"})
+    for i, token in sorted(tokens.items()):
+        tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(token.content) != i:
+            raise ValueError(
+                f"the added token {token.content!r} is recorded with id {i}, but the vocabulary gives it "
+                f"{tokenizer.token_to_id(token.content)}; the vocabulary and the added tokens are of different models"
+            )
+
+
+def _find_file(source: str | os.PathLike, name: str, subfolder: str, download: dict) -> str | None:
+    """Path of a file in a local folder or (downloaded) of a Hub repository; None if it is not there."""
+    if os.path.isdir(source):
+        path = os.path.join(source, subfolder, name)
+        return path if os.path.isfile(path) else None
+    source = str(source)
+    path = f"{subfolder}/{name}" if subfolder else name
+    try:
+        return hf_hub_download(source, path, **download)
+    except HFValidationError as error:
+        raise OSError(f"{source} is neither a local folder nor a valid repository id") from error
+    except LocalEntryNotFoundError:
+        where = {"cache_dir": download["cache_dir"], "revision": download["revision"]}
+        known_missing = try_to_load_from_cache(source, path, **where) is _CACHED_NO_EXIST
+        if known_missing or download["local_files_only"] or is_offline_mode():
+            return None
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def _read_json(path: str | None) -> dict:
+    if path is None:
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
