@@ -2,6 +2,7 @@
 # hf_deberta_ext model code
 """`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, its presets, and what travels to the Hub."""
 
+import contextlib
 import difflib
 import functools
 import os
@@ -14,7 +15,8 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.utils import logging
+from transformers.dynamic_module_utils import get_cached_module_file
+from transformers.utils import HF_MODULES_CACHE, logging
 
 logger = logging.get_logger(__name__)
 
@@ -31,6 +33,7 @@ AUTO_MAP = {
     "AutoModelForMultipleChoice": "modeling_deberta_ext.DebertaExtForMultipleChoice",
 }
 CODE_MARK = "# hf_deberta_ext model code"
+ENTRY = "modeling_deberta_ext.py"
 
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 
@@ -298,12 +301,17 @@ class DebertaExtConfig(PreTrainedConfig):
         """Writes config.json with the complete auto_map, and the model's code beside it, for trust_remote_code.
 
         Raises:
-            ValueError: the folder holds a Python file of the same name that is not this model's.
+            ValueError: the folder holds a Python file of the same name that is not this model's; nothing is written.
         """
-        self.auto_map = dict(AUTO_MAP)
         if not os.path.isfile(save_directory):
-            _copy_code(Path(save_directory))
-        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+            folder = Path(save_directory)
+            _copy_code(folder, self.name_or_path)
+            there = {file.stem for file in folder.glob("*.py")}
+            self.auto_map = {name: where for name, where in AUTO_MAP.items() if where.split(".")[0] in there}
+        super().save_pretrained(save_directory)
+        if push_to_hub:
+            # transformers would upload only what changed since it was called, which leaves out the code.
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
 
 def _require(config, name: str, condition: bool, wanted: str):
@@ -365,17 +373,30 @@ def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _copy_code(folder: Path):
-    """Copies the Python files beside this one, which are the whole model, into `folder`."""
+def _copy_code(folder: Path, loaded_from: str):
+    """Copies the model's Python files into `folder`, all or none.
+
+    They lie beside this one, unless transformers has put this one alone into its module cache, for a configuration
+    loaded without a model. Then they are fetched from where the configuration came from, if that still exists.
+    """
     source = Path(__file__).resolve().parent
-    files = [file for file in sorted(source.glob("*.py")) if file.name != "__init__.py"]
-    folder.mkdir(parents=True, exist_ok=True)
+    if not (source / ENTRY).exists() and not (folder / ENTRY).exists():
+        with contextlib.suppress(OSError):
+            # In the module cache, the code of a repo lies in a folder with the name of its commit.
+            entry = get_cached_module_file(loaded_from, ENTRY, revision=source.name)
+            source = Path(HF_MODULES_CACHE, entry).resolve().parent
+    files = [file for file in sorted(source.glob("*.py")) if CODE_MARK in _beginning(file)]
     for file in files:
         target = folder / file.name
-        if target.resolve() == file:
-            continue
-        if target.exists() and CODE_MARK not in target.read_text(encoding="utf-8", errors="replace")[:200]:
+        if target.exists() and CODE_MARK not in _beginning(target):
             raise ValueError(
                 f"{target} exists and is not part of the model, which brings a file of that name; save to another folder"
             )
-        shutil.copyfile(file, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if (folder / file.name).resolve() != file:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _beginning(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")[:200]

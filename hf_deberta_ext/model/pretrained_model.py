@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""`DebertaExtPreTrainedModel`, which loads, saves and initialises, and `DebertaExtModel`, the encoder without a head."""
+"""`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
 
 import copy
 
@@ -8,18 +8,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import logging
 
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import DebertaExtConfig, is_official
-from .encoder import DebertaExtEmbeddings, DebertaExtEncoder
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["DebertaExtModel", "DebertaExtPreTrainedModel", "attention_masks"]
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks"]
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
@@ -188,59 +186,3 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int])
         return mask[:, None, None], mask
     mask = mask[:, None] if mask.dim() == 3 else mask
     return mask, mask.any(-2).any(1)
-
-
-class DebertaExtModel(DebertaExtPreTrainedModel):
-    """The encoder, without a head."""
-
-    def __init__(self, config: DebertaExtConfig):
-        super().__init__(config)
-        self.embeddings = DebertaExtEmbeddings(config)
-        self.encoder = DebertaExtEncoder(config)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        skip_last_layer: bool = False,
-    ) -> BaseModelOutput:
-        """
-        Args:
-            input_ids (`torch.LongTensor`, *optional*): [B, N]; or `inputs_embeds` [B, N, E].
-            attention_mask (`torch.Tensor`, *optional*): [B, N], [B, N, N] or [B, 1, N, N], int, float or bool; 1 = real
-                token, or query i (rows) may attend to key j (columns).
-            token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
-            position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
-                reads it. Relative positions always count from one token to the next.
-            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
-
-        Returns:
-            `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
-            attentions [B, H, N, N].
-
-        Raises:
-            ValueError: both or neither of the inputs, a mask of another shape, or more tokens than absolute positions.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
-        if input_ids is not None:
-            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        B, N = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        mask, token_mask = attention_masks(attention_mask, (B, N))
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask)
-        config = self.config
-        return self.encoder(
-            embedded,
-            mask,
-            token_mask,
-            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-            output_attentions=config.output_attentions if output_attentions is None else output_attentions,
-            skip_last_layer=skip_last_layer,
-        )
