@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From no model at all to a classifier that loads anywhere, on 2 CPU cores, without the internet.
+
+The texts are the docstrings of Python's own standard library. A tokenizer and a small DeBERTa are trained on them; the
+model is fine-tuned to tell which of ten packages a docstring comes from, and compared with two baselines.
+
+    python examples/quickstart.py                  # SCORES
+    python examples/quickstart.py --short          # every stage with tiny sizes, under a minute; no scores to speak of
+
+The same seed gives the same numbers on the same machine and versions.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+JOB = "hf_deberta_ext quickstart"
+RESULTS_FILE, CURVES_FILE, REPORT_FILE = "all_results.json", "loss_curves.png", "report.md"
+
+# Chosen on the validation texts.
+FULL = dict(
+    vocab_size=6000, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, intermediate_size=768,
+    max_position_embeddings=128, block_length=64, text_length=64, pretrain_steps=1400, finetune_epochs=6,
+    texts=None, per_package=None,
+)  # fmt: skip
+SHORT = FULL | dict(
+    vocab_size=1000, hidden_size=32, intermediate_size=64,
+    block_length=32, text_length=32, pretrain_steps=20, finetune_epochs=1, texts=1000, per_package=30,
+)  # fmt: skip
+PRETRAIN_BATCH, PRETRAIN_RATE, MASKED_SHARE = 32, 3e-3, 0.4
+FINETUNE_BATCH, FINETUNE_RATE = 16, 1e-3
+DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+SHOWN = ("loss", "eval_loss", "eval_accuracy")
+# Share of --max_minutes that pre-training may use; the fine-tuning runs divide the rest.
+PRETRAIN_SHARE = 0.5
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, default = parser.add_argument, "default {0[%s]}, with --short {1[%s]}"
+    add("--output_dir", type=Path, default=Path("quickstart_output"), help="new, empty, or of an earlier run")
+    add("--short", action="store_true", help="tiny sizes: does it run here?")
+    add("--seed", type=int, default=0, help="of the split, the masks and the pre-training (default 0)")
+    add("--pretrain_steps", type=int, help=default.replace("%s", "pretrain_steps").format(FULL, SHORT))
+    add("--finetune_epochs", type=int, help=default.replace("%s", "finetune_epochs").format(FULL, SHORT))
+    add("--finetune_seeds", type=int, nargs="+", help="one run each (default 1 2 3, with --short 1)")
+    add("--max_minutes", type=float, help="end the trainings early where they would take longer in all")
+    args = parser.parse_args()
+    sizes = SHORT if args.short else FULL
+    args.pretrain_steps = args.pretrain_steps or sizes["pretrain_steps"]
+    args.finetune_epochs = args.finetune_epochs or sizes["finetune_epochs"]
+    args.finetune_seeds = args.finetune_seeds or ([1] if args.short else [1, 2, 3])
+    if min(args.pretrain_steps, args.finetune_epochs) < 1 or (args.max_minutes is not None and args.max_minutes <= 0):
+        parser.error("--pretrain_steps, --finetune_epochs and --max_minutes must be greater than 0")
+    return args
+
+
+def claim_output_dir(folder: Path):
+    """Makes the folder and marks it as this job's.
+
+    Raises:
+        ValueError: it holds something, and no results of this job.
+    """
+    marker = folder / RESULTS_FILE
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        try:
+            ours = json.loads(marker.read_text(encoding="utf-8"))["job"] == JOB
+        except (OSError, ValueError, KeyError, TypeError):
+            ours = False
+        if not ours:
+            raise ValueError(f"{folder} is not empty and not of an earlier quickstart; choose another --output_dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.write_text(json.dumps({"job": JOB, "status": "unfinished"}), encoding="utf-8")
+
+
+class Stages:
+    """Prints the numbered stages and keeps their seconds."""
+
+    def __init__(self):
+        self.seconds, self.started, self.name = {}, time.perf_counter(), None
+
+    def __call__(self, name: str | None):
+        now = time.perf_counter()
+        if self.name:
+            self.seconds[self.name] = round(now - self.began, 1)
+        self.name, self.began = name, now
+        if name:
+            print(f"\n[{len(self.seconds) + 1}/8] {name}", flush=True)
+
+    def total(self) -> float:
+        return time.perf_counter() - self.started
+
+
+def training_callback(max_seconds: float | None):
+    """A progress bar with the loss in it, in place of a line for each log; ends the training after `max_seconds`."""
+    from transformers import ProgressCallback
+
+    class Callback(ProgressCallback):
+        stopped_early = False
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            super().on_train_begin(args, state, control, **kwargs)
+            self.began = time.perf_counter()
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if self.training_bar is not None:
+                shown = {name: f"{logs[name]:.3f}" for name in SHOWN if name in logs}
+                self.training_bar.set_postfix(shown)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            super().on_step_end(args, state, control, **kwargs)
+            late = max_seconds is not None and time.perf_counter() - self.began > max_seconds
+            if late and state.global_step < state.max_steps:
+                self.stopped_early = control.should_training_stop = control.should_evaluate = control.should_save = True
+
+    return Callback()
+
+
+def train(model, arguments: dict, max_seconds: float | None, **trainer_options):
+    """Runs Trainer, quietly, on the CPU. Returns the model, what was logged, and whether the time ran out."""
+    from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+
+    with tempfile.TemporaryDirectory() as scratch:
+        training_args = TrainingArguments(
+            output_dir=scratch, use_cpu=True, report_to="none", disable_tqdm=False, warmup_steps=0.1, weight_decay=0.01,
+            per_device_eval_batch_size=64, save_only_model=True, save_total_limit=1, **arguments,
+        )  # fmt: skip
+        trainer = Trainer(model, training_args, **trainer_options)
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+        callback = training_callback(max_seconds)
+        trainer.add_callback(callback)
+        before = trainer.evaluate()
+        trainer.train()
+    log = [{"step": 0} | {name: before[name] for name in SHOWN if name in before}, *trainer.state.log_history]
+    return trainer.model, log, callback.stopped_early
+
+
+def pretrain(config, tokenizer, blocks, held_out_blocks, args):
+    """Masked-language modelling. Returns as `train`."""
+    from transformers import DataCollatorForLanguageModeling, default_data_collator, set_seed
+
+    from hf_deberta_ext import DebertaExtForMaskedLM
+    from hf_deberta_ext.tasks.docstrings import mask_blocks
+
+    set_seed(args.seed)
+    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED_SHARE)
+    arguments = dict(
+        max_steps=args.pretrain_steps, per_device_train_batch_size=PRETRAIN_BATCH, learning_rate=PRETRAIN_RATE,
+        adam_beta2=0.98, seed=args.seed, logging_steps=max(1, args.pretrain_steps // 30), prediction_loss_only=True,
+        eval_strategy="steps", eval_steps=max(1, args.pretrain_steps // 6), save_strategy="no",
+    )  # fmt: skip
+    return train(
+        DebertaExtForMaskedLM(config), arguments, args.max_minutes and 60 * args.max_minutes * PRETRAIN_SHARE,
+        train_dataset=blocks, eval_dataset=mask_blocks(held_out_blocks, mask, args.seed),
+        data_collator=lambda features: (default_data_collator if "labels" in features[0] else mask)(features),
+    )  # fmt: skip
+
+
+def finetune(model, tokenizer, split, seed: int, args):
+    """Classification; keeps the epoch that is best on the validation texts. Returns as `train`."""
+    from transformers import DataCollatorWithPadding
+
+    train_features, validation_features = (
+        [{**tokenizer(text, truncation=True), "labels": label} for text, label in part]
+        for part in (split.train, split.validation)
+    )
+    runs = 2 * len(args.finetune_seeds)
+    max_seconds = args.max_minutes and 60 * args.max_minutes * (1 - PRETRAIN_SHARE) / runs
+    arguments = dict(
+        num_train_epochs=args.finetune_epochs, per_device_train_batch_size=FINETUNE_BATCH, learning_rate=FINETUNE_RATE,
+        train_sampling_strategy="group_by_length", seed=seed, logging_steps=0.1 / args.finetune_epochs,
+        eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="accuracy",
+    )  # fmt: skip
+    return train(
+        model, arguments, max_seconds, train_dataset=train_features, eval_dataset=validation_features,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
+    )  # fmt: skip
+
+
+def accuracy(logits, examples) -> float:
+    return sum(row.argmax().item() == label for row, (_, label) in zip(logits, examples, strict=True)) / len(examples)
+
+
+def table(results: dict) -> str:
+    """The three accuracies on the test texts, as Markdown."""
+
+    def row(name, kind):
+        seeds = ", ".join(f"{value:.3f}" for value in results["test_accuracy"][kind])
+        deviation = results["standard_deviation"][kind]
+        spread = "" if deviation is None else f" ± {deviation:.3f}"
+        return f"| {name} | {results['mean'][kind]:.3f}{spread} | {seeds} |"
+
+    return "\n".join([
+        "| classifier | test accuracy | each seed |",
+        "|---|---|---|",
+        f"| majority class | {results['majority_accuracy']:.3f} | |",
+        row("fine-tuned from random weights", "random"),
+        row("fine-tuned from pre-trained weights", "pre-trained"),
+    ])  # fmt: skip
+
+
+REPORT = """# Which package does a docstring come from?
+
+{notes}A byte-level BPE tokenizer ({corpus[vocabulary]} tokens) and a DeBERTa with an Enhanced Mask Decoder
+({million:.1f} million parameters) were trained from nothing on the docstrings of the standard library of Python
+{versions[python]} and its `pydoc` topics: {corpus[docstrings]} docstrings, {corpus[topics]} topics, {corpus[words]}
+words. Another Python version has other texts and gives other numbers.
+
+The model was then fine-tuned to name the package that a docstring is in, one of {packages}. The names of these packages
+and of their modules are replaced by "module" in all texts. {corpus[train]} texts are for training, {corpus[validation]}
+for choosing the epoch, {corpus[test]} for the numbers below; the last two groups were kept out of the pre-training.
+
+## Results
+
+{table}
+
+{comparison[verdict]}
+
+Mean ± standard deviation over the fine-tuning seeds {seeds}, after one pre-training and with one split. With
+{corpus[test]} test texts each number has a standard error of about {error:.0f} points.
+
+Pre-training took {pretrain_steps} steps; the loss on held-out text went from {pretraining[held_out_loss_start]:.2f} to
+{pretraining[held_out_loss_end]:.2f} (perplexity {pretraining[held_out_perplexity_start]:.0f} to
+{pretraining[held_out_perplexity_end]:.0f}).
+
+![Losses and accuracy during the trainings]({curves})
+
+The fine-tuning curves are those of the first seed.
+
+## Examples from the test texts
+
+| text | package | answer |
+|---|---|---|
+{examples}
+
+## Load it
+
+This folder is the classifier of the first seed; it needs transformers, but not hf_deberta_ext. `pretrained/` is the
+language model.
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = "."  # this folder
+model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+inputs = tokenizer("Return the value of the next header field.", return_tensors="pt")
+print(model.config.id2label[model(**inputs).logits.argmax().item()])
+```
+
+Loaded so in a fresh process without hf_deberta_ext, it gave {same} answers for all {reload_check[texts]} test texts
+(largest difference of a logit: {reload_check[max_logit_difference]:.1e}).
+
+## Run
+
+{minutes:.1f} minutes on {timings[threads]} CPU thread(s) ({timings[machine]}), Python {versions[python]}, torch
+{versions[torch]}, transformers {versions[transformers]}, seed {seed}. The same seed gives the same numbers on the same
+machine and versions. Everything measured is in `{results_file}`.
+"""
+
+
+def report(results: dict, timings: dict, answers: list) -> str:
+    """The Markdown report. `answers` holds ((text, label), logits) of the test texts."""
+    packages, notes, shown = results["corpus"]["packages"], "", []
+    if results["short"]:
+        notes += "**This was a `--short` run with tiny sizes: its scores mean nothing.**\n\n"
+    if results["stopped_early"]:
+        notes += "**`--max_minutes` ended a training early: these numbers depend on the speed of the machine.**\n\n"
+    for (text, label), logits in [answer for answer in answers if len(answer[0][0]) < 200][:6]:
+        probability, guess = logits.softmax(-1).max(-1)
+        words = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+        shown.append(f"| `{words}` | {packages[label]} | {packages[guess]} ({probability:.0%}) |")
+    return REPORT.format(
+        **results, timings=timings, notes=notes, table=table(results), examples="\n".join(shown), curves=CURVES_FILE,
+        results_file=RESULTS_FILE, packages=", ".join(packages), million=results["parameters"]["masked_lm"] / 1e6,
+        seeds=", ".join(map(str, results["finetune_seeds"])), error=100 * (0.2 / results["corpus"]["test"]) ** 0.5,
+        same="the same" if results["reload_check"]["passed"] else "OTHER", minutes=timings["total_seconds"] / 60,
+    )  # fmt: skip
+
+
+def main():
+    args = parse_args()
+    try:
+        claim_output_dir(args.output_dir)
+    except ValueError as error:
+        sys.exit(f"quickstart: {error}")
+    # Imported this late so that --help does not wait for torch.
+    import math
+
+    import torch
+    import transformers
+
+    from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+    from hf_deberta_ext.plots import plot_curves
+    from hf_deberta_ext.tasks import docstrings as task
+    from hf_deberta_ext.tokenization import check_tokenizer, train_byte_level_bpe
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    sizes, stage = SHORT if args.short else FULL, Stages()
+
+    stage("Gather docstrings")
+    docstrings, topics = task.collect_docstrings(), task.collect_topics()
+    split = task.split_by_package(task.task_examples(docstrings), args.seed, limit=sizes["per_package"])
+    texts = task.pretraining_texts(docstrings, topics, split.validation + split.test)[: sizes["texts"]]
+    words = sum(len(text.split()) for text in [entry.text for entry in docstrings] + topics)
+    corpus = dict(
+        docstrings=len(docstrings), topics=len(topics), words=words, pretraining_texts=len(texts),
+        train=len(split.train), validation=len(split.validation), test=len(split.test), packages=list(task.PACKAGES),
+    )  # fmt: skip
+    print(f"{len(docstrings)} docstrings and {len(topics)} topics, {words} words; to classify: {len(split.train)} for "
+          f"training, {len(split.validation)} for validation, {len(split.test)} for the test")  # fmt: skip
+
+    stage("Train the tokenizer")
+    tokenizer = train_byte_level_bpe(texts, sizes["vocab_size"], model_max_length=sizes["text_length"])
+    blocks, held_out_blocks = (
+        task.pack_blocks(part, tokenizer, sizes["block_length"]) for part in (texts, [t for t, _ in split.validation])
+    )
+    corpus |= dict(vocabulary=len(tokenizer), pretraining_tokens=len(blocks) * sizes["block_length"])
+    print(f"{len(tokenizer)} tokens; the text is {corpus['pretraining_tokens']} tokens long")
+
+    stage("Pre-train a masked-language model")
+    config = DebertaExtConfig(
+        vocab_size=len(tokenizer), hidden_size=sizes["hidden_size"], num_hidden_layers=sizes["num_hidden_layers"],
+        num_attention_heads=sizes["num_attention_heads"], intermediate_size=sizes["intermediate_size"],
+        max_position_embeddings=sizes["max_position_embeddings"], position_buckets=32, masked_only=True,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.05,
+        id2label=dict(enumerate(task.PACKAGES)), label2id={name: i for i, name in enumerate(task.PACKAGES)},
+    )  # fmt: skip
+    check_tokenizer(tokenizer, config)
+    language_model, mlm_log, stopped_early = pretrain(config, tokenizer, blocks, held_out_blocks, args)
+    pretrained_folder = args.output_dir / "pretrained"
+    for part in (language_model, tokenizer):
+        part.save_pretrained(pretrained_folder)
+    held_out = [entry["eval_loss"] for entry in mlm_log if "eval_loss" in entry]
+
+    logs, test_logits, validation, test = {}, {}, {}, {}
+    for kind in ("pre-trained", "random"):
+        stage(f"Fine-tune from {kind} weights")
+        validation[kind], test[kind] = [], []
+        for seed in args.finetune_seeds:
+            transformers.set_seed(seed)
+            if kind == "random":
+                model = DebertaExtForSequenceClassification(DebertaExtConfig(**(config.to_dict() | DROPOUT)))
+            else:
+                model = DebertaExtForSequenceClassification.from_pretrained(pretrained_folder, **DROPOUT)
+            model, log, stopped = finetune(model, tokenizer, split, seed, args)
+            stopped_early |= stopped
+            logits = task.predict_logits(model, tokenizer, [text for text, _ in split.test])
+            validation[kind].append(max(entry["eval_accuracy"] for entry in log if "eval_accuracy" in entry))
+            test[kind].append(accuracy(logits, split.test))
+            print(f"seed {seed}: validation {validation[kind][-1]:.3f}, test {test[kind][-1]:.3f}", flush=True)
+            # The first seed's model is the one to keep and to show.
+            if kind not in logs:
+                logs[kind], test_logits[kind] = log, logits
+                if kind == "pre-trained":
+                    classifier = model
+
+    stage("Save and draw")
+    for part in (classifier, tokenizer):
+        part.save_pretrained(args.output_dir)
+    histories = {"pre-training": mlm_log} | logs
+    plot_curves(histories, args.output_dir / CURVES_FILE, panels=[
+        ("Pre-training", ["pre-training"], ["loss", "eval_loss"]),
+        ("Fine-tuning", list(logs), ["loss"]),
+        ("Fine-tuning", list(logs), ["eval_accuracy"]),
+    ])  # fmt: skip
+
+    stage("Load in a fresh process without hf_deberta_ext")
+    reload_check = task.check_reload(args.output_dir, [text for text, _ in split.test], test_logits["pre-trained"])
+    print(f"same predictions: {reload_check['same_predictions']}, largest difference of logits "
+          f"{reload_check['max_logit_difference']:.1e}")  # fmt: skip
+
+    stage("Report")
+    comparison = task.compare_runs(test["pre-trained"], test["random"])
+    majority = task.majority_accuracy(split.train, split.test)
+    results = dict(
+        seed=args.seed, finetune_seeds=args.finetune_seeds, pretrain_steps=args.pretrain_steps,
+        finetune_epochs=args.finetune_epochs, short=args.short, stopped_early=stopped_early, corpus=corpus,
+        parameters=dict(masked_lm=language_model.num_parameters(), classifier=classifier.num_parameters()),
+        pretraining=dict(
+            held_out_loss_start=held_out[0], held_out_loss_end=held_out[-1],
+            held_out_perplexity_start=math.exp(held_out[0]), held_out_perplexity_end=math.exp(held_out[-1]),
+        ),
+        validation_accuracy=validation, test_accuracy=test, majority_accuracy=majority,
+        mean={kind: statistics.mean(values) for kind, values in test.items()},
+        standard_deviation={kind: statistics.stdev(v) if len(v) > 1 else None for kind, v in test.items()},
+        comparison=comparison, reload_check=reload_check,
+        versions=dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__),
+    )  # fmt: skip
+    stage(None)
+    timings = dict(seconds=stage.seconds, total_seconds=round(stage.total(), 1), cpus=os.cpu_count(),
+                   threads=torch.get_num_threads(), machine=f"{platform.system()} {platform.machine()}")  # fmt: skip
+    everything = dict(job=JOB, status="finished", results=results, timings=timings)
+    (args.output_dir / RESULTS_FILE).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+    examples = list(zip(split.test, test_logits["pre-trained"], strict=True))
+    (args.output_dir / REPORT_FILE).write_text(report(results, timings, examples), encoding="utf-8")
+
+    print(f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "
+          f"holds the classifier, pretrained/ (the language model), {REPORT_FILE}, {CURVES_FILE}, {RESULTS_FILE}.")
+    if not reload_check["passed"]:
+        sys.exit("quickstart: the saved classifier does not give the same answers in a fresh process")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The curves: a readable file comes out, nothing global changes, and mistakes are named."""
+
+import builtins
+import struct
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from hf_deberta_ext.plots import plot_curves
+
+HISTORY = [
+    {"step": 0, "eval_loss": 3.0, "eval_accuracy": 0.1},
+    {"step": 10, "loss": 2.5, "learning_rate": 0.1},
+    {"step": 20, "loss": 1.5},
+    {"step": 20, "eval_loss": 1.75, "eval_accuracy": 0.5},
+    {"step": 20, "train_runtime": 1.0, "train_loss": 2.0},
+]
+
+
+@pytest.fixture
+def drawn_axes(monkeypatch):
+    """The axes of every figure that is saved."""
+    from matplotlib.figure import Figure
+
+    seen, savefig = [], Figure.savefig
+
+    def keep(figure, *args, **kwargs):
+        seen.extend(figure.axes)
+        return savefig(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return seen
+
+
+def test_plot_curves_writes_a_png_of_sensible_size(tmp_path):
+    path = plot_curves({"run": HISTORY}, tmp_path / "new" / "curves.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and 10_000 < len(data) < 300_000
+    width, height = struct.unpack(">II", data[16:24])
+    assert 600 <= width <= 1200 and 400 <= height <= 800
+
+
+def test_plot_curves_writes_svg_by_the_ending(tmp_path):
+    assert "<svg" in plot_curves({"run": HISTORY}, tmp_path / "curves.svg").read_text(encoding="utf-8")[:1000]
+
+
+def test_plot_curves_draws_what_was_logged(tmp_path, drawn_axes):
+    plot_curves({"run": HISTORY}, tmp_path / "curves.png")
+    (axes,) = drawn_axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines == {"training loss": [[10, 2.5], [20, 1.5]], "held-out loss": [[0, 3.0], [20, 1.75]]}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+
+
+def test_plot_curves_panels_choose_runs_and_metrics(tmp_path, drawn_axes):
+    panels = [("All", ["a", "b"], ["loss", "eval_loss"]), ("Accuracy", ["b"], ["eval_accuracy"])]
+    plot_curves({"a": HISTORY, "b": HISTORY[:3]}, tmp_path / "curves.png", panels=panels)
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn_axes]
+    assert labels == [
+        ["a, training loss", "a, held-out loss", "b, training loss", "b, held-out loss"],
+        ["held-out accuracy"],
+    ]
+    assert [axes.get_title() for axes in drawn_axes] == ["All", "Accuracy"]
+    first, second = (drawn_axes[0].lines[i].get_color() for i in (0, 2))
+    assert first != second
+    assert drawn_axes[1].get_ylabel() == "held-out accuracy"
+
+
+def test_plot_curves_leaves_pyplot_and_the_settings_alone(tmp_path):
+    import matplotlib
+
+    settings = dict(matplotlib.rcParams)
+    loaded = "matplotlib.pyplot" in sys.modules
+    plot_curves({"run": HISTORY}, tmp_path / "curves.png")
+    assert dict(matplotlib.rcParams) == settings
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
+
+
+def test_plot_curves_names_an_unknown_run(tmp_path):
+    with pytest.raises(ValueError, match="no history named 'b'; there are 'a'"):
+        plot_curves({"a": HISTORY}, tmp_path / "curves.png", panels=[("", ["b"], ["loss"])])
+
+
+def test_plot_curves_refuses_an_empty_panel(tmp_path):
+    with pytest.raises(ValueError, match="none of 'a' logged any of loss"):
+        plot_curves({"a": [{"step": 1, "eval_accuracy": 0.5}]}, tmp_path / "curves.png")
+
+
+def test_plot_curves_names_the_extra_where_matplotlib_is_missing(tmp_path, monkeypatch):
+    real_import = builtins.__import__
+
+    def no_matplotlib(name, *args, **kwargs):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    with pytest.raises(ImportError, match=r"hf_deberta_ext\[train\]"):
+        plot_curves({"run": HISTORY}, tmp_path / "curves.png")
