@@ -43,6 +43,18 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["worst"] = dict(WORST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """With pytest-xdist, what a worker measured."""
+    for name, (count, error) in getattr(node, "workeroutput", {}).get("worst", {}).items():
+        WORST[name] = [WORST[name][0] + count, max(WORST[name][1], error)]
+
+
 def pytest_terminal_summary(terminalreporter):
     for name, (count, error) in sorted(WORST.items()):
         terminalreporter.write_line(f"{name}: {count} comparisons, worst relative error {error:.1e}")
