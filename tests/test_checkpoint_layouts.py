@@ -194,7 +194,7 @@ def test_pickled_code_in_a_checkpoint_is_not_run(tmp_path):
             return (open, (str(tmp_path / "ran"), "w"))
 
     folder = write(tmp_path, "v3", microsoft("v3") | {"config": Evil()})
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(ValueError, match="pickled objects that are not tensors; they are not run"):
         DebertaExtModel.from_pretrained(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -203,6 +203,62 @@ def test_half_precision_file_loads_as_stored_and_in_float32_when_asked(tmp_path)
     write(tmp_path, "v3", {key: value.half() for key, value in microsoft("v3").items()})
     assert DebertaExtModel.from_pretrained(tmp_path).dtype == torch.float16
     assert DebertaExtModel.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+def test_dtype_auto_and_remote_code_arguments_are_taken(tmp_path):
+    write(tmp_path, "v3", {key: value.half() for key, value in microsoft("v3").items()})
+    model = DebertaExtModel.from_pretrained(tmp_path, dtype="auto", code_revision=None, trust_remote_code=True)
+    assert model.dtype == torch.float16 and model.name_or_path == str(tmp_path)
+
+
+def test_head_of_another_size_is_reported_as_new(tmp_path):
+    folder = write(tmp_path, "v1", microsoft("v1", heads=("classifier",)))
+    model = DebertaExtForSequenceClassification.from_pretrained(folder, num_labels=5, ignore_mismatched_sizes=True)
+    assert model.loading_report.initialised == ["classifier.bias", "classifier.weight"]
+    assert "classifier.weight" not in model.loading_report.loaded
+
+
+def test_checkpoint_of_which_nothing_fits_is_refused(tmp_path):
+    weights = {f"discriminator.{key}": value for key, value in microsoft("v3").items()}
+    with pytest.raises(ValueError, match=r"no tensor of .* belongs in DebertaExtModel; its keys are like discriminator"):
+        DebertaExtModel.from_pretrained(write(tmp_path, "v3", weights))
+
+
+def test_sharded_variant_is_found(tmp_path):
+    weights = microsoft("v3")
+    save_file(weights, tmp_path / "model-00001-of-00001.fp16.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "model-00001-of-00001.fp16.safetensors")}
+    (tmp_path / "model.safetensors.index.fp16.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["v3"]))
+    assert DebertaExtModel.from_pretrained(tmp_path, variant="fp16").loading_report.initialised == []
+
+
+def test_position_table_is_frozen_where_nothing_reads_it_after_loading(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    table = DebertaExtForSequenceClassification.from_pretrained(folder).deberta.embeddings.position_embeddings.weight
+    assert not table.requires_grad
+    assert DebertaExtForMaskedLM.from_pretrained(folder).deberta.embeddings.position_embeddings.weight.requires_grad
+
+
+def test_emd_is_off_without_positions_also_with_a_default_config_given(tmp_path):
+    weights = microsoft("v3")
+    del weights["deberta.embeddings.position_embeddings.weight"]
+    folder = write(tmp_path, "v3", weights)
+    model = DebertaExtForMaskedLM.from_pretrained(folder, config=DebertaExtConfig.from_pretrained(folder))
+    assert model.config.emd_layers == 1 and model.loading_report.notes
+    chosen = DebertaExtForMaskedLM.from_pretrained(folder, emd_layers=2)
+    assert chosen.loading_report.initialised == ["deberta.embeddings.position_embeddings.weight"]
+
+
+def test_adapter_of_a_v1_checkpoint_is_refused_with_the_way_to_load_it(tmp_path):
+    for name in ("base", "adapter"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "base", "v1", microsoft("v1"))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "peft_type": "LORA"})
+    )
+    with pytest.raises(ValueError, match=r"adapter for the official v1 checkpoint .*PeftModel.from_pretrained"):
+        DebertaExtModel.from_pretrained(tmp_path / "adapter")
 
 
 def test_fine_tuned_classifier_brings_its_head(tmp_path):

@@ -122,6 +122,7 @@ def test_wrong_type_is_refused_at_init_and_on_assignment(name):
         (dict(hidden_size=100), "hidden_size = 100 must be a multiple of num_attention_heads = 12"),
         (dict(max_position_embeddings=128), "position_buckets = 256 needs relative distances beyond 129, got 128"),
         (dict(conv_kernel_size=4), "conv_kernel_size = 4 must be odd"),
+        (dict(conv_kernel_size=3, num_hidden_layers=1), "conv_kernel_size = 3 needs at least 2 layers"),
         (dict(conv_groups=7), "hidden_size = 768 must be a multiple of conv_groups = 7"),
         (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect with position_biased_input"),
         (dict(num_hidden_layers=True), "num_hidden_layers.*True"),
@@ -142,6 +143,28 @@ def test_invalid_config_is_not_saved(tmp_path):
 def test_unknown_name_is_refused_with_the_nearest_field():
     with pytest.raises(ValueError, match="no field 'hiden_size', did you mean 'hidden_size'"):
         DebertaExtConfig(hiden_size=64)
+
+
+def test_unknown_name_among_overrides_is_warned_about(tmp_path, caplog, tiny_config):
+    DebertaExtModel(tiny_config()).save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        DebertaExtConfig.from_pretrained(tmp_path, hiden_size=64)
+    assert "no field 'hiden_size', did you mean 'hidden_size'" in caplog.text
+    with pytest.raises(TypeError, match="hiden_size"):
+        DebertaExtModel.from_pretrained(tmp_path, hiden_size=64)
+    with pytest.raises(ValueError, match="top_k"):
+        DebertaExtConfig(top_k=3)
+
+
+def test_assignment_is_normalised_and_checked_when_a_model_is_built():
+    config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=50)
+    config.pos_att_type = "p2c|c2p"
+    assert config.pos_att_type == ["c2p", "p2c"]
+    with pytest.raises(ValueError, match="must be a subset of c2p"):
+        config.pos_att_type = "c2c"
+    config.position_buckets = 0
+    with pytest.raises(ValueError, match="position_buckets = 0"):
+        DebertaExtModel(config)
 
 
 def test_unknown_name_in_a_file_is_kept_with_a_warning(tmp_path, caplog):

@@ -42,6 +42,8 @@ def test_mean_loss_of_nothing_is_zero_with_a_gradient():
     x = torch.zeros(3, requires_grad=True)
     mean_loss(x * 0, count=0).backward()
     assert not x.grad.any()
+    for items in (0, torch.tensor(0)):
+        assert mean_loss(x * 0, count=0, num_items_in_batch=items).item() == 0
 
 
 def test_rtd_head_by_hand(tiny_config, shake):
@@ -98,9 +100,21 @@ def test_sequence_classification_takes_every_label_shape(num_labels, labels, pro
     out.loss.backward()
 
 
+def test_multi_label_ignores_minus_100(tiny_config, batch):
+    ids, _ = batch(2, 9)
+    model = DebertaExtForSequenceClassification(tiny_config(num_labels=3)).eval()
+    labels = torch.tensor([[1.0, -100, 0], [0, 1, -100]])
+    out = model(ids, labels=labels)
+    counted = labels != -100
+    expected = functional.binary_cross_entropy_with_logits(out.logits[counted], labels[counted])
+    assert torch.allclose(out.loss, expected)
+
+
 def test_labels_that_do_not_fit_are_refused(tiny_config, batch):
     ids, _ = batch(2, 9)
     model = DebertaExtForSequenceClassification(tiny_config(num_labels=3))
+    with pytest.raises(ValueError, match=r"integer labels, got torch.float32; for regression set num_labels = 1"):
+        DebertaExtForSequenceClassification(tiny_config(num_labels=3))(ids, labels=torch.tensor([0.9, 0.2]))
     with pytest.raises(ValueError, match=r"labels of shape \[2, 2\] do not fit logits of shape \[2, 3\]"):
         model(ids, labels=torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"multiple choice takes input_ids \[batch, choices, length\], got \[2, 9\]"):
@@ -144,10 +158,14 @@ def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
     assert torch.equal(head.from_pretrained(tmp_path)(ids, attention_mask=mask)[0], after)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("head", HEADS)
-def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, tiny_config, batch):
-    """No find_unused_parameters: what forward does not read is kept without a gradient."""
+def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, tiny_config, batch, tmp_path):
+    """No find_unused_parameters: what forward does not read is kept without a gradient, after loading as well."""
     model = head(tiny_config("v2", type_vocab_size=2))
+    if loaded:
+        model.save_pretrained(tmp_path)
+        model = head.from_pretrained(tmp_path)
     ids, mask = batch(2, 9, [9, 5])
     if head is DebertaExtForMultipleChoice:
         ids, mask = ids.view(1, 2, 9), mask.view(1, 2, 9)

@@ -3,6 +3,7 @@
 """Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
 import json
+import pickle
 import re
 from dataclasses import dataclass, field
 
@@ -79,15 +80,16 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
 
     Args:
         use_safetensors (`bool`, *optional*): True = safetensors alone, False = .bin alone.
-        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors.
+        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
 
     Raises:
         OSError: none of the files is there.
+        ValueError: a .bin file holds other pickled objects than tensors and plain values.
     """
     names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
     if variant is not None:
-        names = [re.sub(r"\.(safetensors|bin)", rf".{variant}.\1", name, count=1) for name in names]
+        names = [f"{stem}.{variant}.{ending}" for stem, ending in (name.rsplit(".", 1) for name in names)]
     for name in names:
         path = cached_file(
             name_or_path,
@@ -112,7 +114,13 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
 def _read_file(path: str) -> dict:
     if path.endswith(".safetensors"):
         return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds pickled objects that are not tensors; they are not run. If you trust the file, load it "
+            "with torch yourself and save its tensors as safetensors"
+        ) from error
 
 
 def convert_official(state_dict: dict, config) -> tuple[dict[str, torch.Tensor], LoadingReport]:

@@ -85,13 +85,11 @@ _COMMON_NAMES = {
     "_output_attentions", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "_commit_hash",
     "per_layer_config", "quantization_config", "transformers_weights", "sentence_transformers",
-    *GenerationConfig().to_dict(),
 }  # fmt: skip
 
 
-def is_official(config: dict[str, Any]) -> bool:
-    """Whether a config.json is one of Microsoft's or of transformers' own DeBERTa classes."""
-    return config.get("model_type") in _STOCK_DEFAULTS
+# Microsoft's and transformers' own DeBERTa classes.
+OFFICIAL_TYPES = tuple(_STOCK_DEFAULTS)
 
 
 def _value_errors(cls):
@@ -194,10 +192,12 @@ class DebertaExtConfig(PreTrainedConfig):
             raise ValueError("DebertaExtConfig: " + "; ".join(map(_unknown_name, unknown)))
         # A loaded "model_type" would shadow the class's on the instance.
         kwargs.pop("model_type", None)
-        self.pos_att_type = _position_terms(self.pos_att_type)
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, key, value):
+        super().__setattr__(key, _position_terms(value) if key == "pos_att_type" else value)
 
     @property
     def relative_distance(self) -> int:
@@ -254,6 +254,10 @@ class DebertaExtConfig(PreTrainedConfig):
                 f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
                 "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
             )
+        if self.conv_kernel_size > 0 and self.num_hidden_layers < 2:
+            raise ValueError(
+                f"conv_kernel_size = {self.conv_kernel_size} needs at least 2 layers, got num_hidden_layers = 1"
+            )
         if self.conv_kernel_size > 0 and self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size = {self.conv_kernel_size} must be odd, or the sequence changes its length")
         if self.hidden_size % self.conv_groups:
@@ -278,17 +282,25 @@ class DebertaExtConfig(PreTrainedConfig):
             # transformers would build a model of the default size.
             raise OSError(f"{pretrained_model_name_or_path} has no config.json; pass config=")
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
-        return (_from_official(config) if is_official(config) else config), kwargs
+        return (_from_official(config) if config.get("model_type") in OFFICIAL_TYPES else config), kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """As in transformers; takes official configs too. Unknown names in a file are kept, with a warning."""
-        config_dict = _from_official(config_dict) if is_official(config_dict) else dict(config_dict)
+        config_dict = _from_official(config_dict) if config_dict.get("model_type") in OFFICIAL_TYPES else dict(config_dict)
         names = {field.name for field in fields(cls)}
         # Overrides go through the constructor, or they would be neither normalised nor checked against each other.
         for name in (set(kwargs) & names) - {"dtype"}:
             config_dict[name] = kwargs.pop(name)
+        # Old transformers left parameters of text generation in every config.json.
+        for name in set(config_dict) & {*GenerationConfig().to_dict()} - names:
+            del config_dict[name]
         unknown = {name: config_dict.pop(name) for name in sorted(set(config_dict) - names - _COMMON_NAMES)}
+        if not kwargs.get("return_unused_kwargs"):
+            # Otherwise the caller gets them back: from_pretrained of a model hands them to its constructor.
+            unused = sorted(set(kwargs) - names - _COMMON_NAMES - {"return_unused_kwargs", "_from_auto", "_from_pipeline"})
+            if unused := [name for name in unused if name not in ("code_revision", "trust_remote_code")]:
+                logger.warning("DebertaExtConfig: " + "; ".join(map(_unknown_name, unused)) + " (ignored)")
         loaded = super().from_dict(config_dict, **kwargs)
         if unknown:
             logger.warning("DebertaExtConfig: " + "; ".join(map(_unknown_name, unknown)) + " (kept, but nothing reads it)")

@@ -32,12 +32,17 @@ class DebertaExtEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def absolute_positions(self, length: int, position_ids: torch.Tensor | None) -> torch.Tensor:
-        """[1 or B, N, E] rows of the absolute position table.
+    def absolute_positions(
+        self, length: int, position_ids: torch.Tensor | None, token_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real token,
+        so that left padding changes nothing.
 
         Raises:
-            ValueError: the input is longer than the table.
+            ValueError: the input is longer than the table, or `position_ids` are not [1 or B, N].
         """
+        if position_ids is not None and position_ids.shape[-1] != length:
+            raise ValueError(f"position_ids must have shape [1 or B, {length}], got {list(position_ids.shape)}")
         if position_ids is None:
             if length > self.max_positions:
                 raise ValueError(
@@ -45,6 +50,9 @@ class DebertaExtEmbeddings(nn.Module):
                     f"{self.max_positions}; shorten the input or call model.extend_position_embeddings({length})"
                 )
             position_ids = torch.arange(length, device=self.position_embeddings.weight.device)[None]
+            if token_mask is not None:
+                first = token_mask.int().argmax(1, keepdim=True)
+                position_ids = (position_ids - first).clamp(min=0)
         return self.position_embeddings(position_ids)
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
@@ -64,7 +72,7 @@ class DebertaExtEmbeddings(nn.Module):
             inputs_embeds = self.word_embeddings(input_ids)
         embeddings = inputs_embeds.to(self.word_embeddings.weight.dtype)
         if self.position_biased_input:
-            embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids)
+            embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids, token_mask)
         if self.has_token_types:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)

@@ -13,11 +13,8 @@ def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batc
 
     With nothing to learn from the result is 0 and still has a gradient, so that distributed training does not hang.
     """
-    if num_items_in_batch is None:
-        num_items_in_batch = torch.as_tensor(count, device=losses.device).clamp(min=1)
-    elif torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(losses.device)
-    return losses.sum() / num_items_in_batch
+    items = count if num_items_in_batch is None else num_items_in_batch
+    return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
@@ -33,10 +30,10 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     Args:
         logits (`torch.Tensor`): [B, C].
         labels (`torch.Tensor`): regression: [B] (or [B, 1]) for C = 1, else [B, C]; single label: ints [B] or [B, 1], -100
-            ignored; multi-label: 0/1 [B, C].
+            ignored; multi-label: 0/1 [B, C], -100 ignored.
 
     Raises:
-        ValueError: labels whose shape does not fit.
+        ValueError: labels whose shape does not fit, or floats for a single label.
     """
     C = logits.shape[-1]
     labels = labels.to(logits.device)
@@ -52,7 +49,14 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
             f"{config.problem_type!r}; check num_labels = {C} and config.problem_type"
         )
     if config.problem_type == "single_label_classification":
+        if labels.is_floating_point():
+            raise ValueError(
+                f"single-label classification takes integer labels, got {labels.dtype}; for regression set num_labels = 1"
+            )
         return cross_entropy(logits, labels, num_items_in_batch)
-    labels = labels.reshape(logits.shape).float()
-    loss = functional.mse_loss if config.problem_type == "regression" else functional.binary_cross_entropy_with_logits
-    return mean_loss(loss(logits.float(), labels, reduction="none"), labels.numel(), num_items_in_batch)
+    logits, labels = logits.float(), labels.reshape(logits.shape).float()
+    if config.problem_type == "regression":
+        return mean_loss(functional.mse_loss(logits, labels, reduction="none"), labels.numel(), num_items_in_batch)
+    counted = labels != -100
+    losses = functional.binary_cross_entropy_with_logits(logits, labels, weight=counted.float(), reduction="none")
+    return mean_loss(losses, counted.sum(), num_items_in_batch)

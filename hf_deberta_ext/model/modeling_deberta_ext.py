@@ -70,7 +70,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
                 token, or query i (rows) may attend to key j (columns).
             token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
             position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
-                reads it. Relative positions always count from one token to the next.
+                reads it; None counts from the first real token. Relative positions count from one token to the next.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
 
         Returns:
@@ -134,13 +134,13 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         """
         encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
         B, N = hidden_states.shape[:2]
-        mask, _ = attention_masks(attention_mask, (B, N))
+        mask, token_mask = attention_masks(attention_mask, (B, N))
         if mask is not None and mask.shape[-2] > 1 and query_positions is not None:
             index = query_positions[:, None, :, None].expand(-1, mask.shape[1], -1, N)
             mask = mask.gather(2, index)
         positions = None
         if self.config.emd_input != "hidden":
-            positions = embeddings.project(embeddings.absolute_positions(N, position_ids))
+            positions = embeddings.project(embeddings.absolute_positions(N, position_ids, token_mask))
         rel_embeddings = encoder.get_rel_embedding()
         last = encoder.num_layers - 1
 
@@ -170,7 +170,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
         Returns:
             `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
-            order of `labels[labels != -100]` under `masked_only` with labels.
+            order of `labels[labels != -100]` under `masked_only` with labels. Trainer cannot gather such logits from several
+            processes: evaluate with `prediction_loss_only=True`, or with `masked_only=False` if metrics need logits.
 
         Raises:
             ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows.

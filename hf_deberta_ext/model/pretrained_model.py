@@ -3,15 +3,16 @@
 """`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
 
 import copy
+import json
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
-from .configuration_deberta_ext import DebertaExtConfig, is_official
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
 
@@ -43,14 +44,20 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
                 f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
                 "DebertaExtConfig.from_dict(config.to_dict())"
             )
+        # Fields may have been assigned since the config was made.
+        config.validate()
         super().__init__(config, *args, **kwargs)
         self.loading_report: LoadingReport | None = None
 
     def post_init(self):
         super().post_init()
+        self._freeze_unread_positions()
+
+    def _freeze_unread_positions(self):
+        """Leaves the table that only EMD reads without a gradient elsewhere: distributed training stops at parameters that
+        are never used. Again after loading, which replaces the parameters."""
         embeddings = self.base_model.embeddings
         if hasattr(embeddings, "position_embeddings") and not embeddings.position_biased_input:
-            # Kept for EMD, but without a gradient here: distributed training stops at a parameter that is never used.
             embeddings.position_embeddings.requires_grad_(self._decodes_absolute_positions)
 
     @torch.no_grad()
@@ -105,19 +112,26 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         For those, `model.loading_report` says what was loaded, converted, newly initialised and unused.
 
         Raises:
-            ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, or whose
-                configuration has no counterpart.
+            ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
+                configuration has no counterpart, of which nothing fits, or an adapter for a v1 checkpoint.
         """
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         source = pretrained_model_name_or_path
+        _refuse_adapter_of_v1(source, download)
         given = "state_dict" in kwargs or "gguf_file" in kwargs
-        if source is None or given or not _is_official_source(source, download):
-            return super().from_pretrained(source, *model_args, config=config, **kwargs)
+        if source is None or given or _model_type(source, download) not in OFFICIAL_TYPES:
+            result = super().from_pretrained(source, *model_args, config=config, **kwargs)
+            (result[0] if isinstance(result, tuple) else result)._freeze_unread_positions()
+            return result
 
         state_dict = read_state_dict(
             str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
         )
-        decoder_chosen = config is not None or bool({"emd_layers", "emd_input"} & kwargs.keys())
+        decoder_chosen = bool({"emd_layers", "emd_input"} & kwargs.keys())
+        # Not for the configuration, where "auto" is no dtype.
+        own = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}
+        for name in ("code_revision", "trust_remote_code"):
+            kwargs.pop(name, None)
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
         else:
@@ -125,6 +139,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         state_dict, report = convert_official(state_dict, config)
         report.source = str(source)
         positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
+        decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
         if not (positions or decoder_chosen or config.position_biased_input):
             config.emd_layers, config.emd_input = 1, "hidden"
             report.notes.append(
@@ -136,13 +151,20 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             kwargs.pop(name, None)
         with_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(
-            None, *model_args, config=config, state_dict=state_dict, output_loading_info=True, **kwargs
+            None, *model_args, config=config, state_dict=state_dict, output_loading_info=True, **own, **kwargs
         )
-        model.config.name_or_path = str(source)
-        report.initialised = sorted(info["missing_keys"])
-        report.unused |= {key: "no such parameter in this model" for key in sorted(info["unexpected_keys"])}
+        model._freeze_unread_positions()
+        model.name_or_path = model.config.name_or_path = str(source)
+        report.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
+        file_keys = {new: key for key, converted in report.converted.items() for new in converted}
+        unexpected = sorted({file_keys.get(key, key) for key in info["unexpected_keys"]})
+        report.unused |= {key: "no such parameter in this model" for key in unexpected}
+        report.converted = {key: new for key, new in report.converted.items() if key not in unexpected}
         names = {*model.state_dict()}
         report.loaded = sorted(names - {*report.initialised})
+        if not report.loaded:
+            some = ", ".join(sorted(state_dict)[:3])
+            raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {some}")
         model.loading_report = report
         logger.warning(f"{report.summary()}; model.loading_report has the list")
         for note in report.notes:
@@ -150,13 +172,34 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         return (model, info) if with_info else model
 
 
-def _is_official_source(source, download: dict) -> bool:
-    """Whether the config.json of a folder or repo is one of Microsoft's or of transformers' DeBERTa classes."""
+def _refuse_adapter_of_v1(source, download: dict):
+    """transformers would load the base of the adapter by itself, without splitting v1's fused weights."""
+    path = source and cached_file(
+        source,
+        "adapter_config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+        **download,
+    )
+    if path is None:
+        return
+    with open(path, encoding="utf-8") as file:
+        base = json.load(file).get("base_model_name_or_path")
+    if base and _model_type(base, {}) == "deberta":
+        raise ValueError(
+            f"{source} is an adapter for the official v1 checkpoint {base}: load that first, then the adapter, "
+            "peft.PeftModel.from_pretrained(model, adapter)"
+        )
+
+
+def _model_type(source, download: dict) -> str | None:
+    """What the config.json of a folder or repo says; None without one."""
     try:
-        return is_official(PreTrainedConfig.get_config_dict(source, **download)[0])
+        return PreTrainedConfig.get_config_dict(source, **download)[0].get("model_type")
     except OSError:
-        # No config.json: transformers loads weights alone where it is given a config, or says what is missing.
-        return False
+        # transformers loads weights alone where it is given a config, or says what is missing.
+        return None
 
 
 def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int]):
@@ -175,7 +218,7 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int])
     fits = {2: sizes == [B, N], 3: sizes == [B, N, N], 4: sizes[:1] == [B] and sizes[2:] in ([N, N], [1, N])}
     if not fits.get(attention_mask.dim(), False):
         raise ValueError(
-            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1, {N}, {N}] for input of shape "
+            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "
             f"[{B}, {N}], got {sizes}"
         )
     on_cpu = attention_mask.device.type == "cpu" and not torch.compiler.is_compiling()
