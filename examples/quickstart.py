@@ -28,7 +28,7 @@ RESULTS_FILE, CURVES_FILE, REPORT_FILE = "all_results.json", "loss_curves.png", 
 # Chosen on the validation texts.
 FULL = dict(
     vocab_size=6000, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, intermediate_size=768,
-    max_position_embeddings=128, block_length=64, text_length=64, pretrain_steps=1100, finetune_epochs=6,
+    max_position_embeddings=128, block_length=64, text_length=64, pretrain_steps=1400, finetune_epochs=6,
     texts=None, per_package=None,
 )  # fmt: skip
 SHORT = FULL | dict(
@@ -335,13 +335,14 @@ def main():
     print(f"{len(tokenizer)} tokens; the text is {corpus['pretraining_tokens']} tokens long")
 
     stage("Pre-train a masked-language model")
-    config = DebertaExtConfig(
+    settings = dict(
         vocab_size=len(tokenizer), hidden_size=sizes["hidden_size"], num_hidden_layers=sizes["num_hidden_layers"],
         num_attention_heads=sizes["num_attention_heads"], intermediate_size=sizes["intermediate_size"],
         max_position_embeddings=sizes["max_position_embeddings"], position_buckets=32, masked_only=True,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.05,
         id2label=dict(enumerate(task.PACKAGES)), label2id={name: i for i, name in enumerate(task.PACKAGES)},
     )  # fmt: skip
+    config = DebertaExtConfig(**settings)
     check_tokenizer(tokenizer, config)
     language_model, mlm_log, stopped_early = pretrain(config, tokenizer, blocks, held_out_blocks, args)
     pretrained_folder = args.output_dir / "pretrained"
@@ -356,7 +357,7 @@ def main():
         for seed in args.finetune_seeds:
             transformers.set_seed(seed)
             if kind == "random":
-                model = DebertaExtForSequenceClassification(DebertaExtConfig(**(config.to_dict() | DROPOUT)))
+                model = DebertaExtForSequenceClassification(DebertaExtConfig(**(settings | DROPOUT)))
             else:
                 model = DebertaExtForSequenceClassification.from_pretrained(pretrained_folder, **DROPOUT)
             model, log, stopped = finetune(model, tokenizer, split, seed, args)

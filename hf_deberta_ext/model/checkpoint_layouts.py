@@ -62,6 +62,15 @@ class LoadingReport:
     unused: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def complete(self, names: set[str], info: dict):
+        """Fills in what loading told: `names` are the model's parameters, `info` the loading info of transformers."""
+        self.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
+        self.loaded = sorted(names - {*self.initialised})
+        file_keys = {new: key for key, converted in self.converted.items() for new in converted}
+        unexpected = {file_keys.get(key, key) for key in info["unexpected_keys"]}
+        self.unused |= dict.fromkeys(sorted(unexpected), "no such parameter in this model")
+        self.converted = {key: new for key, new in self.converted.items() if key not in unexpected}
+
     def summary(self) -> str:
         """One line of counts."""
         counts = f"{len(self.loaded)} parameters loaded ({len(self.converted)} tensors of the file converted)"

@@ -123,7 +123,10 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             result = super().from_pretrained(source, *model_args, config=config, **kwargs)
             (result[0] if isinstance(result, tuple) else result)._freeze_unread_positions()
             return result
+        return cls._from_official_checkpoint(source, *model_args, config=config, download=download, **kwargs)
 
+    @classmethod
+    def _from_official_checkpoint(cls, source, *model_args, config, download, **kwargs):
         state_dict = read_state_dict(
             str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
         )
@@ -155,13 +158,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         )
         model._freeze_unread_positions()
         model.name_or_path = model.config.name_or_path = str(source)
-        report.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
-        file_keys = {new: key for key, converted in report.converted.items() for new in converted}
-        unexpected = sorted({file_keys.get(key, key) for key in info["unexpected_keys"]})
-        report.unused |= {key: "no such parameter in this model" for key in unexpected}
-        report.converted = {key: new for key, new in report.converted.items() if key not in unexpected}
-        names = {*model.state_dict()}
-        report.loaded = sorted(names - {*report.initialised})
+        report.complete({*model.state_dict()}, info)
         if not report.loaded:
             some = ", ".join(sorted(state_dict)[:3])
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {some}")
@@ -182,7 +179,7 @@ def _refuse_adapter_of_v1(source, download: dict):
         _raise_exceptions_for_gated_repo=False,
         **download,
     )
-    if path is None:
+    if not path:
         return
     with open(path, encoding="utf-8") as file:
         base = json.load(file).get("base_model_name_or_path")
