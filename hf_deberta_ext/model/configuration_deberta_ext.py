@@ -85,6 +85,7 @@ _COMMON_NAMES = {
     "_output_attentions", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "_commit_hash",
     "per_layer_config", "quantization_config", "transformers_weights", "sentence_transformers",
+    "use_cache",
 }  # fmt: skip
 
 
