@@ -412,8 +412,10 @@ def main():
     examples = list(zip(split.test, test_logits["pre-trained"], strict=True))
     (args.output_dir / REPORT_FILE).write_text(report(results, timings, examples), encoding="utf-8")
 
-    print(f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "
-          f"holds the classifier, pretrained/ (the language model), {REPORT_FILE}, {CURVES_FILE}, {RESULTS_FILE}.")
+    print(
+        f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "
+        f"holds the classifier, pretrained/ (the language model), {REPORT_FILE}, {CURVES_FILE}, {RESULTS_FILE}."
+    )
     if not reload_check["passed"]:
         sys.exit("quickstart: the saved classifier does not give the same answers in a fresh process")
 
