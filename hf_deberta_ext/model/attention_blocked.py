@@ -96,11 +96,11 @@ class _BlockedAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        tensors = ctx.saved_tensors
+        tensors, d_out = ctx.saved_tensors, d_out.contiguous()
         grads = [None if x is None else torch.zeros_like(x) for x in tensors[:-1]]
         with torch.autocast(d_out.device.type, enabled=False):
             for chunk in _chunks(*tensors, *ctx.options):
-                chunk.backward(d_out.contiguous(), *grads)
+                chunk.backward(d_out, *grads)
         return *grads, None, None, None
 
 

@@ -33,7 +33,7 @@ def disentangled_attention_eager(
         Q_c (`torch.Tensor`): content queries, [B, H, Q, d].
         K_c, V_c (`torch.Tensor`): content keys and values, [B, H, N, d].
         K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
-        delta (`torch.LongTensor`, *optional*): [2N - 1] offset table, delta(i, j) = delta[i - j + N - 1], in [0, R).
+        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N, delta(i, j) = delta[i - j + L - 1], in [0, R).
         terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
         scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms; applied before the products, so that half
             precision does not overflow.
@@ -56,7 +56,7 @@ def disentangled_attention_eager(
             N = K_c.shape[-2]
             keys = torch.arange(N, device=Q_c.device)
             queries = keys if query_positions is None else query_positions[:, None]  # [N] or [B, 1, Q]
-            offset = queries.unsqueeze(-1) - keys + N - 1  # [N, N] or [B, 1, Q, N]
+            offset = queries.unsqueeze(-1) - keys + len(delta) // 2  # [N, N] or [B, 1, Q, N]
             row = delta[offset].expand_as(A)
         if "c2p" in terms:
             c2p = Q_c @ K_r.to(wide).transpose(-1, -2)  # [B, H, Q, R]
@@ -65,7 +65,7 @@ def disentangled_attention_eager(
             p2c = K_c @ (Q_r.to(wide) * scale).transpose(-1, -2)  # [B, H, N, R]
             A = A + p2c.gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
         if "p2p" in terms:
-            p2p = (Q_r.to(wide)[:, delta] * K_r.to(wide)[:, delta.flip(0)]).sum(-1) * scale  # [H, 2N - 1]
+            p2p = (Q_r.to(wide)[:, delta] * K_r.to(wide)[:, delta.flip(0)]).sum(-1) * scale  # [H, 2L - 1]
             bias = p2p[:, offset]  # [H, N, N] or [H, B, 1, Q, N]
             A = A + (bias if query_positions is None else bias.squeeze(2).transpose(0, 1))
         if mask is not None:

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .attention import DisentangledSelfAttention
 from .relative_position import RelativePosition
+from .unpadding import PackedSequences
 
 __all__ = ["ContextPooler", "DebertaExtEmbeddings", "DebertaExtEncoder", "DebertaExtLayer"]
 
@@ -33,10 +34,14 @@ class DebertaExtEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def absolute_positions(
-        self, length: int, position_ids: torch.Tensor | None, token_mask: torch.Tensor | None
+        self,
+        length: int,
+        position_ids: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
     ) -> torch.Tensor:
         """[1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real token,
-        so that left padding changes nothing.
+        so that left padding changes nothing, and from the first token of each packed document.
 
         Raises:
             ValueError: the input is longer than the table, or `position_ids` are not [1 or B, N].
@@ -44,11 +49,14 @@ class DebertaExtEmbeddings(nn.Module):
         if position_ids is not None and position_ids.shape[-1] != length:
             raise ValueError(f"position_ids must have shape [1 or B, {length}], got {list(position_ids.shape)}")
         if position_ids is None:
-            if length > self.max_positions:
+            longest = length if packed is None else max(packed.lengths)
+            if longest > self.max_positions:
                 raise ValueError(
-                    f"the input has {length} tokens, but the absolute position table ends at max_position_embeddings = "
-                    f"{self.max_positions}; shorten the input or call model.extend_position_embeddings({length})"
+                    f"the input has {longest} tokens, but the absolute position table ends at max_position_embeddings = "
+                    f"{self.max_positions}; shorten the input or call model.extend_position_embeddings({longest})"
                 )
+            if packed is not None:
+                return self.position_embeddings(packed.positions[None])
             position_ids = torch.arange(length, device=self.position_embeddings.weight.device)[None]
             if token_mask is not None:
                 first = token_mask.int().argmax(1, keepdim=True)
@@ -66,13 +74,14 @@ class DebertaExtEmbeddings(nn.Module):
         position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
         token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
     ) -> torch.Tensor:
         """[B, N] ids or [B, N, E] `inputs_embeds`, and `token_mask` [B, N] bool (False = padding) -> [B, N, hidden]."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
         embeddings = inputs_embeds.to(self.word_embeddings.weight.dtype)
         if self.position_biased_input:
-            embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids, token_mask)
+            embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids, token_mask, packed)
         if self.has_token_types:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
@@ -104,10 +113,8 @@ class DebertaExtAttention(nn.Module):
         self.self = DisentangledSelfAttention(config)
         self.output = ResidualOutput(config, config.hidden_size)
 
-    def forward(self, hidden_states, attention_mask, rel_embeddings, query_states, delta, query_positions):
-        context, probs = self.self(
-            hidden_states, attention_mask, rel_embeddings, query_states, delta=delta, query_positions=query_positions
-        )
+    def forward(self, hidden_states, attention_mask, rel_embeddings, query_states, **options):
+        context, probs = self.self(hidden_states, attention_mask, rel_embeddings, query_states, **options)
         return self.output(context, hidden_states if query_states is None else query_states), probs
 
 
@@ -142,19 +149,18 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,
         query_states: torch.Tensor | None = None,
-        delta: torch.Tensor | None = None,
-        query_positions: torch.Tensor | None = None,
+        *,
         first: "DebertaExtLayer | None" = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Arguments as in `DisentangledSelfAttention`; `first` lends the shared half. Returns states and probabilities.
+        **options,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Arguments and options as in `DisentangledSelfAttention`; `first` lends the shared half. Returns states and
+        probabilities.
 
         Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
         """
         attention = self.attention if self.owns_attention else first.attention
         feed_forward = self if self.owns_feed_forward else first
-        states, probs = attention(
-            hidden_states, attention_mask, rel_embeddings, query_states, delta=delta, query_positions=query_positions
-        )
+        states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
         return feed_forward.output(feed_forward.intermediate(states), states), probs
 
 
@@ -169,8 +175,20 @@ class ConvLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.activation = ACT2FN[config.conv_act]
 
-    def forward(self, embeddings: torch.Tensor, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
-        out = self.conv(embeddings.transpose(1, 2)).transpose(1, 2)
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
+    ) -> torch.Tensor:
+        if packed is None:
+            out = self.conv(embeddings.transpose(1, 2)).transpose(1, 2)
+        else:
+            # With free places between them, documents see zeros beyond their ends, as padding is.
+            places, length = packed.windows(self.conv.padding[0])
+            spaced = embeddings.new_zeros(1, length, embeddings.shape[2]).index_copy(1, places, embeddings)
+            out = self.conv(spaced.transpose(1, 2)).transpose(1, 2).index_select(1, places)
         if token_mask is not None:
             out = out.masked_fill(~token_mask[..., None], 0.0)
         out = self.LayerNorm(states + self.activation(self.dropout(out)))
@@ -192,6 +210,7 @@ class DebertaExtEncoder(nn.Module):
             if config.norm_rel_ebd == "layer_norm":
                 self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
+        self.kept_rel_embedding = None
 
     def run_layer(
         self,
@@ -200,28 +219,52 @@ class DebertaExtEncoder(nn.Module):
         attention_mask: torch.Tensor | None,
         rel_embeddings: torch.Tensor | None,
         query_states: torch.Tensor | None = None,
-        query_positions: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        **options,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Layer `index` of `num_layers`, wherever its weights are stored; arguments as in `DebertaExtLayer`."""
         layer = self.layer[min(index, len(self.layer) - 1)]
-        delta = self.relative_position(hidden_states.shape[1]) if self.relative_table_size else None
-        return layer(
-            hidden_states,
-            attention_mask,
-            rel_embeddings,
-            query_states,
-            delta=delta,
-            query_positions=query_positions,
-            first=None if layer is self.layer[0] else self.layer[0],
-        )
+        first = None if layer is self.layer[0] else self.layer[0]
+        return layer(hidden_states, attention_mask, rel_embeddings, query_states, first=first, **options)
 
-    def get_rel_embedding(self) -> torch.Tensor | None:
-        """[R, hidden], the relative table as the layers read it: looked up, so that it is an activation, no parameter."""
+    def get_rel_embedding(self, length: int | None = None) -> torch.Tensor | None:
+        """[R, hidden], the relative table as the layers read it: looked up, so that it is an activation, no parameter.
+
+        With `length`, only the rows that sequences of this length need, from `first_row` on.
+        """
         if not self.relative_table_size:
             return None
-        rows = torch.arange(self.relative_table_size, device=self.rel_embeddings.weight.device)
-        P = self.rel_embeddings(rows)
+        first, end = 0, self.relative_table_size
+        if length is not None:
+            first, end = self.first_row(length), self.relative_position.row(length - 1) + 1
+        P = self.rel_embeddings(torch.arange(first, end, device=self.rel_embeddings.weight.device))
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
+
+    def first_row(self, length: int) -> int:
+        return self.relative_position.row(1 - length)
+
+    def positions(self, length: int) -> tuple[torch.Tensor | None, dict]:
+        """The relative table and what else attention needs to know about positions in sequences of up to `length`."""
+        if not self.relative_table_size:
+            return None, {}
+        delta, reach = self.relative_position(length), self.relative_position.max_distance
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:
+            return self.get_rel_embedding(length), dict(delta=delta - self.first_row(length), reach=reach)
+        # At inference the whole table, and the same object while it is the same: its projections are kept by the layers.
+        P = self.get_rel_embedding()
+        if P.device.type == "cpu" and not compiling:
+            kept = self.kept_rel_embedding
+            if kept is None or kept.dtype != P.dtype or not torch.equal(kept, P):
+                self.kept_rel_embedding = P
+            P = self.kept_rel_embedding
+        return P, dict(delta=delta, reach=reach)
+
+    def __getstate__(self):
+        return self.__dict__ | {"kept_rel_embedding": None}
+
+    def train(self, mode: bool = True):
+        self.kept_rel_embedding = None
+        return super().train(mode)
 
     def forward(
         self,
@@ -232,6 +275,7 @@ class DebertaExtEncoder(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         skip_last_layer: bool = False,
+        packed: PackedSequences | None = None,
     ) -> BaseModelOutput:
         """
         Args:
@@ -239,14 +283,16 @@ class DebertaExtEncoder(nn.Module):
             attention_mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, N, N]; True = may attend.
             token_mask (`torch.BoolTensor`, *optional*): [B, N]; False = padding.
             skip_last_layer (`bool`): stop before the last layer, for EMD, which runs it in its own way.
+            packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden]; without masks.
         """
         embeddings = hidden_states
-        rel_embeddings = self.get_rel_embedding()
+        rel_embeddings, options = self.positions(hidden_states.shape[1] if packed is None else max(packed.lengths))
+        options |= dict(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []
         for index in range(self.num_layers - skip_last_layer):
-            hidden_states, probs = self.run_layer(index, hidden_states, attention_mask, rel_embeddings)
+            hidden_states, probs = self.run_layer(index, hidden_states, attention_mask, rel_embeddings, **options)
             if index == 0 and self.conv is not None:
-                hidden_states = self.conv(embeddings, hidden_states, token_mask)
+                hidden_states = self.conv(embeddings, hidden_states, token_mask, packed)
             if output_hidden_states:
                 all_states.append(hidden_states)
             if output_attentions:
@@ -259,7 +305,7 @@ class DebertaExtEncoder(nn.Module):
 
 
 class ContextPooler(nn.Module):
-    """act(dense(dropout(state of [CLS]))), [B, N, hidden] -> [B, hidden]."""
+    """act(dense(dropout(state of [CLS]))), [B, hidden] -> [B, hidden]."""
 
     def __init__(self, config):
         super().__init__()
@@ -267,5 +313,5 @@ class ContextPooler(nn.Module):
         self.dropout = nn.Dropout(config.pooler_dropout)
         self.activation = ACT2FN[config.pooler_hidden_act]
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.dense(self.dropout(hidden_states[:, 0])))
+    def forward(self, cls_state: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(self.dropout(cls_state)))

@@ -6,6 +6,8 @@ They are in one file because transformers, saving a model that it loaded from th
 what that imports.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
@@ -26,9 +28,17 @@ from .configuration_deberta_ext import DebertaExtConfig
 from .encoder import ContextPooler, DebertaExtEmbeddings, DebertaExtEncoder
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
 from .losses import cross_entropy, mean_loss, sequence_loss
-from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
+from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
 from .relative_position import RelativePosition  # noqa: F401
 from .replaced_token_detection import ReplacedTokenDetectionHead
+from .unpadding import PackedSequences
+
+if TYPE_CHECKING:
+    # Loaded where they are needed, and named here for the same reason.
+    from .attention_blocked import disentangled_attention_blocked  # noqa: F401
+    from .attention_flex import disentangled_attention_flex  # noqa: F401
+    from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
+    from .attention_triton import disentangled_attention_triton  # noqa: F401
 
 __all__ = [
     "DebertaExtForMaskedLM",
@@ -49,6 +59,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         super().__init__(config)
         self.embeddings = DebertaExtEmbeddings(config)
         self.encoder = DebertaExtEncoder(config)
+        self.unpadding: bool | None = None
         self.post_init()
 
     @can_return_tuple
@@ -61,7 +72,9 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        document_ids: torch.Tensor | None = None,
         skip_last_layer: bool = False,
+        packed: PackedSequences | None = None,
     ) -> BaseModelOutput:
         """
         Args:
@@ -71,31 +84,52 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
             position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
                 reads it; None counts from the first real token. Relative positions count from one token to the next.
+            document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry one
+                number > 0, padding 0. Documents do not see each other, and positions start anew in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
+            packed (`PackedSequences`, *optional*): how the batch becomes one stream; then last_hidden_state is that stream,
+                [1, T, hidden]. For heads; None: as `set_unpadding` and `document_ids` say, and padded again.
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
             attentions [B, H, N, N].
 
         Raises:
-            ValueError: both or neither of the inputs, a mask of another shape, or more tokens than absolute positions.
+            ValueError: both or neither of the inputs, a mask of another shape, more tokens than absolute positions, or
+                `attn_implementation` names a backend that cannot serve this call.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         B, N = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        mask, token_mask = attention_masks(attention_mask, (B, N))
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask)
         config = self.config
-        return self.encoder(
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        keep_stream = packed is not None
+        if packed is None:
+            packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
+        if packed is None:
+            mask, token_mask = attention_masks(attention_mask, (B, N))
+        else:
+            mask = token_mask = None
+            inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)
+            input_ids, token_type_ids, position_ids, inputs_embeds = (x if x is None else packed.unpad(x) for x in inputs)
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask, packed)
+        outputs = self.encoder(
             embedded,
             mask,
             token_mask,
             output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-            output_attentions=config.output_attentions if output_attentions is None else output_attentions,
+            output_attentions=output_attentions,
             skip_last_layer=skip_last_layer,
+            packed=packed,
         )
+        if packed is not None:
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(packed.pad(states) for states in outputs.hidden_states)
+            if not keep_stream:
+                outputs.last_hidden_state = packed.pad(outputs.last_hidden_state)
+        return outputs
 
 
 class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
@@ -127,10 +161,12 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         query_positions: torch.Tensor | None = None,
+        packed: PackedSequences | None = None,
     ) -> torch.Tensor:
         """The Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
 
-        Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position.
+        Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position. With `packed`,
+        hidden_states, position_ids and query_positions are those of the stream, and there is no mask.
         """
         encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
         B, N = hidden_states.shape[:2]
@@ -140,12 +176,14 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             mask = mask.gather(2, index)
         positions = None
         if self.config.emd_input != "hidden":
-            positions = embeddings.project(embeddings.absolute_positions(N, position_ids, token_mask))
-        rel_embeddings = encoder.get_rel_embedding()
+            positions = embeddings.project(embeddings.absolute_positions(N, position_ids, token_mask, packed))
+        rel_embeddings, options = encoder.positions(N if packed is None else max(packed.lengths))
+        options |= dict(packed=packed)
         last = encoder.num_layers - 1
 
         def layer(queries, query_positions):
-            return encoder.run_layer(last, hidden_states, mask, rel_embeddings, queries, query_positions)[0]
+            where = dict(query_positions=query_positions)
+            return encoder.run_layer(last, hidden_states, mask, rel_embeddings, queries, **where, **options)[0]
 
         return self.mask_decoder(hidden_states, positions, layer, query_positions)
 
@@ -158,6 +196,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         masked_only: bool | None = None,
@@ -184,30 +223,42 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         wants_attentions = config.output_attentions if output_attentions is None else output_attentions
         # The encoder's own pass of the last layer is nothing but an output once EMD runs.
         skip_last_layer = self.mask_decoder is not None and not (wants_states or wants_attentions)
-        outputs = self.deberta(
+        outputs, packed = self.encode(
             input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=wants_attentions,
-            output_hidden_states=wants_states or wants_attentions,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            wants_attentions,
+            wants_states or wants_attentions,
+            document_ids,
+            labels,
             skip_last_layer=skip_last_layer,
-            return_dict=True,
         )
         states = outputs.last_hidden_state
+        targets = labels
+        if packed is not None:
+            targets = labels if labels is None else packed.unpad(labels)
+            position_ids = position_ids if position_ids is None else packed.unpad(position_ids)
+            attention_mask = None
         if self.mask_decoder is not None:
-            states = states if skip_last_layer else outputs.hidden_states[-2]
-            query_positions, targets = labelled_positions(labels) if sparse else (None, None)
-            states = self.decode(states, attention_mask, position_ids, query_positions)
-            states = states[targets] if sparse else states
+            if not skip_last_layer:
+                states = outputs.hidden_states[-2]
+                states = states if packed is None else packed.unpad(states)
+            query_positions = wanted = None
+            if sparse:
+                query_positions, wanted = labelled_positions(targets)
+            states = self.decode(states, attention_mask, position_ids, query_positions, packed)
+            states = states[wanted] if sparse else states
         elif sparse:
-            states = states[labels != -100]
+            states = states[targets != -100]
         logits = self.lm_predictions(states)
 
         loss = None
         if labels is not None:
-            loss = cross_entropy(logits, labels[labels != -100] if sparse else labels, num_items_in_batch)
+            loss = cross_entropy(logits, targets[targets != -100] if sparse else targets, num_items_in_batch)
+        if packed is not None and not sparse:
+            logits = packed.pad(logits)
         return MaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -234,27 +285,28 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
         """`labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted either (label it -100
         where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
-        outputs = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.mask_predictions(outputs.last_hidden_state)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids)
+        states, cls = outputs.last_hidden_state, None
+        if packed is not None:
+            cls = states.index_select(1, packed.first_token)
+        elif attention_mask is not None:
+            cls = cls_states(states, attention_mask, None)[:, None]
+        logits = self.mask_predictions(states, cls)
+        logits = logits if packed is None else packed.pad(logits)
         loss = None
         if labels is not None:
             counted = labels != -100
             _, token_mask = attention_masks(attention_mask, labels.shape)
+            if document_ids is not None:
+                counted = counted & (document_ids != 0)
             if token_mask is not None:
                 counted = counted & token_mask
             losses = nn.functional.binary_cross_entropy_with_logits(
@@ -293,17 +345,10 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """`labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression), [B, C] (regression
         or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the labels."""
-        outputs = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state)))
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
+        logits = self.classifier(self.dropout(self.pooler(cls)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -330,22 +375,16 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
         """`labels` [B, N] ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
-        outputs = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids, labels)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        logits = logits if packed is None else packed.pad(logits)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -379,17 +418,11 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """`start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted. Returns the
         mean of both cross-entropies, start and end logits [B, N]."""
-        outputs = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        logits = logits if packed is None else packed.pad(logits)
+        start_logits, end_logits = logits.unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             losses = []
@@ -442,17 +475,11 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         def flat(x):
             return None if x is None else x.flatten(0, 1)
 
-        outputs = self.deberta(
-            flat(input_ids),
-            attention_mask=flat(attention_mask),
-            token_type_ids=flat(token_type_ids),
-            position_ids=flat(position_ids),
-            inputs_embeds=flat(inputs_embeds),
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state))).view(-1, choices)
+        attention_mask = flat(attention_mask)
+        inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
+        logits = self.classifier(self.dropout(self.pooler(cls))).view(-1, choices)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

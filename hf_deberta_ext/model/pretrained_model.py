@@ -11,14 +11,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import cached_file, logging
 
+from .attention import BACKENDS, DisentangledSelfAttention, backend_unavailable
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
+from .unpadding import PackedSequences
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["DebertaExtPreTrainedModel", "attention_masks"]
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states"]
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
@@ -67,6 +69,125 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             init.copy_(module.rows, module.compute_rows())
         elif isinstance(module, LMTransform):
             init.zeros_(module.bias)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
+        """Checks `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
+
+        transformers' AttentionInterface is not asked: its functions have no place for a relative table.
+
+        Raises:
+            ValueError: there is no such backend, or it can serve this model nowhere on this machine.
+        """
+        if requested_attention in (None, "auto"):
+            return None
+        if requested_attention not in BACKENDS:
+            raise ValueError(
+                f"attn_implementation = {requested_attention!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the "
+                "best one is chosen for each call"
+            )
+        config = self.config
+        # Weights come to their device after this check; what the call needs is checked when it is made.
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        reasons = {
+            name: backend_unavailable(
+                name, device=device, dtype=torch.float32, head_size=config.hidden_size // config.num_attention_heads
+            )
+            for name in BACKENDS
+        }
+        if reasons[requested_attention] is not None:
+            others = ", ".join(repr(name) for name, reason in reasons.items() if reason is None)
+            raise ValueError(
+                f"attn_implementation = {requested_attention!r} cannot serve this model here: {reasons[requested_attention]}; "
+                f"{others} can, and without attn_implementation the best one is chosen for each call"
+            )
+        return requested_attention
+
+    def attention_backends(self) -> dict[str, tuple[str, str]]:
+        """For every attention module that has run: the backend that served its last call, and why it was chosen."""
+        modules = self.named_modules()
+        attentions = {name: module for name, module in modules if isinstance(module, DisentangledSelfAttention)}
+        return {name: module.last_backend for name, module in attentions.items() if module.last_backend is not None}
+
+    def set_unpadding(self, unpadding: bool | None):
+        """Whether padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
+        on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
+        self.base_model.unpadding = unpadding
+
+    def pack(
+        self,
+        shape: tuple[int, int],
+        attention_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None = None,
+        output_attentions: bool = False,
+        labels: torch.Tensor | None = None,
+    ) -> PackedSequences | None:
+        """How a batch of `shape` [B, N] becomes one stream of tokens, or None where it stays as it is.
+
+        Raises:
+            ValueError: `document_ids` of another shape, or together with something that a stream has not.
+        """
+        cannot = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if document_ids is not None:
+            if list(document_ids.shape) != list(shape):
+                raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
+            if attention_mask is not None and attention_mask.dim() != 2:
+                raise ValueError("document_ids say who may attend to whom; an attention_mask beside them must be [B, N]")
+            if cannot or output_attentions:
+                raise ValueError(
+                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of document "
+                    "blocks and position_ids instead of document_ids"
+                )
+            if attention_mask is not None:
+                document_ids = document_ids * (attention_mask != 0)
+            return PackedSequences.from_document_ids(document_ids)
+        unpadding = self.base_model.unpadding
+        if unpadding is False or cannot or output_attentions or attention_mask is None or attention_mask.dim() != 2:
+            return None
+        if unpadding is None and attention_mask.device.type != "cpu":
+            return None
+        _, token_mask = attention_masks(attention_mask, shape)
+        if unpadding is None and token_mask.sum() > 0.9 * token_mask.numel():
+            return None
+        if labels is not None and bool((labels != -100)[~token_mask].any()):
+            return None
+        return PackedSequences.from_mask(token_mask)
+
+    def encode(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        document_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **options,
+    ):
+        """Runs `self.deberta` for a head.
+
+        Returns:
+            its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
+        """
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        packed = None
+        if given is not None:
+            attentions = self.config.output_attentions if output_attentions is None else output_attentions
+            packed = self.pack(given.shape[:2], attention_mask, document_ids, attentions, labels)
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            packed=packed,
+            return_dict=True,
+            **options,
+        )
+        return outputs, packed
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.embeddings.word_embeddings
@@ -226,3 +347,15 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int])
         return mask[:, None, None], mask
     mask = mask[:, None] if mask.dim() == 3 else mask
     return mask, mask.any(-2).any(1)
+
+
+def cls_states(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
+) -> torch.Tensor:
+    """[B, hidden], the state of each row's first real token (of each packed document's first token)."""
+    if packed is not None:
+        return hidden_states[0].index_select(0, packed.boundaries[:-1].long())
+    if attention_mask is None or attention_mask.dim() != 2:
+        return hidden_states[:, 0]
+    first = (attention_mask != 0).int().argmax(1)
+    return hidden_states[torch.arange(len(first), device=first.device), first]

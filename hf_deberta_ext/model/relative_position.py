@@ -43,12 +43,15 @@ class RelativePosition(nn.Module):
 
     def compute_rows(self) -> torch.Tensor:
         """[2M] rows of the relative table for r = -M ... M - 1; int64 whatever the default dtype and device."""
+        M = self.max_distance
+        return torch.tensor([self.row(r) for r in range(-M, M)], dtype=torch.int64)
+
+    def row(self, r: int) -> int:
+        """The row of the relative table for r = i - j."""
         M, b = self.max_distance, self.buckets
         if b > 0:
-            rows = [max(0, min(log_bucket(r, buckets=b, max_distance=M) + b, 2 * b - 1)) for r in range(-M, M)]
-        else:
-            rows = list(range(2 * M))
-        return torch.tensor(rows, dtype=torch.int64)
+            return max(0, min(log_bucket(r, buckets=b, max_distance=M) + b, 2 * b - 1))
+        return max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
         """[2N - 1] int64 for N = `length`; values in [0, rows of the table)."""

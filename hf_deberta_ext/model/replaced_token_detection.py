@@ -22,7 +22,8 @@ class ReplacedTokenDetectionHead(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, N, hidden] -> [B, N] logits; positive = the token was replaced."""
-        states = self.LayerNorm(hidden_states[:, :1] + hidden_states)
+    def forward(self, hidden_states: torch.Tensor, cls_states: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, N, hidden] -> [B, N] logits; positive = the token was replaced. `cls_states` [B, 1 or N, hidden]: the [CLS]
+        state for each token; None = the first token's."""
+        states = self.LayerNorm((hidden_states[:, :1] if cls_states is None else cls_states) + hidden_states)
         return self.classifier(self.activation(self.dense(states))).squeeze(-1)

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels beside the equation: on a GPU where there is one, else small shapes by Triton's interpreter."""
+
+import importlib.util
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from hf_deberta_ext.model import attention_triton
+from hf_deberta_ext.model.attention_eager import disentangled_attention_eager
+from hf_deberta_ext.model.attention_triton import (
+    Launch,
+    disentangled_attention_triton,
+    dropout_mask,
+    triton_unavailable,
+)
+from hf_deberta_ext.model.relative_position import RelativePosition
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+UNSERVED = triton_unavailable(torch.device("cuda"), 64, torch.float32)
+# Triton decides when it is imported, long before this file, whether it interprets.
+HERE = UNSERVED is None and (GPU or attention_triton.INTERPRETED)
+pytestmark = pytest.mark.skipif(UNSERVED is not None, reason=f"the kernels cannot run here: {UNSERVED}")
+
+SUBSETS = [subset for n in range(4) for subset in itertools.combinations(("c2p", "p2c", "p2p"), n)]
+BOTH = ("c2p", "p2c")
+NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
+
+
+@pytest.mark.skipif(HERE, reason="the kernels run in this process")
+def test_all_cases_pass_in_a_process_whose_triton_interprets():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(request, monkeypatch):
+    """Blocks of 16, so that short inputs have tiles of all three kinds."""
+    if not HERE and request.function is not test_all_cases_pass_in_a_process_whose_triton_interprets:
+        pytest.skip("run by test_all_cases_pass_in_a_process_whose_triton_interprets")
+    if "gpu" not in request.keywords:
+        monkeypatch.setattr(attention_triton, "launch_config", lambda *args, **kwargs: [Launch(16, 4, 1, 1)])
+        monkeypatch.setattr(attention_triton, "FITTING", {})
+
+
+def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.float32, terms=BOTH, seed=0):
+    """[Q_c, K_c, V_c, K_r, Q_r] that ask for gradients, and the keyword arguments that both backends take."""
+    generator = torch.Generator().manual_seed(seed)
+    R = 2 * (max_distance if buckets < 0 else buckets)
+    content = [torch.randn(B, N, H, d, generator=generator).to(DEVICE, dtype).transpose(1, 2) for _ in range(3)]
+    tables = [torch.randn(H, R, d, generator=generator).to(DEVICE, dtype) for _ in range(2)]
+    delta = RelativePosition(buckets=buckets, max_distance=max_distance)(N).to(DEVICE)
+    tensors = [x.requires_grad_() for x in content + tables]
+    return tensors, dict(delta=delta, terms=terms, scale=1 / math.sqrt(d * (1 + len(terms))))
+
+
+def reads(terms):
+    """Which of NAMES the logits and the output depend on."""
+    return [True] * 3 + [bool({"c2p", "p2p"} & {*terms}), bool({"p2c", "p2p"} & {*terms})]
+
+
+def run(function, tensors, *, grad_seed=1, **kwargs):
+    """out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
+    Q_c, K_c, V_c, K_r, Q_r = tensors
+    out = function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **kwargs)
+    out = out[0] if isinstance(out, tuple) else out
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(grad_seed)).to(out.device, out.dtype)
+    wanted = [x for x, read in zip(tensors, reads(kwargs["terms"]), strict=True) if read]
+    return out, torch.autograd.grad(out, wanted, grad)
+
+
+def compare(relative_error, tensors, *, reach, tolerance=1e-5, replay=None, **kwargs):
+    """Output and every gradient against eager, the worst row of each."""
+    out, grads = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
+    expected, references = run(disentangled_attention_eager if replay is None else replay, tensors, **kwargs)
+    assert relative_error("triton: out", out, expected) < tolerance
+    names = [name for name, read in zip(NAMES, reads(kwargs["terms"]), strict=True) if read]
+    for name, grad, reference in zip(names, grads, references, strict=True):
+        assert grad.dtype == reference.dtype and reference.any()
+        # Rows that nearly cancel are measured by the size of the others.
+        floor = 0.1 * reference.norm() / math.sqrt(reference[..., 0].numel())
+        ours, theirs = (torch.cat([x, floor.expand_as(x[..., :1])], -1) for x in (grad, reference))
+        assert relative_error(f"triton: gradient of {name}", ours, theirs) < tolerance, name
+    return out, grads
+
+
+def test_one_query_and_two_keys_by_hand():
+    # Content 1·2 and 1·3 in the first of 16 channels; c2p reads rows 1 and 0 of K_r, p2c the same rows of Q_r.
+    def tensor(*rows):
+        x = torch.zeros(1, 1, len(rows), 16, device=DEVICE)
+        x[0, 0, :, 0] = torch.tensor(rows)
+        return x
+
+    Q_c, K_c, V_c = tensor(1.0, 1.0), tensor(2.0, 3.0), tensor(10.0, 20.0)
+    K_r, Q_r = tensor(0.5, -1.0)[0], tensor(0.25, 1.0)[0]
+    delta = torch.tensor([0, 1, 1], device=DEVICE)
+    out = disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=delta, terms=BOTH, scale=0.5, reach=1)
+    first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
+    second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
+    expected = torch.stack([first, second]) @ torch.tensor([10.0, 20.0])
+    assert torch.allclose(out[0, 0, :, 0].cpu(), expected)
+
+
+@pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
+def test_every_subset_of_terms_equals_eager(terms, relative_error):
+    tensors, kwargs = random_inputs(41, terms=terms)
+    compare(relative_error, tensors, reach=8, **kwargs)
+
+
+@pytest.mark.parametrize("N", [2, 16, 31, 33, 65])
+def test_any_length_equals_eager(N, relative_error):
+    tensors, kwargs = random_inputs(N)
+    compare(relative_error, tensors, reach=8, **kwargs)
+
+
+def test_one_token_attends_to_itself():
+    tensors, kwargs = random_inputs(1)
+    out, grads = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    assert torch.equal(out, tensors[2])
+    # The probability is 1 whatever the logits are.
+    assert all(grad.abs().max() < 1e-6 for grad in (*grads[:2], *grads[3:])) and grads[2].any()
+
+
+@pytest.mark.parametrize("reach", [None, 14], ids=["reach unknown", "reach known"])
+def test_bucketed_tables_and_several_heads_and_rows_equal_eager(reach, relative_error):
+    tensors, kwargs = random_inputs(33, B=2, H=2, buckets=4, max_distance=14)
+    compare(relative_error, tensors, reach=reach, **kwargs)
+
+
+def test_a_table_for_a_longer_input_serves_as_well(relative_error):
+    tensors, kwargs = random_inputs(21)
+    out, grads = compare(relative_error, tensors, reach=8, **kwargs)
+    longer = RelativePosition(buckets=-1, max_distance=8)(30).to(DEVICE)
+    again, again_grads = run(disentangled_attention_triton, tensors, reach=8, **(kwargs | dict(delta=longer)))
+    assert torch.equal(out, again) and all(map(torch.equal, grads, again_grads))
+
+
+def padding(N, lengths, *, left=False):
+    mask = torch.arange(N) < torch.tensor(lengths)[:, None]
+    return (mask.flip(1) if left else mask)[:, None, None]
+
+
+def document_blocks(N):
+    """[1, 1, N, N] documents of 9, 20 and N - 29 tokens; query 4 may attend to nothing."""
+    document = torch.bucketize(torch.arange(N), torch.tensor([9, 29]), right=True)
+    mask = document[:, None] == document
+    mask[4] = False
+    return mask[None, None]
+
+
+MASKS = {
+    "right padding": padding(35, [35, 20]),
+    "left padding": padding(35, [9, 35], left=True),
+    "document blocks and an empty row": document_blocks(35),
+    "a mask for each head": torch.rand(2, 2, 35, 35, generator=torch.Generator().manual_seed(5)) > 0.5,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_any_mask_equals_eager(mask, relative_error):
+    tensors, kwargs = random_inputs(35, B=mask.shape[0], H=mask.shape[1])
+    out, grads = compare(relative_error, tensors, reach=8, mask=mask.to(DEVICE), **kwargs)
+    rows = mask.expand(-1, out.shape[1], 35, 35).any(-1).to(DEVICE)
+    assert not out[~rows].any() and not grads[0][~rows].any()
+
+
+def test_a_key_that_is_masked_changes_nothing():
+    tensors, kwargs = random_inputs(35)
+    mask = padding(35, [20]).to(DEVICE)
+    out, grads = run(disentangled_attention_triton, tensors, reach=8, mask=mask, **kwargs)
+    changed = [x.detach().clone().requires_grad_() for x in tensors]
+    with torch.no_grad():
+        for x in changed[1:3]:
+            x[:, :, 20:] = 1000.0
+    again, again_grads = run(disentangled_attention_triton, changed, reach=8, mask=mask, **kwargs)
+    assert torch.equal(out, again) and torch.equal(grads[0], again_grads[0])
+    assert not again_grads[1][:, :, 20:].any() and not again_grads[2][:, :, 20:].any()
+
+
+def packed_inputs(**options):
+    lengths = [3, 33, 1, 20]
+    tensors, kwargs = random_inputs(sum(lengths), **options)
+    boundaries = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+    document = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    return tensors, kwargs, boundaries, (document[:, None] == document).to(DEVICE)[None, None]
+
+
+def test_packed_documents_equal_runs_of_each(relative_error):
+    tensors, kwargs, boundaries, mask = packed_inputs(H=2)
+
+    def masked(*args, boundaries, **kwargs):
+        return disentangled_attention_eager(*args, mask=mask, **kwargs)
+
+    out, _ = compare(relative_error, tensors, reach=8, boundaries=boundaries, replay=masked, **kwargs)
+    Q_c, K_c, V_c, K_r, Q_r = tensors
+    for lo, hi in itertools.pairwise(boundaries.tolist()):
+        alone = [x[:, :, lo:hi] for x in (Q_c, K_c, V_c)]
+        delta = RelativePosition(buckets=-1, max_distance=8)(hi - lo).to(DEVICE)
+        one, _ = disentangled_attention_eager(*alone, K_r=K_r, Q_r=Q_r, **(kwargs | dict(delta=delta)))
+        assert relative_error("triton: packed", out[:, :, lo:hi], one) < 1e-5
+
+
+def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
+    tensors, kwargs, boundaries, _ = packed_inputs()
+    out, grads = run(disentangled_attention_triton, tensors, reach=8, boundaries=boundaries, **kwargs)
+    changed = [x.detach().clone().requires_grad_() for x in tensors]
+    with torch.no_grad():
+        for x in changed[:3]:
+            x[:, :, 3:36] *= -7.0
+    again, again_grads = run(disentangled_attention_triton, changed, reach=8, boundaries=boundaries, **kwargs)
+    kept = torch.cat([torch.arange(3), torch.arange(36, 57)])
+    for x, y in zip([out, *grads[:3]], [again, *again_grads[:3]], strict=True):
+        assert torch.equal(x[:, :, kept], y[:, :, kept])
+    assert not torch.equal(out, again)
+
+
+def replay_dropout(keep, p):
+    """Eager with the kernels' own dropout mask."""
+
+    def dropped(Q_c, K_c, V_c, *, dropout_p, **kwargs):
+        N = V_c.shape[2]
+        identity = torch.eye(N, device=V_c.device).expand(*V_c.shape[:2], N, N)
+        probs, _ = disentangled_attention_eager(Q_c, K_c, identity, **kwargs)
+        return (probs * keep / (1 - p)) @ V_c
+
+    return dropped
+
+
+def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch):
+    tensors, kwargs = random_inputs(33, H=2)
+    seed = torch.tensor([1234567890123], device=DEVICE)
+    monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)
+    keep = dropout_mask(seed, 1, 2, 33, 0.3)
+    compare(relative_error, tensors, reach=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
+
+
+def test_dropout_has_its_rate_in_each_head_row_and_column():
+    seed = attention_triton.draw_seed(torch.device(DEVICE))
+    keep = dropout_mask(torch.tensor([7], device=DEVICE), 2, 2, 192, 0.1).double().cpu()
+    assert seed.shape == (1,) and abs(keep.mean() - 0.9) < 4 * 0.3 / math.sqrt(keep.numel())
+    for axes in [(0, 2, 3), (1, 2, 3), (0, 1, 2), (0, 1, 3)]:
+        mean = keep.mean(axes)
+        assert (mean - 0.9).abs().max() < 5 * 0.3 / math.sqrt(keep.numel() / mean.numel())
+    assert not torch.equal(keep[0, 0], keep[0, 1]) and not torch.equal(keep[0, 0], keep[1, 0])
+    assert not torch.equal(keep, dropout_mask(torch.tensor([8], device=DEVICE), 2, 2, 192, 0.1).double().cpu())
+
+
+def test_dropout_follows_the_default_generator():
+    tensors, kwargs = random_inputs(17)
+    torch.manual_seed(0)
+    first, first_grads = run(disentangled_attention_triton, tensors, reach=8, dropout_p=0.2, **kwargs)
+    second, _ = run(disentangled_attention_triton, tensors, reach=8, dropout_p=0.2, **kwargs)
+    torch.manual_seed(0)
+    again, again_grads = run(disentangled_attention_triton, tensors, reach=8, dropout_p=0.2, **kwargs)
+    assert torch.equal(first, again) and all(map(torch.equal, first_grads, again_grads)) and not torch.equal(first, second)
+
+
+def test_two_runs_give_the_same_bits():
+    tensors, kwargs = random_inputs(33, B=2, terms=("c2p", "p2c", "p2p"))
+    first, second = (run(disentangled_attention_triton, tensors, reach=8, **kwargs) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and all(map(torch.equal, first[1], second[1]))
+
+
+@pytest.mark.parametrize("d", [24, 64, 128])
+def test_any_head_size_equals_eager(d, relative_error):
+    tensors, kwargs = random_inputs(35, d=d)
+    compare(relative_error, tensors, reach=8, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
+    tensors, kwargs = random_inputs(35, dtype=dtype)
+    assert_as_exact_as_eager(relative_error, tensors, reach=8, **kwargs)
+
+
+def assert_as_exact_as_eager(relative_error, tensors, *, reach, **kwargs):
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    truth = run(disentangled_attention_eager, wide, **kwargs)
+    eager = run(disentangled_attention_eager, tensors, **kwargs)
+    ours = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    for name, x, y, z in zip(("out", *NAMES), *([r[0], *r[1]] for r in (ours, eager, truth)), strict=True):
+        assert x.dtype == tensors[0].dtype and z.any()
+        whole, reference = (relative_error(f"triton: {dtype} {who}", value[None].flatten(1), z[None].flatten(1))
+                            for who, value in (("kernels against float64", x), ("eager against float64", y)))  # fmt: skip
+        assert whole < 2 * reference, name
+
+
+def test_strides_and_dtypes_may_be_mixed(relative_error):
+    tensors, kwargs = random_inputs(19, H=2)
+    out, _ = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    contiguous = [x.detach().contiguous() for x in tensors]
+    contiguous[1] = contiguous[1].transpose(-1, -2).contiguous().transpose(-1, -2)
+    contiguous[3] = contiguous[3].double()
+    Q_c, K_c, V_c, K_r, Q_r = contiguous
+    assert torch.equal(out, disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, reach=8, **kwargs))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_of_torch_compile_gives_the_same_output_and_gradients(backend):
+    tensors, kwargs = random_inputs(19, terms=("c2p", "p2c", "p2p") if backend == "eager" else BOTH)
+    out, grads = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    compiled = torch.compile(disentangled_attention_triton, fullgraph=True, backend=backend)
+    again, again_grads = run(compiled, tensors, reach=8, **kwargs)
+    assert torch.equal(out, again)
+    assert all(torch.allclose(x, y, rtol=1e-6, atol=1e-7) for x, y in zip(grads, again_grads, strict=True))
+
+
+def test_operators_agree_with_their_fake_and_autograd_registrations():
+    (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17)
+    args = (Q_c, K_c, V_c, K_r, Q_r, kwargs["delta"][8:25], None, None, None, None, 8, kwargs["scale"], 0.0)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(attention_triton.attend_op, args, test_utils=tests)
+
+
+def test_a_second_copy_of_the_file_has_operators_of_its_own():
+    spec = importlib.util.spec_from_file_location("copy_from_the_hub.attention_triton", attention_triton.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    assert copy.NAMESPACE != attention_triton.NAMESPACE
+    assert hasattr(torch.ops, copy.NAMESPACE) and copy.attend_op is not attention_triton.attend_op
+
+
+def test_only_the_wanted_gradients_are_computed(monkeypatch):
+    tensors, kwargs = random_inputs(19)
+    Q_c, K_c, V_c, K_r, Q_r = (x.detach() for x in tensors)
+    monkeypatch.setattr(attention_triton, "fold", None)
+    Q_c.requires_grad_()
+    out = disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, reach=8, **kwargs)
+    out.sum().backward()
+    assert Q_c.grad.any()
+
+
+def test_what_is_not_served_is_said():
+    (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17)
+    kwargs |= dict(K_r=K_r, Q_r=Q_r)
+    with pytest.raises(ValueError, match="the blocked backend serves it"):
+        disentangled_attention_triton(Q_c, K_c, V_c, query_positions=torch.arange(17)[None], **kwargs)
+    with pytest.raises(ValueError, match="5 queries and 17 keys"):
+        disentangled_attention_triton(Q_c[:, :, :5], K_c, V_c, **kwargs)
+    with pytest.raises(ValueError, match="batch of 2"):
+        two = [x.expand(2, -1, -1, -1) for x in (Q_c, K_c, V_c)]
+        disentangled_attention_triton(*two, boundaries=torch.tensor([0, 17]), **kwargs)
+    with pytest.raises(ValueError, match="not float64"):
+        disentangled_attention_triton(Q_c.double(), K_c.double(), V_c.double(), **kwargs)
+    assert "from 16 to 128, not 8" in triton_unavailable(torch.device(DEVICE), 8, torch.float32)
+    assert "not 256" in triton_unavailable(torch.device(DEVICE), 256, torch.bfloat16)
+    if GPU:
+        assert "on CUDA, not on cpu" in triton_unavailable(torch.device("cpu"), 64, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize("terms", [BOTH, ("c2p", "p2c", "p2p")], ids=lambda terms: "+".join(terms) or "none")
+@pytest.mark.parametrize("N", [113, 127, 128, 129, 511, 512, 513, 700, 1100, 2048])
+def test_float32_at_real_shapes_equals_eager(N, terms, dropout_p, relative_error, monkeypatch):
+    tensors, kwargs = random_inputs(N, B=2, H=3, d=64, buckets=256, max_distance=512, terms=terms)
+    replay = None
+    if dropout_p > 0:
+        seed = torch.tensor([99], device=DEVICE)
+        monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)
+        replay, kwargs["dropout_p"] = replay_dropout(dropout_mask(seed, 2, 3, N, dropout_p), dropout_p), dropout_p
+    mask = padding(N, [N, N // 2 + 1]).to(DEVICE)
+    compare(relative_error, tensors, reach=512, replay=replay, mask=mask, **kwargs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [32, 64, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("N", [113, 128, 512, 700, 1100, 2048])
+def test_half_precision_at_real_shapes_is_as_exact_as_eager(N, dtype, d, relative_error):
+    tensors, kwargs = random_inputs(N, B=2, H=3, d=d, buckets=256, max_distance=512, dtype=dtype)
+    assert_as_exact_as_eager(relative_error, tensors, reach=512, **kwargs)
+    first, second = (run(disentangled_attention_triton, tensors, reach=512, **kwargs) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and all(map(torch.equal, first[1], second[1]))
