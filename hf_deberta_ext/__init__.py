@@ -13,7 +13,9 @@ from transformers import (
 
 from ._version import __version__
 from .model.attention import DisentangledSelfAttention
+from .model.attention_blocked import disentangled_attention_blocked
 from .model.attention_eager import disentangled_attention_eager
+from .model.attention_sdpa import disentangled_attention_sdpa
 from .model.checkpoint_layouts import LoadingReport
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.enhanced_mask_decoder import EnhancedMaskDecoder
@@ -27,7 +29,9 @@ from .model.modeling_deberta_ext import (
     DebertaExtModel,
     DebertaExtPreTrainedModel,
 )
+from .model.relative_position import RelativePosition
 from .model.replaced_token_detection import ReplacedTokenDetectionHead
+from .model.unpadding import PackedSequences
 
 __all__ = [
     "DebertaExtConfig",
@@ -42,9 +46,13 @@ __all__ = [
     "DisentangledSelfAttention",
     "EnhancedMaskDecoder",
     "LoadingReport",
+    "PackedSequences",
+    "RelativePosition",
     "ReplacedTokenDetectionHead",
     "__version__",
+    "disentangled_attention_blocked",
     "disentangled_attention_eager",
+    "disentangled_attention_sdpa",
 ]
 
 AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)

@@ -56,7 +56,7 @@ def disentangled_attention_eager(
             N = K_c.shape[-2]
             keys = torch.arange(N, device=Q_c.device)
             queries = keys if query_positions is None else query_positions[:, None]  # [N] or [B, 1, Q]
-            offset = queries.unsqueeze(-1) - keys + len(delta) // 2  # [N, N] or [B, 1, Q, N]
+            offset = queries.unsqueeze(-1) - keys + delta.shape[0] // 2  # [N, N] or [B, 1, Q, N]
             row = delta[offset].expand_as(A)
         if "c2p" in terms:
             c2p = Q_c @ K_r.to(wide).transpose(-1, -2)  # [B, H, Q, R]

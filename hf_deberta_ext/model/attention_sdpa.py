@@ -40,7 +40,7 @@ def disentangled_attention_sdpa(
             shape = (*q.shape[:3], k.shape[2])
             keys = torch.arange(k.shape[2], device=q.device)
             queries = keys if query_positions is None else query_positions[:, None]
-            offset = queries.unsqueeze(-1) - keys + len(delta) // 2  # [N, N] or [B, 1, Q, N]
+            offset = queries.unsqueeze(-1) - keys + delta.shape[0] // 2  # [N, N] or [B, 1, Q, N]
             row = delta[offset].expand(shape)
             bias = q.new_zeros(())
             if "c2p" in terms:

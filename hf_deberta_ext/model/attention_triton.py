@@ -996,8 +996,9 @@ def triton_unavailable(device: torch.device, head_dim: int, dtype: torch.dtype) 
     """Why `disentangled_attention_triton` cannot serve tensors like these; None where it can."""
     if triton is None:
         return "the package triton is not installed"
-    if not hasattr(tl, "gather"):
-        return f"triton {triton.__version__} has no gather; 3.3 or later is needed"
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
+        # 3.2 has no gather; 3.3 makes the flat gather of a tile thousands of warp shuffles.
+        return f"triton 3.4 or later is needed, found {triton.__version__}"
     if torch.device(device).type != "cuda" and not INTERPRETED:
         return f"it runs on CUDA, not on {torch.device(device).type}"
     if not 16 <= head_dim <= 128:
