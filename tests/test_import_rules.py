@@ -29,6 +29,7 @@ ALLOWED = {
     "hub": {"model"},
     "plots": {"model"},
     "pretraining": {"model"},
+    "replace_attention": {"model"},
     "sift": set(),
     "tasks": set(),
     "tokenization": {"model"},

@@ -25,8 +25,8 @@ __all__ = ["disentangled_attention_blocked"]
 
 # Up to this length, a sequence is one tile.
 SHORT = 128
-# Queries in a product with K_x; keys in a product with Q_x (long sequences).
-C2P_ROWS, P2C_KEYS = 64, 32
+# Queries in a product with K_x.
+C2P_ROWS = 64
 # Scores in a chunk of short sequences.
 CHUNK = 2**19
 # A cache line of float32.
@@ -160,7 +160,9 @@ def _rows(N: int) -> int:
 
 def _tile(N: int) -> int:
     """Keys in a product with Q_x."""
-    return P2C_KEYS if N > SHORT else _round_up(N, LINE)
+    if N <= SHORT:
+        return _round_up(N, LINE)
+    return 64 if N <= 1024 else 32
 
 
 def _key_count(N: int) -> int:
@@ -221,7 +223,7 @@ class _Chunk:
         return (windows.movedim(-1, 2) if table.dim() > 2 else windows).flatten(0, 1)
 
     def c2p_rows(self, n: int) -> int:
-        return C2P_ROWS if n % C2P_ROWS == 0 else n
+        return n if self.N <= SHORT or n % C2P_ROWS else C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
         """q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
@@ -281,8 +283,8 @@ class _Chunk:
             scores.masked_fill_(dead[..., None], 0.0)
         return A
 
-    def dropped(self, P: torch.Tensor) -> torch.Tensor | None:
-        """Which probabilities of the next block dropout drops, bool of the shape of P; None without dropout.
+    def kept(self, P: torch.Tensor) -> torch.Tensor | None:
+        """0 or 1 in the shape of P: which probabilities of the next block dropout keeps; None without dropout.
 
         16 random bits each, four at a time, are less work than bernoulli_. The threshold is one of the two whole numbers
         beside p · 2^16, drawn so that each probability is dropped with probability p exactly.
@@ -292,18 +294,19 @@ class _Chunk:
         bits = self.scratch.random_bits(P.numel(), self.generator)
         threshold = self.dropout_p * 2**16
         draw = torch.rand((), dtype=torch.float64, generator=self.generator, device=P.device)
-        return (bits < (threshold - 2**15 + draw).floor().to(torch.int16)).view(P.shape)
+        threshold = (threshold - 2**15 + draw).floor().to(torch.int16)
+        return torch.ge(bits, threshold, out=self.scratch("kept", P.numel())).view(P.shape)
 
     def forward(self, out: torch.Tensor):
         """Writes this chunk's part of out [H, B, N, d]."""
         out = self.part(out).flatten(0, 1)
         for i0, i1 in _blocks(self.N, _rows(self.N)):
             P = self.probabilities(i0, i1)
-            dropped = self.dropped(P)
-            if dropped is not None:
-                P.masked_fill_(dropped, 0.0)
+            kept = self.kept(P)
+            if kept is not None:
+                P.mul_(kept)
             o = torch.bmm(P, self.v, out=out[:, i0:i1])
-            if dropped is not None:
+            if kept is not None:
                 o.mul_(1 / (1 - self.dropout_p))
 
     def backward(self, d_out, d_q, d_k, d_v, d_K_x, d_Q_x, d_bias_x):
@@ -312,14 +315,14 @@ class _Chunk:
         d_K_x, d_Q_x, d_bias_x = (None if x is None else x[self.where[0]] for x in (d_K_x, d_Q_x, d_bias_x))
         for i0, i1 in _blocks(self.N, _rows(self.N)):
             P, d_o = self.probabilities(i0, i1), d_out[:, i0:i1]
-            dropped, kept = self.dropped(P), P
-            if dropped is not None:
+            kept = self.kept(P)
+            if kept is None:
+                dv.baddbmm_(P.mT, d_o)
+                dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape))
+            else:
                 d_o = d_o * (1 / (1 - self.dropout_p))
-                kept = self.scratch("kept", *P.shape).copy_(P).masked_fill_(dropped, 0.0)
-            dv.baddbmm_(kept.mT, d_o)
-            dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape))
-            if dropped is not None:
-                dA.masked_fill_(dropped, 0.0)
+                dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape)).mul_(kept)
+                dv.baddbmm_(kept.mul_(P).mT, d_o)
             torch.ops.aten._softmax_backward_data(dA, P, -1, P.dtype, grad_input=dA)
             torch.bmm(dA, self.k, out=dq[:, i0:i1])
             dk.baddbmm_(dA.mT, self.q[:, i0:i1])

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every backend in plain PyTorch against the equation as written: outputs, gradients, dropout, memory, whole models."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtModel,
+    disentangled_attention_blocked,
+    disentangled_attention_eager,
+    disentangled_attention_sdpa,
+)
+from hf_deberta_ext.model.relative_position import RelativePosition
+
+BACKENDS = {"blocked": disentangled_attention_blocked, "sdpa": disentangled_attention_sdpa}
+NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
+LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700, 1100)
+MASKS = ("none", "right", "left", "documents", "dead-row")
+TERMS = (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2p",), ())
+TABLES = ("plain", "buckets")
+B, H = 2, 2
+# Every pair of values of two factors occurs.
+COVERING = [
+    (N, MASKS[row], TERMS[(row + place) % 5], TABLES[(row + place) % 2])
+    for place, N in enumerate(LENGTHS)
+    for row in range(5)
+]
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def make_mask(kind, N):
+    """[B, 1, 1 or N, N]; True = may attend."""
+    places = torch.arange(N)
+    lengths = torch.tensor([N, (N + 1) // 2])[:, None]
+    if kind == "none":
+        return None
+    if kind == "right":
+        return (places < lengths)[:, None, None]
+    if kind == "left":
+        return (places >= N - lengths)[:, None, None]
+    document = places // max(1, N // 3)
+    mask = (document[:, None] == document).expand(B, 1, N, N).clone()
+    if kind == "dead-row":
+        mask[0, 0, N // 2] = False
+    return mask
+
+
+def make_inputs(N, terms, table="buckets", mask="none", *, d=8, length=None, dtype=torch.float32, seed=0, device="cpu"):
+    """Leaves Q_c, K_c, V_c, K_r, Q_r (the content as transposed views), and the other arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    position = RelativePosition(buckets=16 if table == "buckets" else -1, max_distance=40 if table == "buckets" else N + 3)
+    R = 32 if table == "buckets" else 2 * (N + 3)
+    content = [torch.randn(B, N, H * d, generator=generator).unflatten(-1, (H, d)).transpose(1, 2) for _ in range(3)]
+    tables = [torch.randn(H, R, d, generator=generator) for _ in range(2)]
+    leaves = [x.to(device, dtype).requires_grad_() for x in (*content, *tables)]
+    mask = make_mask(mask, N)
+    options = dict(
+        delta=position(length or N).to(device), terms=terms, scale=1 / math.sqrt(d * (1 + len(terms))),
+        mask=mask if mask is None else mask.to(device),
+    )  # fmt: skip
+    return leaves, options | dict(reach=position.max_distance)
+
+
+def call(backend, leaves, options, **more):
+    Q_c, K_c, V_c, K_r, Q_r = leaves
+    options = options | more
+    if backend != "blocked":
+        options = {name: value for name, value in options.items() if name != "reach"}
+    out = {"eager": disentangled_attention_eager, **BACKENDS}[backend](Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options)
+    return out[0] if backend == "eager" else out
+
+
+def run(backend, leaves, options, dtype=None):
+    """Output and the gradients of the five leaves, for a weight of each output that depends on shapes alone."""
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in leaves]
+    out = call(backend, leaves, options)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return out.detach(), torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
+
+
+def whole(x):
+    return x.flatten()[None]
+
+
+def assert_same(backend, leaves, options, relative_error, tolerance=1e-5):
+    out, gradients = run(backend, leaves, options)
+    reference, expected = run("eager", leaves, options, torch.float64)
+    assert out.dtype == leaves[0].dtype and out.shape == reference.shape
+    assert relative_error(backend, out, reference) < tolerance
+    if options["mask"] is not None:
+        dead = ~options["mask"].any(-1).expand(B, H, out.shape[2])
+        assert not out[dead].any() and not gradients[0][dead].any()
+    for place, (name, gradient, wanted) in enumerate(zip(NAMES, gradients, expected, strict=True)):
+        assert (gradient is None) == (wanted is None), name
+        if wanted is None:
+            continue
+        assert gradient.dtype == leaves[0].dtype
+        rows = wanted.norm(dim=-1)
+        if rows.max() < 1e-12:
+            assert out.shape[2] == 1 and gradient.abs().max() < 1e-6, name
+            continue
+
+        def error_of(label, x, wanted=wanted, rows=rows):
+            return max(relative_error(label, whole(x), whole(wanted)), relative_error(label, x, wanted, rows >= rows.mean()))
+
+        error = error_of(f"{backend}, gradients", gradient)
+        if error >= tolerance:
+            # Where the gradients of keys cancel each other, eager is no better.
+            eager = run("eager", leaves, options)[1][place]
+            assert error < 2 * error_of("eager, gradients", eager), name
+
+
+@backends
+def test_two_queries_and_two_keys_by_hand(backend):
+    # As for eager: delta(0, 0) = 1, delta(0, 1) = 0, delta(1, 0) = 1.
+    Q_c, K_c = torch.tensor([1.0, 1.0]).view(1, 1, 2, 1), torch.tensor([2.0, 3.0]).view(1, 1, 2, 1)
+    V_c = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
+    K_r, Q_r = torch.tensor([0.5, -1.0]).view(1, 2, 1), torch.tensor([0.25, 1.0]).view(1, 2, 1)
+    out = BACKENDS[backend](
+        Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=torch.tensor([0, 1, 1]), terms=("c2p", "p2c"), scale=0.5
+    )
+    first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
+    second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
+    assert torch.allclose(out.flatten(), torch.stack([first, second]) @ V_c.flatten())
+
+
+def test_covering_design_has_every_pair_of_values():
+    pairs = {(a, b) for case in COVERING for a, b in itertools.combinations(enumerate(map(str, case)), 2)}
+    values = [map(str, factor) for factor in (LENGTHS, MASKS, TERMS, TABLES)]
+    values = [[(place, value) for value in factor] for place, factor in enumerate(values)]
+    wanted = {pair for a, b in itertools.combinations(values, 2) for pair in itertools.product(a, b)}
+    assert pairs == wanted
+
+
+@backends
+@pytest.mark.parametrize(
+    ("N", "mask", "terms", "table"), COVERING, ids=lambda x: ("+".join(x) or "no-terms") if isinstance(x, tuple) else None
+)
+def test_outputs_and_gradients_equal_eager(N, mask, terms, table, backend, relative_error):
+    leaves, options = make_inputs(N, terms, table, mask, d=(8, 12, 16)[N % 3], seed=N)
+    assert_same(backend, leaves, options, relative_error)
+
+
+@pytest.mark.gpu
+@backends
+@pytest.mark.parametrize("N", LENGTHS)
+def test_outputs_and_gradients_equal_eager_on_cuda(N, backend, relative_error):
+    for _, mask, terms, table in (case for case in COVERING if case[0] == N):
+        leaves, options = make_inputs(N, terms, table, mask, d=16, seed=N, device="cuda")
+        assert_same(backend, leaves, options, relative_error)
+
+
+@pytest.mark.slow
+@backends
+@pytest.mark.parametrize("N", [*LENGTHS, 1025, 2048, 2100])
+def test_outputs_and_gradients_equal_eager_everywhere(N, backend, relative_error):
+    for mask, terms, table in itertools.product(MASKS, TERMS, TABLES):
+        leaves, options = make_inputs(N, terms, table, mask, d=16, seed=N)
+        assert_same(backend, leaves, options, relative_error)
+
+
+@backends
+@pytest.mark.parametrize("terms", [("c2p", "p2c", "p2p"), ("c2p", "p2p"), ("p2c", "p2p")], ids="+".join)
+@pytest.mark.parametrize("N", [33, 300])
+def test_p2p_beside_other_terms_equals_eager(terms, N, backend, relative_error):
+    leaves, options = make_inputs(N, terms, mask="right")
+    assert_same(backend, leaves, options, relative_error)
+
+
+@backends
+@pytest.mark.parametrize("N", [7, 128, 300])
+@pytest.mark.parametrize("table", TABLES)
+def test_delta_may_be_longer_than_the_keys(table, N, backend, relative_error):
+    """A batch with padding to a common table, documents of a stream: L > N."""
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), table, length=N + 90)
+    assert_same(backend, leaves, options, relative_error)
+    exact, options = make_inputs(N, ("c2p", "p2c", "p2p"), table)
+    longer = make_inputs(N, ("c2p", "p2c", "p2p"), table, length=N + 90)[1]
+    assert torch.allclose(call(backend, exact, options), call(backend, exact, longer), atol=1e-6)
+
+
+@pytest.mark.parametrize("N", [50, 127, 290, 600])
+def test_blocked_gives_the_same_whatever_it_knows_of_reach(N, relative_error):
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask="right")
+    out, gradients = run("blocked", leaves, options)
+    for reach in (None, 41, 100, N, 2 * N):
+        other, others = run("blocked", leaves, options | dict(reach=reach))
+        assert relative_error("blocked, reach", other, out) < 1e-5
+        for gradient, wanted in zip(others, gradients, strict=True):
+            assert relative_error("blocked, reach", whole(gradient), whole(wanted)) < 1e-5
+
+
+@backends
+@pytest.mark.parametrize("N", [20, 140])
+@pytest.mark.parametrize("shape", ["B11N", "11NN", "1HNN", "BHNN", "B1N1", "NN"])
+def test_masks_broadcast(shape, N, backend, relative_error):
+    sizes = dict(B11N=(B, 1, 1, N), NN=(N, N)) | {"11NN": (1, 1, N, N), "1HNN": (1, H, N, N)}
+    sizes |= dict(BHNN=(B, H, N, N), B1N1=(B, 1, N, 1))
+    leaves, options = make_inputs(N, ("c2p", "p2c"))
+    options["mask"] = torch.rand(sizes[shape], generator=torch.Generator().manual_seed(2)) > 0.3
+    assert_same(backend, leaves, options, relative_error)
+
+
+@backends
+@pytest.mark.parametrize("name", NAMES)
+def test_one_argument_alone_may_need_a_gradient(name, backend):
+    leaves, options = make_inputs(40, ("c2p", "p2c"))
+    wanted = run(backend, leaves, options)[1][NAMES.index(name)]
+    alone = [x.detach().requires_grad_(other == name) for x, other in zip(leaves, NAMES, strict=True)]
+    out = call(backend, alone, options)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out * weight).sum().backward()
+    gradient = alone[NAMES.index(name)].grad
+    assert gradient.any() and torch.allclose(gradient, wanted, atol=1e-6)
+
+
+@backends
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("N", "mask"), [(33, "dead-row"), (129, "right"), (513, "documents")])
+def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_error):
+    leaves, options = make_inputs(N, ("c2p", "p2c"), mask=mask, d=16, dtype=dtype)
+    exact, exact_gradients = run("eager", leaves, options, torch.float64)
+    eager, eager_gradients = run("eager", leaves, options)
+    out, gradients = run(backend, leaves, options)
+    assert out.dtype == dtype
+    error = relative_error(f"{backend}, half", out, exact)
+    assert error <= 2 * relative_error("eager, half", eager, exact)
+    for ours, theirs, wanted in zip(gradients, eager_gradients, exact_gradients, strict=True):
+        assert ours.dtype == dtype
+        error = relative_error(f"{backend}, half", whole(ours), whole(wanted))
+        assert error <= 2 * relative_error("eager, half", whole(theirs), whole(wanted))
+
+
+@backends
+def test_logits_stay_in_float32_under_autocast(backend):
+    leaves, options = make_inputs(140, ("c2p", "p2c"))
+    out, gradients = run(backend, leaves, options)
+    with torch.autocast("cpu", torch.bfloat16):
+        again, others = run(backend, leaves, options)
+    assert torch.equal(out, again)
+    assert all(map(torch.equal, gradients, others))
+
+
+@backends
+@pytest.mark.parametrize("N", [30, 300])
+def test_a_sequence_does_not_depend_on_its_neighbours_in_the_batch(N, backend):
+    leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right")
+    with torch.no_grad():
+        out = call(backend, leaves, options)
+        for x in leaves[:3]:
+            x[1] = x[1].flip(0)
+        assert torch.equal(call(backend, leaves, options)[0], out[0])
+
+
+# Dropout. N = 64 is one tile, N = 160 is not.
+
+
+def eye_inputs(N, seed=0):
+    """V_c = identity: the output is the matrix of probabilities."""
+    leaves, options = make_inputs(N, ("c2p", "p2c"), d=N, seed=seed)
+    with torch.no_grad():
+        leaves[2].copy_(torch.eye(N).expand(B, H, N, N))
+    return leaves, options | dict(scale=0.1 / N)
+
+
+@backends
+@pytest.mark.parametrize("N", [64, 160])
+def test_dropout_drops_probabilities_at_the_exact_rate(N, backend):
+    leaves, options = eye_inputs(N)
+    torch.manual_seed(0)
+    clean, out = call(backend, leaves, options), call(backend, leaves, options, dropout_p=0.25)
+    dropped = out == 0
+    sigma = math.sqrt(0.25 * 0.75 / out.numel())
+    assert abs(dropped.double().mean().item() - 0.25) < 5 * sigma
+    for axis in range(4):
+        rest = [other for other in range(4) if other != axis]
+        rates = dropped.double().mean(rest)
+        assert (rates - 0.25).abs().max() < 5.5 * sigma * math.sqrt(len(rates))
+    assert torch.allclose(out[~dropped], clean[~dropped] / 0.75, rtol=1e-4)
+
+
+@backends
+@pytest.mark.parametrize("N", [24, 140])
+def test_dropout_keeps_the_mean(N, backend):
+    leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        clean = call(backend, leaves, options)
+        mean = sum(call(backend, leaves, options, dropout_p=0.3) for _ in range(200)) / 200
+    one = (call(backend, leaves, options, dropout_p=0.3) - clean).norm()
+    assert (mean - clean).norm() < 2 * one / math.sqrt(200)
+
+
+@backends
+@pytest.mark.parametrize("N", [20, 140])
+def test_dropout_differs_between_calls_and_follows_the_seed(N, backend):
+    leaves, options = eye_inputs(N)
+    torch.manual_seed(0)
+    first, second = (call(backend, leaves, options, dropout_p=0.5) == 0 for _ in range(2))
+    torch.manual_seed(0)
+    assert torch.equal(call(backend, leaves, options, dropout_p=0.5) == 0, first)
+    assert abs((first == second).double().mean().item() - 0.5) < 0.1
+    # Neither heads nor sequences nor blocks of queries share a mask.
+    heads = first.flatten(0, 1).flatten(1).double()
+    same = (heads[:, None] == heads).double().mean(-1) - torch.eye(len(heads)) * 0.5
+    assert (same - 0.5).abs().max() < 0.15
+
+
+@backends
+@pytest.mark.parametrize("N", [64, 160])
+def test_dropout_of_the_backward_is_that_of_the_forward(N, backend):
+    """With V_c = identity, out is the matrix of kept probabilities, and the gradient of V_c its transpose times d_out."""
+    leaves, options = eye_inputs(N)
+    out = call(backend, leaves, options, dropout_p=0.3)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    # Between the passes others draw random numbers.
+    torch.rand(7)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), leaves[2])
+    assert torch.allclose(gradient, out.detach().mT @ weight, atol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize(("N", "mask"), [(9, "dead-row"), (131, "right")])
+def test_dropout_gradients_equal_finite_differences(N, mask, backend):
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask=mask, d=3, dtype=torch.float64)
+
+    def function(*leaves):
+        torch.manual_seed(5)
+        return call(backend, leaves, options, dropout_p=0.3)
+
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+
+
+# Memory.
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no-dropout", "dropout"])
+def test_blocked_makes_and_keeps_no_tensor_of_all_scores(dropout_p):
+    N = 1100
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask="right")
+    kept = []
+
+    def keep(x):
+        kept.append(x)
+        return x
+
+    with Largest() as largest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = call("blocked", leaves, options, dropout_p=dropout_p)
+        out.sum().backward()
+    assert kept and max(x.numel() for x in kept) <= B * H * (N + 64) * 8
+    assert largest.elements < N * N < B * H * N * N
+
+
+# Whole models. Unpadding is off, so that a backend sees the mask.
+
+MODELS = {
+    "v1": ("v1", dict()),
+    "v1-shared": ("v1", dict(share_att_key=True)),
+    "v2": ("v2", dict()),
+    "v3": ("v3", dict()),
+    "v3-separate": ("v3", dict(share_att_key=False)),
+    "v3-p2p": ("v3", dict(pos_att_type="c2p|p2c|p2p")),
+}
+POSITIONS = dict(max_position_embeddings=160, max_relative_positions=64)
+
+
+def gradients_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def compare_models(build, loss_of, backend, relative_error):
+    """Output and gradients of every parameter with a backend, against the same model in float64 with "eager"."""
+    results = {}
+    for name in ("exact", "eager", backend):
+        model = build().train()
+        model.set_unpadding(False)
+        model.set_attn_implementation("eager" if name == "exact" else "auto" if name is None else name)
+        model = model.double() if name == "exact" else model
+        out, loss = loss_of(model)
+        results[name] = out.detach(), gradients_of(model, loss), model.attention_backends()
+    (exact, exact_gradients, _), (eager, eager_gradients, _) = results["exact"], results["eager"]
+    out, gradients, ran = results[backend]
+    label = f"model, {backend or 'automatic'}"
+    assert relative_error(label, out, exact) < max(1e-5, 2 * relative_error("model, eager", eager, exact))
+    total = max(x.norm() for x in exact_gradients.values())
+    vanishing = []
+    for name, wanted in exact_gradients.items():
+        if wanted.norm() < 1e-9 * total:
+            # Softmax does not see what is the same for all keys.
+            assert gradients[name].norm() < 1e-5 * total, name
+            vanishing.append(name)
+            continue
+        limit = max(1e-5, 2 * relative_error("model, eager", whole(eager_gradients[name]), whole(wanted)))
+        assert relative_error(f"{label}, gradients", whole(gradients[name]), whole(wanted)) < limit, name
+    assert all(name.endswith(("key_proj.bias", "lm_head.decoder.bias")) for name in vanishing), vanishing
+    return {name for name, _ in ran.values()}
+
+
+@pytest.mark.parametrize("backend", ["blocked", "sdpa", None], ids=["blocked", "sdpa", "automatic"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, shake, batch, relative_error):
+    family, overrides = MODELS[kind]
+    ids, mask = batch(3, 150, [150, 70, 1])
+    weight = torch.randn(3, 150, 32, generator=torch.Generator().manual_seed(4))
+
+    def loss_of(model):
+        states = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        return states, (states * weight[mask.bool()]).sum()
+
+    def build():
+        return shake(DebertaExtModel(tiny_config(family, **POSITIONS, **overrides)))
+
+    ran = compare_models(build, loss_of, backend, relative_error)
+    assert ran == {backend or "blocked"}
+
+
+@pytest.mark.parametrize("backend", ["blocked", "sdpa", None], ids=["blocked", "sdpa", "automatic"])
+@pytest.mark.parametrize("decoded", ["all", "half", "few"])
+@pytest.mark.parametrize(("kind", "flat"), [("v1", True), ("v2", True), ("v3", True), ("v3", False)])
+def test_masked_lm_equals_eager_with_every_query_stream(
+    kind, flat, decoded, backend, tiny_config, shake, batch, relative_error
+):
+    """The Enhanced Mask Decoder, on all positions or on labelled ones; `flat` is the shape of the mask."""
+    ids, mask = batch(2, 140, [140, 90])
+    share = dict(all=0.5, half=0.5, few=0.1)[decoded]
+    chosen = (torch.rand(2, 140, generator=torch.Generator().manual_seed(1)) < share) & mask.bool()
+    labels = ids.masked_fill(~chosen, -100)
+    if not flat:
+        document = torch.arange(140) // 47
+        mask = mask[:, None] * mask[:, :, None] * (document[:, None] == document)
+
+    def loss_of(model):
+        out = model(ids, attention_mask=mask, labels=labels, masked_only=decoded != "all")
+        return out.logits if decoded != "all" else out.logits[chosen], out.loss
+
+    def build():
+        return shake(DebertaExtForMaskedLM(tiny_config(kind, **POSITIONS)))
+
+    ran = compare_models(build, loss_of, backend, relative_error)
+    assert ran == ({backend} if backend else {"blocked", "eager"} if decoded == "few" else {"blocked"})
