@@ -174,6 +174,8 @@ def _rows(relative_positions: torch.Tensor, span: int) -> torch.Tensor:
 def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
     """Whether delta(i, j) never falls as i - j rises, and the distance from which on it stays at either end of the table;
     None if that is far away."""
+    if buckets == 1:
+        return False, None
     far = 4 * max_distance
     span = _span(buckets, max_distance)
     delta = _rows(_relative_positions(far + 1, buckets, max_distance), span)
@@ -229,13 +231,15 @@ class _ReplacedSelfAttention(_Replaced):
         """[..., N, H·x] -> [..., H, N, x]"""
         return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(-2, -3)
 
-    def positions(self, N: int, rel_embeddings: torch.Tensor, offsets: torch.Tensor | None, device: torch.device) -> dict:
-        """K_r, Q_r and delta, from the relative table and [2N - 1] relative positions or None."""
+    def positions(
+        self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
+    ) -> dict:
+        """K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
         buckets, M = _table(self)
         span = _span(buckets, M)
-        if offsets is None:
-            offsets = _relative_positions(N, buckets, M, device)
-        delta = _rows(offsets.to(device), span)
+        if relative_pos is None or relative_pos.dim() > 1:
+            relative_pos = _relative_positions(N, buckets, M, device)
+        delta = _rows(relative_pos.to(device), span)
         first, end = 0, 2 * span
         if not self.keeps(rel_embeddings.device):
             # Short sequences need only the rows in the middle of the table, where a row is a distance.

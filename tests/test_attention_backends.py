@@ -121,9 +121,7 @@ def test_two_queries_and_two_keys_by_hand(backend):
     Q_c, K_c = torch.tensor([1.0, 1.0]).view(1, 1, 2, 1), torch.tensor([2.0, 3.0]).view(1, 1, 2, 1)
     V_c = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
     K_r, Q_r = torch.tensor([0.5, -1.0]).view(1, 2, 1), torch.tensor([0.25, 1.0]).view(1, 2, 1)
-    out = BACKENDS[backend](
-        Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=torch.tensor([0, 1, 1]), terms=("c2p", "p2c"), scale=0.5
-    )
+    out = BACKENDS[backend](Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=torch.tensor([0, 1, 1]), terms=("c2p", "p2c"), scale=0.5)
     first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
     second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
     assert torch.allclose(out.flatten(), torch.stack([first, second]) @ V_c.flatten())

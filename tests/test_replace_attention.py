@@ -2,20 +2,696 @@
 """Stock DeBERTa models on our backends: same outputs, gradients, parameters and files, wherever the attention sits."""
 
 import copy
-import functools
+import io
 import pickle
 
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    DebertaV2Model,
-)
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from hf_deberta_ext import DebertaExtModel
-from hf_deberta_ext import replace_attention as module_under_test  # noqa: F401
+from hf_deberta_ext import DebertaExtModel, RelativePosition
+from hf_deberta_ext import replace_attention as unit
+from hf_deberta_ext.replace_attention import replace_attention, restore_attention
+
+# The relative table of these tiny models ends at 64.
+FAMILIES = {
+    "v1": ("v1", {}),
+    "v1, c2p alone": ("v1", dict(pos_att_type=["c2p"])),
+    "v1, p2c alone": ("v1", dict(pos_att_type=["p2c"])),
+    "v1, no relative attention": ("v1", dict(relative_attention=False)),
+    "v2, conv": ("v2", {}),
+    "v3": ("v3", {}),
+    "v3, p2c alone": ("v3", dict(pos_att_type=["p2c"])),
+    "separate projections": ("v3", dict(share_att_key=False)),
+    "separate, c2p alone": ("v3", dict(share_att_key=False, pos_att_type=["c2p"])),
+    "no buckets": ("v3", dict(position_buckets=-1, norm_rel_ebd="none")),
+    "odd buckets": ("v3", dict(position_buckets=15)),
+    "tiny table": ("v3", dict(position_buckets=8, max_relative_positions=12)),
+    "no relative attention": ("v3", dict(relative_attention=False)),
+}
+BOTH = ["v1", "v3"]
+LENGTHS = [1, 17, 64, 65, 300]
+
+
+@pytest.fixture
+def stock(stock_config, shake):
+    """stock(family, auto_class=AutoModel, **overrides): a stock model with random weights, in eval mode."""
+
+    def build(family="v3", auto_class=AutoModel, **overrides):
+        kind, changes = FAMILIES[family]
+        return shake(auto_class.from_config(stock_config(kind, **(changes | overrides))))
+
+    return build
+
+
+@pytest.fixture
+def padded(batch):
+    """padded(N, side): ids and mask of two rows, of which the second has padding; side "none": no padding."""
+
+    def build(N, side="right"):
+        lengths = [N, N if side == "none" else (N + 1) // 2]
+        return batch(2, N, lengths, side="right" if side == "none" else side)
+
+    return build
+
+
+def attentions(model):
+    stock = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
+    return [module for module in model.modules() if isinstance(module, stock)]
+
+
+def backends(model):
+    return {module.last_backend[0] for module in attentions(model)}
+
+
+def gradients(model, ids, mask, **options):
+    """Of a loss on real positions, for every parameter."""
+    model.zero_grad()
+    states = model(ids, attention_mask=mask, **options).last_hidden_state
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(states.dtype)
+    (states * weights)[mask.bool()].sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def largest_difference(ours, reference):
+    """Of gradients by name, each relative to its norm or to a thousandth of the largest; some are zero but for rounding."""
+    assert [name for name, grad in ours.items() if grad is None] == [n for n, grad in reference.items() if grad is None]
+    reference = {name: grad for name, grad in reference.items() if grad is not None}
+    least = 1e-3 * max(grad.norm() for grad in reference.values())
+    return max((ours[name] - grad).norm() / grad.norm().clamp(min=least) for name, grad in reference.items()).item()
+
+
+class TokenEncoder(nn.Module):
+    """As GLiNER does: the backbone some attributes down, beside modules of its own."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.bert_layer = nn.Module()
+        self.bert_layer.model = backbone
+        self.projection = nn.Linear(backbone.config.hidden_size, 5)
+
+    def forward(self, input_ids, attention_mask):
+        return self.projection(self.bert_layer.model(input_ids, attention_mask=attention_mask).last_hidden_state)
+
+
+class CrossEncoder(nn.Sequential):
+    """As sentence-transformers does: a pipeline whose first module holds a model with a head."""
+
+    def forward(self, features):
+        return super().forward(features).logits
+
+
+class Reader(nn.Module):
+    def __init__(self, auto_model):
+        super().__init__()
+        self.auto_model = auto_model
+
+    def forward(self, features):
+        return self.auto_model(**features)
+
+
+# ------- positions, by hand
+
+
+def test_delta_beyond_the_table_is_the_one_of_stock():
+    # M = 3: rows 0 ... 5; r = -3 is the last one with a row of its own.
+    rows = unit._rows(unit._relative_positions(6, -1, 3), 3)
+    assert rows.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5]
+    # With buckets, stock reads row 0 from -M on, the official code row 1.
+    rows = unit._rows(unit._relative_positions(14, 8, 12), 8)
+    official = RelativePosition(buckets=8, max_distance=12)(14)
+    assert rows[:4].tolist() == [0, 0, 1, 1] and official[:4].tolist() == [1, 1, 1, 1]
+    assert torch.equal(rows[2:], official[2:])
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, 40])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(8, 12), (15, 64), (-1, 9)], ids=["buckets", "odd", "none"])
+def test_relative_positions_are_the_matrix_of_stock(buckets, max_distance, length):
+    x = torch.zeros(1, length, 4)
+    expected = v2.build_relative_position(x, x, bucket_size=buckets, max_position=max_distance)
+    assert torch.equal(unit._as_stock(unit._relative_positions(length, buckets, max_distance)), expected)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "max_distance", "expected"),
+    [(256, 512, (True, 512)), (-1, 64, (True, 64)), (256, 256, (True, 256)), (15, 64, (True, 91)), (5, 1000, (True, None))],
+    ids=["released", "no buckets", "few far ones", "odd", "far away"],
+)
+def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
+    assert unit._rises_and_reach(buckets, max_distance) == expected
+
+
+# ------- what stays as it is
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_parameters_hooks_and_state_dict_stay_the_same_objects(family, stock):
+    model = stock(family)
+    model.encoder.layer[1].attention.self.requires_grad_(False)
+    calls = []
+    model.encoder.layer[0].attention.self.register_forward_hook(lambda *_: calls.append("hook"))
+    before = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+    keys, modules = [*model.state_dict()], [(name, id(module)) for name, module in model.named_modules()]
+    report = replace_attention(model)
+    assert report.replaced == [f"encoder.layer.{i}.attention.self" for i in range(3)] and not report.left_alone
+    assert before == [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+    assert keys == [*model.state_dict()] and modules == [(name, id(module)) for name, module in model.named_modules()]
+    model(torch.tensor([[7, 8, 9]]))
+    assert calls == ["hook"] and backends(model) == {"blocked"}
+    assert keys == [*model.state_dict()]
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_restore_gives_the_classes_and_the_bits_of_stock(family, stock, padded):
+    model = stock(family)
+    ids, mask = padded(20)
+    classes, attributes = [type(module) for module in model.modules()], [{*vars(module)} for module in model.modules()]
+    with torch.no_grad():
+        before = model(ids, attention_mask=mask).last_hidden_state
+        replaced = replace_attention(model).replaced
+        model(ids, attention_mask=mask)
+        assert restore_attention(model) == replaced
+        after = model(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(before, after)
+    assert classes == [type(module) for module in model.modules()]
+    assert attributes == [{*vars(module)} for module in model.modules()]
+    assert restore_attention(model) == []
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("family", BOTH)
+def test_a_replaced_model_can_be_copied_and_pickled(family, how, stock, padded):
+    model = stock(family)
+    ids, mask = padded(20)
+    replace_attention(model, "blocked")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+    size = len(pickle.dumps(model))
+    assert size < 1.5 * len(pickle.dumps(stock(family)))
+    if how == "deepcopy":
+        again = copy.deepcopy(model)
+    elif how == "pickle":
+        again = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, expected)
+    assert attentions(again)[0].attn_implementation == "blocked" and backends(again) == {"blocked"}
+    assert len(restore_attention(again)) == 3
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_a_saved_model_is_a_stock_checkpoint(family, stock, padded, tmp_path):
+    model = stock(family, AutoModelForSequenceClassification, num_labels=3)
+    ids, mask = padded(20)
+    model.save_pretrained(tmp_path / "before")
+    replace_attention(model)
+    model.save_pretrained(tmp_path / "after")
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "before" / file).read_bytes() == (tmp_path / "after" / file).read_bytes()
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "after")
+    assert type(attentions(again)[0]) in unit.ATTENTION
+    with torch.no_grad():
+        ours, theirs = model(ids, attention_mask=mask).logits, again(ids, attention_mask=mask).logits
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+# ------- stock as the reference
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_at_real_positions_are_those_of_stock(family, length, stock, padded, relative_error):
+    reference = stock(family)
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    for side in ("none", "right", "left"):
+        ids, mask = padded(length, side)
+        with torch.no_grad():
+            theirs = reference(ids, attention_mask=mask).last_hidden_state
+            ours = model(ids, attention_mask=mask).last_hidden_state
+            # Again, from what is kept.
+            again = model(ids, attention_mask=mask).last_hidden_state
+        assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+        assert torch.equal(ours, again)
+        if side == "none":
+            with torch.no_grad():
+                assert relative_error("replaced stock model", model(ids).last_hidden_state, theirs) < 1e-5
+    assert backends(model) == {"blocked"}
+
+
+@pytest.mark.parametrize("length", [1, 17, 100])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_all_parameters_are_those_of_stock(family, length, stock, padded):
+    # In float64, so that rounding does not hide a wrong gradient.
+    reference = stock(family).double()
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    for side in ("none", "right", "left"):
+        ids, mask = padded(length, side)
+        theirs, ours = gradients(reference, ids, mask), gradients(model, ids, mask)
+        assert largest_difference(ours, theirs) < 1e-6
+    assert backends(model) == {"blocked"}
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "blocked"])
+@pytest.mark.parametrize("family", BOTH)
+def test_a_backend_asked_for_by_name_serves(family, name, stock, padded, relative_error):
+    reference = stock(family)
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    replace_attention(model, name)
+    ids, mask = padded(70)
+    ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
+    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    assert backends(model) == {name}
+    assert largest_difference(gradients(model, ids, mask), gradients(reference, ids, mask)) < 1e-4
+    replace_attention(model, "auto")
+    model(ids)
+    assert attentions(model)[0].last_backend == ("blocked", "best on cpu")
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_bfloat16_is_as_near_to_the_truth_as_stock(family, stock, padded):
+    exact = stock(family)
+    ids, mask = padded(70)
+    truth = exact.double()(ids, attention_mask=mask).last_hidden_state.detach()[mask.bool()]
+    reference = stock(family).bfloat16()
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    with torch.no_grad():
+        theirs, ours = (m(ids, attention_mask=mask).last_hidden_state[mask.bool()].double() for m in (reference, model))
+    assert (ours - truth).norm() < 2 * (theirs - truth).norm()
+    assert backends(model) == {"blocked"}
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_autocast_is_as_near_to_the_truth_as_stock(family, stock, padded):
+    reference = stock(family)
+    ids, mask = padded(70)
+    with torch.no_grad():
+        truth = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+            replace_attention(reference)
+            ours = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert (ours - truth).norm() < 2 * (theirs - truth).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+@pytest.mark.parametrize("form", ["outer product", "document blocks", "keys", "one row masked"])
+@pytest.mark.parametrize("family", ["v1", "v3"])
+def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dtype, stock, relative_error):
+    model = stock(family)
+    B, N, module = 2, 20, attentions(model)[0]
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(B, N, 32, generator=generator)
+    real = torch.arange(N) < torch.tensor([[N], [13]])
+    document = torch.arange(N) // 7
+    mask = {
+        "outer product": real[:, None, None] & real[:, None, :, None],
+        "document blocks": (document[:, None] == document).expand(B, 1, N, N),
+        "keys": real[:, None, None],
+        "one row masked": torch.ones(B, 1, N, N, dtype=torch.bool).index_fill(2, torch.tensor(4), False),
+    }[form].to(dtype)
+    rows = mask.bool().any(-1)[:, 0].expand(B, N)
+    P, relative = model.encoder.get_rel_embedding(), model.encoder.get_rel_pos(hidden)
+    with torch.no_grad():
+        theirs, _ = module(hidden, mask, relative_pos=relative, rel_embeddings=P)
+        replace_attention(module)
+        ours, _ = module(hidden, mask, relative_pos=relative, rel_embeddings=P)
+        same, _ = module(hidden, mask, relative_pos=relative[0], rel_embeddings=P)
+    assert relative_error("replaced stock attention", ours, theirs, rows) < 1e-5
+    assert torch.equal(ours, same) and module.last_backend[0] == "blocked"
+    assert torch.isfinite(ours).all() and not ours[~rows].any()
+
+
+def test_encoder_takes_a_mask_for_each_query(stock, relative_error):
+    for family in BOTH:
+        reference = stock(family)
+        model = copy.deepcopy(reference)
+        replace_attention(model)
+        hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
+        document = torch.arange(20) // 7
+        mask = (document[:, None] == document).long().expand(2, 20, 20)
+        ours, theirs = (m.encoder(hidden, mask).last_hidden_state for m in (model, reference))
+        assert relative_error("replaced stock model", ours, theirs) < 1e-5
+
+
+def test_a_query_stream_gives_what_stock_gives(stock, padded, relative_error):
+    reference = stock("v3")
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    generator = torch.Generator().manual_seed(0)
+    hidden, queries = torch.randn(2, 2, 20, 32, generator=generator)
+    _, mask = padded(20)
+    ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
+    assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
+    assert backends(model) == {"blocked"}
+    # As stock's own code for EMD does.
+    ours, theirs = (
+        m.encoder.layer[-1](
+            hidden,
+            m.encoder.get_attention_mask(mask),
+            query_states=queries,
+            relative_pos=m.encoder.get_rel_pos(hidden),
+            rel_embeddings=m.encoder.get_rel_embedding(),
+        )[0]
+        for m in (model, reference)
+    )
+    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+
+
+def test_queries_of_another_length_go_to_the_code_of_stock(stock):
+    reference = stock("v3", pos_att_type=["c2p"])
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
+    for m in (model, reference):
+        m.states = m.encoder(hidden, torch.ones(2, 1, 6, 20), query_states=hidden[:, :6]).last_hidden_state
+    assert torch.equal(model.states, reference.states)
+    assert attentions(model)[0].last_backend == ("stock", "6 queries of 20 keys")
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, stock, padded):
+    reference = stock(family)
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
+    _, mask = padded(20, "none")
+    relative = torch.randint(-7, 7, (1, 20, 20), generator=torch.Generator().manual_seed(1))
+    ours, theirs = (m.encoder(hidden, mask, relative_pos=relative).last_hidden_state for m in (model, reference))
+    assert torch.equal(ours, theirs)
+    assert {module.last_backend for module in attentions(model)} == {("stock", "relative positions of the caller's own")}
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_probabilities_are_those_of_stock(family, stock, padded, relative_error):
+    reference = stock(family)
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    ids, mask = padded(20)
+    ours, theirs = (m(ids, attention_mask=mask, output_attentions=True) for m in (model, reference))
+    assert len(ours.attentions) == 3 and backends(model) == {"eager"}
+    rows = mask.bool()[:, None].expand(-1, 4, -1)
+    for probs, expected in zip(ours.attentions, theirs.attentions, strict=True):
+        assert relative_error("replaced probabilities", probs, expected, rows) < 1e-5
+    assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
+
+
+def test_masked_lm_loss_is_that_of_stock(stock, padded):
+    for family in BOTH:
+        model = stock(family, AutoModelForMaskedLM)
+        ids, mask = padded(20)
+        labels = ids.masked_fill(mask == 0, -100)
+        losses = [model(ids, attention_mask=mask, labels=labels).loss]
+        assert len(replace_attention(model).replaced) == 3
+        losses.append(model(ids, attention_mask=mask, labels=labels).loss)
+        assert torch.allclose(*losses, rtol=1e-5)
+
+
+# ------- training, and what is kept at inference
+
+
+@pytest.mark.parametrize("which", ["attention_probs_dropout_prob", "hidden_dropout_prob"])
+@pytest.mark.parametrize("family", BOTH)
+def test_dropout_of_probabilities_and_of_positions_keeps_the_mean(family, which, stock):
+    model = stock(family, **{which: 0.3})
+    module = attentions(model)[0]
+    replace_attention(module)
+    hidden = torch.randn(1, 12, 32, generator=torch.Generator().manual_seed(0))
+    P, relative, mask = 0.1 * model.encoder.get_rel_embedding(), model.encoder.get_rel_pos(hidden), torch.ones(1, 1, 12, 12)
+    with torch.no_grad():
+        clean, _ = module(hidden, mask, relative_pos=relative, rel_embeddings=P)
+        torch.manual_seed(0)
+        module.train()
+        runs = torch.stack([module(hidden, mask, relative_pos=relative, rel_embeddings=P)[0] for _ in range(300)])
+    assert not torch.equal(runs[0], runs[1])
+    assert (runs.mean(0) - clean).norm() < 0.1 * clean.norm()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", BOTH)
+def test_gradient_checkpointing_gives_the_same_gradients(family, reentrant, stock, padded):
+    model = stock(family, attention_probs_dropout_prob=0.2, hidden_dropout_prob=0.1).train()
+    replace_attention(model)
+    ids, mask = padded(20)
+    torch.manual_seed(0)
+    plain = {name: grad.clone() for name, grad in gradients(model, ids, mask).items() if grad is not None}
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    torch.manual_seed(0)
+    checkpointed = {name: grad for name, grad in gradients(model, ids, mask).items() if grad is not None}
+    if reentrant:
+        # Reentrant checkpointing loses what comes by keyword, as it does in stock: the relative table.
+        for grads in (plain, checkpointed):
+            for name in [name for name in grads if name.startswith(("encoder.rel_embeddings", "encoder.LayerNorm"))]:
+                del grads[name]
+    assert largest_difference(checkpointed, plain) < 1e-5
+
+
+def test_training_lowers_the_loss(stock, padded):
+    torch.manual_seed(0)
+    model = stock("v3", AutoModelForSequenceClassification, attention_probs_dropout_prob=0.1, num_labels=2).train()
+    replace_attention(model)
+    ids, mask = padded(20)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(15):
+        loss = model(ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
+def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, relative_error):
+    model = stock(family)
+    replace_attention(model)
+    ids, mask = padded(20)
+    for part in (
+        "rel_embeddings",
+        "pos_proj" if family == "v1" else "key_proj",
+        "pos_q_proj" if family == "v1" else "query_proj",
+    ):
+        with torch.no_grad():
+            model(ids, attention_mask=mask)
+            module = attentions(model)[1]
+            assert module.projected_positions is not None
+            for name, parameter in model.named_parameters():
+                if part in name and name.endswith("weight"):
+                    # Not the row in the middle alone.
+                    parameter[: len(parameter) // 3] += 0.5
+            ours = model(ids, attention_mask=mask).last_hidden_state
+        reference = copy.deepcopy(model)
+        restore_attention(reference)
+        with torch.no_grad():
+            theirs = reference(ids, attention_mask=mask).last_hidden_state
+        assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    model.train()
+    assert module.projected_positions is None and model.encoder.kept_rel_embedding is None
+
+
+# ------- inside of other models
+
+
+@pytest.mark.parametrize("family", ["v1", "v2, conv", "v3"])
+def test_a_model_that_holds_a_backbone(family, stock, padded, relative_error):
+    torch.manual_seed(0)
+    reference = TokenEncoder(stock(family))
+    model = copy.deepcopy(reference)
+    report = replace_attention(model)
+    assert report.replaced[0] == "bert_layer.model.encoder.layer.0.attention.self"
+    ids, mask = padded(33)
+    ours, theirs = model(ids, mask), reference(ids, mask)
+    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    for m, out in ((model, ours), (reference, theirs)):
+        out[mask.bool()].square().sum().backward()
+        m.grads = {name: parameter.grad for name, parameter in m.named_parameters()}
+    assert largest_difference(model.grads, reference.grads) < 1e-4
+    assert restore_attention(model) == report.replaced
+    assert torch.equal(model(ids, mask), theirs)
+
+
+def test_a_cross_encoder(stock, padded):
+    model = CrossEncoder(Reader(stock("v3", AutoModelForSequenceClassification, num_labels=1)))
+    ids, mask = padded(33)
+    features = dict(input_ids=ids, attention_mask=mask)
+    with torch.no_grad():
+        before = model(features)
+        assert replace_attention(model).replaced[2] == "0.auto_model.deberta.encoder.layer.2.attention.self"
+        assert torch.allclose(model(features), before, atol=1e-5)
+
+
+def test_layers_restored_one_by_one_still_give_the_same(stock, padded, relative_error):
+    reference = stock("v3")
+    model = copy.deepcopy(reference)
+    replace_attention(model)
+    ids, mask = padded(20)
+    restore_attention(model.encoder.layer[1])
+    ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
+    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    assert type(attentions(model)[1]) is v2.DisentangledSelfAttention
+    assert attentions(model)[2].last_backend[0] == "blocked"
+
+
+@pytest.mark.parametrize("order", ["adapter first", "adapter second"])
+@pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
+def test_lora_before_and_after(family, order, stock, padded):
+    peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
+    targets = ["in_proj", "pos_proj", "pos_q_proj"] if family == "v1" else ["query_proj", "key_proj", "value_proj"]
+    if family == "separate projections":
+        targets += ["pos_key_proj", "pos_query_proj"]
+    config = peft.LoraConfig(target_modules=targets, r=4, init_lora_weights=False)
+    torch.manual_seed(0)
+    reference = peft.get_peft_model(stock(family), config).eval()
+    adapter = {name: parameter.detach() for name, parameter in reference.named_parameters() if "lora_" in name}
+    model = stock(family)
+    if order == "adapter second":
+        replace_attention(model)
+    model = peft.get_peft_model(model, config).eval()
+    model.load_state_dict(adapter, strict=False)
+    if order == "adapter first":
+        replace_attention(model)
+    ids, mask = padded(20)
+    with torch.no_grad():
+        expected = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        with model.disable_adapter():
+            plain = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        # The positions that were kept above are those without the adapter.
+        ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert torch.allclose(ours, expected, atol=1e-5) and (ours - plain).norm() > 1e-2 * plain.norm()
+    ours, theirs = gradients(model, ids, mask), gradients(reference, ids, mask)
+    assert sum(grad is not None and bool(grad.any()) for grad in ours.values()) == 2 * 3 * len(targets)
+    assert largest_difference(ours, theirs) < 1e-4
+    merged = model.merge_and_unload()
+    with torch.no_grad():
+        assert torch.allclose(merged(ids, attention_mask=mask).last_hidden_state[mask.bool()], expected, atol=1e-4)
+    assert backends(merged) == {"blocked"} and len(restore_attention(merged)) == 3
+
+
+@pytest.mark.parametrize("order", ["hook first", "hook second"])
+def test_hooks_of_accelerate_before_and_after(order, stock, padded):
+    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is in the extra `test`")
+
+    class Counting(hooks.ModelHook):
+        calls = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.calls += 1
+            return args, kwargs
+
+    model, hook = stock("v3"), Counting()
+    ids, mask = padded(20)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        if order == "hook second":
+            replace_attention(model)
+        for module in model.modules():
+            hooks.add_hook_to_module(module, hook)
+        if order == "hook first":
+            assert len(replace_attention(model).replaced) == 3
+        ours = model(ids, attention_mask=mask).last_hidden_state
+        assert torch.allclose(ours[mask.bool()], expected[mask.bool()], atol=1e-5)
+        assert hook.calls > 30 and backends(model) == {"blocked"}
+        copied = copy.deepcopy(model)
+        if order == "hook first":
+            hooks.remove_hook_from_module(model, recurse=True)
+        assert len(restore_attention(model)) == 3
+        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, expected)
+        assert backends(copied) == {"blocked"}
+        assert torch.equal(copied(ids, attention_mask=mask).last_hidden_state, ours)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_torch_compile_traces_the_whole_model(family, stock, padded):
+    model = stock(family)
+    ids, mask = padded(20)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        replace_attention(model)
+        compiled = torch.compile(model, backend="eager")
+        ours = compiled(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        assert torch.allclose(ours, expected, atol=1e-5)
+
+
+# ------- errors, and what is left alone
+
+
+class OwnAttention(v2.DisentangledSelfAttention):
+    pass
+
+
+def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padded):
+    model = stock("v3")
+    first, second, _ = attentions(model)
+    first.__class__ = OwnAttention
+    forward = second.forward
+    second.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+    ids, mask = padded(20)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        report = replace_attention(model)
+        ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert report.replaced == ["encoder.layer.2.attention.self"]
+    assert report.left_alone == {
+        "encoder.layer.0.attention.self": "OwnAttention is a subclass with code of its own",
+        "encoder.layer.1.attention.self": "its forward was replaced by someone else",
+    }
+    assert torch.allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "reason"),
+    [
+        ("v1", dict(talking_head=True), "talking heads"),
+        ("v3", dict(position_buckets=64, max_relative_positions=16), "do not rise"),
+    ],
+    ids=["talking heads", "buckets beyond the distance"],
+)
+def test_a_model_with_nothing_to_replace_is_refused_with_the_reason(family, overrides, reason, stock):
+    model = stock(family, **overrides)
+    with pytest.raises(ValueError, match=f"encoder.layer.0.attention.self: .*{reason}"):
+        replace_attention(model)
+    assert not any(isinstance(module, unit._Replaced) for module in model.modules())
+
+
+def test_our_own_models_need_no_replacement(tiny_config):
+    with pytest.raises(ValueError, match=r"got DebertaExtModel .*set_attn_implementation"):
+        replace_attention(DebertaExtModel(tiny_config("v3")))
+
+
+def test_what_is_not_a_module_is_refused():
+    with pytest.raises(ValueError, match=r"expected a torch.nn.Module, got dict"):
+        replace_attention({})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("flash", "'flash' is not one of 'eager', .*'triton'"), ("triton", "cannot serve this: .*'blocked'")],
+)
+def test_a_backend_that_cannot_serve_is_refused_and_nothing_is_replaced(name, message, stock):
+    if name == "triton" and torch.cuda.is_available():
+        pytest.skip("the model is on the CPU, but this machine has CUDA")
+    model = stock("v3")
+    with pytest.raises(ValueError, match=message):
+        replace_attention(model, name)
+    assert type(attentions(model)[0]) is v2.DisentangledSelfAttention
+
+
+def test_a_backend_asked_for_by_name_never_falls_back(stock, padded):
+    model = stock("v3")
+    replace_attention(model, "blocked")
+    ids, mask = padded(20)
+    with pytest.raises(ValueError, match="'blocked' cannot serve this: it does not return attention probabilities"):
+        model(ids, attention_mask=mask, output_attentions=True)
+    with pytest.raises(ValueError, match="'blocked' cannot serve this: relative positions of the caller's own"):
+        model.encoder(torch.zeros(1, 5, 32), torch.ones(1, 5), relative_pos=torch.zeros(1, 5, 5, dtype=torch.long))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""`DisentangledSelfAttention`: projections, with the parameter names of deberta-v2, around the backend that serves a call."""
+"""`DisentangledSelfAttention`: projections, named as in deberta-v2, around the backend that serves a call."""
 
 import math
 from collections.abc import Callable
@@ -76,16 +76,18 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, **call) -
         call: arguments of `backend_unavailable`.
 
     Raises:
-        ValueError: the backend that was asked for by name cannot serve the call.
+        ValueError: the backend that was asked for by name does not exist or cannot serve the call.
     """
-    if requested is not None:
+    if requested not in (None, "auto"):
+        if requested not in BACKENDS:
+            raise ValueError(f"attn_implementation = {requested!r} is not one of {', '.join(map(repr, BACKENDS))}")
         reason = backend_unavailable(requested, **call)
         if reason is None:
             return requested, "asked for"
         others = [name for name in BACKENDS if name != requested and backend_unavailable(name, **call) is None]
         raise ValueError(
-            f"attn_implementation = {requested!r} cannot serve this: {reason}; {', '.join(map(repr, others))} can, and without "
-            "attn_implementation the best one is chosen for each call"
+            f"attn_implementation = {requested!r} cannot serve this: {reason}; {', '.join(map(repr, others))} can, and "
+            "without attn_implementation the best one is chosen for each call"
         )
     if call.get("needs_probs"):
         return "eager", "attention probabilities were asked for"
@@ -161,23 +163,26 @@ class DisentangledSelfAttention(nn.Module):
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
 
-        At inference on CPU they are kept for as long as the same table comes and the modules give the same answer for one
-        row of it: asking the modules notices whatever may have happened to them, also merged or switched adapters.
+        At inference on CPU they are kept for as long as the same table comes, no weight of the modules has a new version,
+        and the modules give the same answer to a probe: that notices what a version does not tell, such as adapters that are
+        merged through `.data` or switched off.
         """
         if not self.terms:
             return None, None
         modules = self.position_projections()
-        keep = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if not keep or rel_embeddings.device.type != "cpu":
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if traced or torch.is_grad_enabled() or self.pos_dropout.training or rel_embeddings.device.type != "cpu":
             P = self.pos_dropout(rel_embeddings)
             return tuple(module and self.split_heads(module(P)) for module in modules)
-        middle = len(rel_embeddings) // 2
-        probes = [module(rel_embeddings[middle : middle + 1]) for module in modules if module is not None]
+        probe = torch.arange(rel_embeddings.shape[1]).cos().to(rel_embeddings.dtype)[None]
+        answers = [module(probe) for module in modules if module is not None]
+        weights = [weight for module in modules if module is not None for weight in module.parameters()]
+        versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
         kept = self.projected_positions
-        if kept and kept[0] is rel_embeddings and all(map(_same, probes, kept[1])):
-            return kept[2]
+        if kept and kept[0] is rel_embeddings and kept[1] == versions and all(map(torch.equal, answers, kept[2])):
+            return kept[3]
         projected = tuple(module and self.split_heads(module(rel_embeddings)) for module in modules)
-        self.projected_positions = rel_embeddings, probes, projected
+        self.projected_positions = rel_embeddings, versions, answers, projected
         return projected
 
     def forward(
@@ -218,7 +223,7 @@ class DisentangledSelfAttention(nn.Module):
         V_c = self.split_heads(self.value_proj(hidden_states))
         K_r, Q_r = self.project_positions(rel_embeddings)
         N = K_c.shape[2]
-        dropout_p = self.dropout.p if self.training else 0.0
+        dropout_p = self.dropout.p if self.dropout.training else 0.0
         name, why = choose_backend(
             getattr(self.config, "_attn_implementation", None),
             query_share=1.0 if query_positions is None or packed is not None else Q_c.shape[2] / N,
@@ -256,10 +261,6 @@ class DisentangledSelfAttention(nn.Module):
         if chosen is not None:
             context = context.gather(1, chosen[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), None
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _spread(Q_c: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, N: int):

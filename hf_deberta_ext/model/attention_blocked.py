@@ -5,13 +5,13 @@
 Two facts make it fast (delta(i, j) depends on i - j alone and is constant beyond `reach`):
 
 * Relative shift. With the tables expanded along i - j, c2p of a block of queries is one matrix product, C[i, t], of which
-  c2p[i, j] is a strided view. p2c is the same with the roles of queries and keys exchanged. Inside, keys are counted from the
-  end, j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every such view has positive strides.
+  c2p[i, j] is a strided view. p2c is the same with the roles of queries and keys exchanged. Inside, keys are counted from
+  the end, j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every such view has positive strides.
 * Saturation. Where all i - j of a block are beyond `reach`, c2p is one number for each query and p2c one for each key.
 
 A block of queries sees all keys at once, so the softmax is an ordinary one, and the backward pass computes the probabilities
-of a block again instead of keeping them. Sizes were chosen by measurement on a CPU: long sequences go one head at a time, with a
-batch of tiles in each product; of short ones, many heads and sequences go together, with one tile each.
+of a block again instead of keeping them. Sizes were chosen by measurement on a CPU: long sequences go one head at a time, with
+a batch of tiles in each product; of short ones, many heads and sequences go together, with one tile each.
 """
 
 import math
@@ -75,13 +75,15 @@ def disentangled_attention_blocked(
         padding = (0, 0, 0, _key_count(N) - N)
         q = (Q_c.transpose(0, 1).to(wide) * scale).contiguous()
         k, v = (functional.pad(x.transpose(0, 1).to(wide).flip(2), padding).contiguous() for x in (K_c, V_c))
+        if mask is not None:
+            mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
         out = _BlockedAttention.apply(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p)
         return out.transpose(0, 1).to(Q_c.dtype)
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """out = softmax(q k^T + positions) v, [H, B, N, d]; q [H, B, N, d], k and v [H, B, N + padding, d] from the last key to the
-    first, all in one dtype; q, Q_x and bias_x are scaled already."""
+    """out = softmax(q k^T + positions) v, [H, B, N, d]; q [H, B, N, d], k and v [H, B, N + padding, d] from the last key to
+    the first, all in one dtype; q, Q_x and bias_x are scaled already."""
 
     @staticmethod
     def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p):
@@ -216,7 +218,8 @@ class _Chunk:
         return x.reshape(self.heads * (x.shape[1] // rows), self.batch * rows, -1)
 
     def windows(self, table: torch.Tensor, first: int, tiles: int, rows: int, columns: int) -> torch.Tensor:
-        """Of a table [heads, 2W + 1, ...] for each tile the rows for i + j' = first ..., [heads · tiles, width, ...]; a view."""
+        """Of a table [heads, 2W + 1, ...], for each tile the rows for i + j' = first ..., as a view
+        [heads · tiles, width, ...]."""
         start = table.shape[1] // 2 - (self.N - 1) + first
         width = _round_up(rows + columns - 1, LINE)
         windows = table[:, start : start + (tiles - 1) * rows + width].unfold(1, width, rows)
@@ -339,7 +342,7 @@ class _Chunk:
         return D
 
     def add_windows(self, total: torch.Tensor, parts: torch.Tensor, first: int, rows: int):
-        """Adds the gradients of `windows`, parts [heads · tiles, width, ...], to that of the table, total [heads, 2W + 1, ...]."""
+        """Adds the gradients of `windows`, parts [heads · tiles, width, ...], to the table's, total [heads, 2W + 1, ...]."""
         parts = parts.unflatten(0, (self.heads, -1))
         start = total.shape[1] // 2 - (self.N - 1) + first
         for tile, part in enumerate(parts.unbind(1)):

@@ -247,12 +247,12 @@ class DebertaExtEncoder(nn.Module):
         if not self.relative_table_size:
             return None, {}
         delta, reach = self.relative_position(length), self.relative_position.max_distance
-        compiling = torch.compiler.is_compiling()
-        if torch.is_grad_enabled() and not compiling:
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if torch.is_grad_enabled() and not traced:
             return self.get_rel_embedding(length), dict(delta=delta - self.first_row(length), reach=reach)
         # At inference the whole table, and the same object while it is the same: its projections are kept by the layers.
         P = self.get_rel_embedding()
-        if P.device.type == "cpu" and not compiling:
+        if P.device.type == "cpu" and not traced:
             kept = self.kept_rel_embedding
             if kept is None or kept.dtype != P.dtype or not torch.equal(kept, P):
                 self.kept_rel_embedding = P

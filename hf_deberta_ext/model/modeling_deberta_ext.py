@@ -74,7 +74,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         document_ids: torch.Tensor | None = None,
         skip_last_layer: bool = False,
-        packed: PackedSequences | None = None,
+        packed: PackedSequences | bool | None = None,
     ) -> BaseModelOutput:
         """
         Args:
@@ -84,11 +84,12 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
             position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
                 reads it; None counts from the first real token. Relative positions count from one token to the next.
-            document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry one
-                number > 0, padding 0. Documents do not see each other, and positions start anew in each.
+            document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
+                one number > 0, padding 0. Documents do not see each other, and positions start anew in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
             packed (`PackedSequences`, *optional*): how the batch becomes one stream; then last_hidden_state is that stream,
-                [1, T, hidden]. For heads; None: as `set_unpadding` and `document_ids` say, and padded again.
+                [1, T, hidden], for heads. False: the batch stays as it is. None: as `set_unpadding` and `document_ids` say,
+                and padded again.
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
@@ -108,6 +109,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         keep_stream = packed is not None
         if packed is None:
             packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
+        packed = packed or None
         if packed is None:
             mask, token_mask = attention_masks(attention_mask, (B, N))
         else:
@@ -385,6 +387,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids, labels)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         logits = logits if packed is None else packed.pad(logits)
+        if labels is not None and document_ids is not None:
+            labels = labels.masked_fill(document_ids == 0, -100)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -417,11 +421,14 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
     ) -> QuestionAnsweringModelOutput:
         """`start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted. Returns the
-        mean of both cross-entropies, start and end logits [B, N]."""
+        mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at padding."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        # Padding takes part in the softmax of the loss.
+        may_pack = start_positions is None
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, may_pack=may_pack)
         logits = self.qa_outputs(outputs.last_hidden_state)
-        logits = logits if packed is None else packed.pad(logits)
+        if packed is not None:
+            logits = packed.pad(logits).masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
         start_logits, end_logits = logits.unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

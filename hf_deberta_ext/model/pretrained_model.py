@@ -82,8 +82,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             return None
         if requested_attention not in BACKENDS:
             raise ValueError(
-                f"attn_implementation = {requested_attention!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the "
-                "best one is chosen for each call"
+                f"attn_implementation = {requested_attention!r} is not one of {', '.join(map(repr, BACKENDS))}; without it "
+                "the best one is chosen for each call"
             )
         config = self.config
         # Weights come to their device after this check; what the call needs is checked when it is made.
@@ -97,8 +97,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         if reasons[requested_attention] is not None:
             others = ", ".join(repr(name) for name, reason in reasons.items() if reason is None)
             raise ValueError(
-                f"attn_implementation = {requested_attention!r} cannot serve this model here: {reasons[requested_attention]}; "
-                f"{others} can, and without attn_implementation the best one is chosen for each call"
+                f"attn_implementation = {requested_attention!r} cannot serve this model here: {reasons[requested_attention]}"
+                f"; {others} can, and without attn_implementation the best one is chosen for each call"
             )
         return requested_attention
 
@@ -134,8 +134,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
                 raise ValueError("document_ids say who may attend to whom; an attention_mask beside them must be [B, N]")
             if cannot or output_attentions:
                 raise ValueError(
-                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of document "
-                    "blocks and position_ids instead of document_ids"
+                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of "
+                    "document blocks and position_ids instead of document_ids"
                 )
             if attention_mask is not None:
                 document_ids = document_ids * (attention_mask != 0)
@@ -163,16 +163,21 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None,
         document_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        may_pack: bool = True,
         **options,
     ):
         """Runs `self.deberta` for a head.
+
+        Args:
+            labels (`torch.Tensor`, *optional*): [B, N]; a batch with labels on padding stays padded.
+            may_pack (`bool`): False: the batch stays padded.
 
         Returns:
             its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         packed = None
-        if given is not None:
+        if given is not None and may_pack:
             attentions = self.config.output_attentions if output_attentions is None else output_attentions
             packed = self.pack(given.shape[:2], attention_mask, document_ids, attentions, labels)
         outputs = self.deberta(
@@ -183,7 +188,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             inputs_embeds=inputs_embeds,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            packed=packed,
+            # False: it was decided here that the batch stays padded.
+            packed=packed or False,
             return_dict=True,
             **options,
         )

@@ -51,8 +51,10 @@ class PackedSequences:
             ValueError: negative ids, a document that is not in one piece, or nothing but padding.
         """
         B, N = document_ids.shape
-        if document_ids.is_floating_point() or bool((document_ids < 0).any()):
-            raise ValueError(f"document_ids must be integers >= 0 (0 = padding), got {document_ids.dtype}")
+        if document_ids.is_floating_point():
+            raise ValueError(f"document_ids must be integers, got {document_ids.dtype}")
+        if bool((document_ids < 0).any()):
+            raise ValueError(f"document_ids must be 0 (padding) or positive, got {int(document_ids.min())}")
         token_index = (document_ids != 0).flatten().nonzero().squeeze(1)
         if not len(token_index):
             raise ValueError("document_ids are all 0: there is no token")
@@ -132,7 +134,7 @@ class PackedSequences:
         return torch.cat(outs).index_select(0, inverse).transpose(0, 1)[None]
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Places [T] of the tokens in a stream with `margin` free places before, between and behind documents, and its length."""
+        """Places [T] of the tokens in a stream with `margin` free places around every document, and its length."""
         documents = torch.arange(len(self.lengths), device=self.token_index.device).repeat_interleave(
             torch.tensor(self.lengths, device=self.token_index.device), output_size=len(self.token_index)
         )

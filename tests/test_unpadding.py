@@ -1,0 +1,647 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed sequences: the streams themselves, padded batches as streams, and several documents in a row."""
+
+import pytest
+import torch
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+    PackedSequences,
+)
+
+KINDS = ["v1", "v2", "v3"]
+BACKENDS = ["eager", "sdpa", "blocked"]
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
+
+
+def random_mask(lengths, N, side="right"):
+    mask = torch.arange(N) < torch.tensor(lengths)[:, None]
+    return mask.flip(1) if side == "left" else mask
+
+
+def random_ids(*shape, seed=0):
+    return torch.randint(5, 64, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# PackedSequences.
+
+
+def test_from_mask_by_hand():
+    packed = PackedSequences.from_mask(MASK)
+    assert packed.token_index.tolist() == [0, 1, 2, 4, 8, 9, 10, 11]
+    assert packed.lengths == [3, 1, 4] and packed.shape == (3, 4)
+    assert packed.boundaries.tolist() == [0, 3, 4, 8] and packed.boundaries.dtype == torch.int32
+    assert packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+    assert packed.first_token.tolist() == [0, 0, 0, 3, 4, 4, 4, 4]
+    x = torch.arange(12).view(3, 4)
+    assert packed.unpad(x).tolist() == [[0, 1, 2, 4, 8, 9, 10, 11]]
+    assert packed.pad(packed.unpad(x)).tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 10, 11]]
+
+
+def test_from_mask_of_left_padding_by_hand():
+    packed = PackedSequences.from_mask(MASK.flip(1))
+    assert packed.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
+    assert packed.lengths == [3, 1, 4] and packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+
+
+def test_from_document_ids_by_hand():
+    """The numbers are names alone: of any size and order, and another row may use them again, also next to each other."""
+    packed = PackedSequences.from_document_ids(torch.tensor([[7, 7, 2, 2, 2], [2, 0, 9, 9, 0]]))
+    assert packed.token_index.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+    assert packed.lengths == [2, 3, 1, 2] and packed.boundaries.tolist() == [0, 2, 5, 6, 8]
+    assert packed.positions.tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
+    assert packed.first_token.tolist() == [0, 0, 2, 2, 2, 5, 6, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_document_ids_of_any_integer_type(dtype):
+    packed = PackedSequences.from_document_ids(MASK.to(dtype))
+    assert packed.lengths == [3, 1, 4] and packed.positions.dtype == torch.int64
+
+
+def test_batch_to_stream_finds_places_of_the_batch():
+    packed = PackedSequences.from_mask(MASK)
+    positions, wanted = torch.tensor([[2, 0], [0, 0], [1, 3]]), torch.tensor([[True, True], [True, False], [True, True]])
+    assert packed.batch_to_stream(positions, wanted).tolist() == [[2, 0, 3, 5, 7]]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
+def test_pad_of_unpad_is_the_identity_at_real_tokens(shape):
+    packed = PackedSequences.from_mask(MASK)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    stream = packed.unpad(x)
+    assert stream.shape == (1, 8, *shape[2:]) and torch.equal(packed.unpad(packed.pad(stream)), stream)
+    assert torch.equal(packed.pad(stream), x * MASK.view(3, 4, *[1] * (len(shape) - 2)))
+
+
+def test_one_row_for_all_is_unpadded_like_a_whole_batch():
+    packed = PackedSequences.from_mask(MASK)
+    positions = torch.arange(4)[None]
+    assert torch.equal(packed.unpad(positions), packed.unpad(positions.expand(3, 4)))
+
+
+def test_gradients_flow_through_pad_and_unpad():
+    packed = PackedSequences.from_mask(MASK)
+    x = torch.randn(3, 4, 2, requires_grad=True, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    packed.pad(packed.unpad(x) * 3).sum().backward()
+    assert torch.equal(x.grad, 3.0 * MASK[..., None].expand(3, 4, 2))
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 1, 4], [10, 9, 8, 7, 100, 90, 1], [4, 4, 4], [1, 1]], ids=str)
+def test_groups_hold_each_token_once_and_each_document_in_one_piece(lengths):
+    N = max(lengths)
+    packed = PackedSequences.from_mask(random_mask(lengths, N))
+    index, inverse, groups = packed.groups
+    T = sum(lengths)
+    assert torch.equal(index[inverse], torch.arange(T))
+    assert inverse.unique().numel() == T and index.numel() == sum(count * length for count, length, _ in groups)
+    assert sum(count for count, _, _ in groups) == len(lengths)
+    seen, start = [], 0
+    for count, length, mask in groups:
+        places = index[start : start + count * length].view(count, length)
+        start += count * length
+        assert mask is None or mask.shape == (count, 1, 1, length)
+        real = torch.ones(count, length, dtype=torch.bool) if mask is None else mask[:, 0, 0]
+        assert mask is None or not real.all()
+        for document, kept in zip(places, real, strict=True):
+            tokens = document[kept]
+            assert (
+                torch.equal(tokens, torch.arange(tokens[0], tokens[0] + len(tokens))) and int(tokens[0]) in packed.boundaries
+            )
+            # What is padded comes from the same document, so that no neighbour has a say.
+            assert ((document >= tokens[0]) & (document <= tokens[-1])).all()
+            seen += tokens.tolist()
+    assert sorted(seen) == list(range(T))
+
+
+def test_attend_calls_attention_within_documents():
+    packed = PackedSequences.from_mask(random_mask([3, 1, 10, 9], 10))
+    x = torch.randn(1, 2, 23, 4, generator=torch.Generator().manual_seed(0))
+
+    def mean_of_all(Q_c, K_c, V_c, mask):
+        weights = torch.ones(len(Q_c), 1, 1, Q_c.shape[2]) if mask is None else mask.float()
+        return ((weights / weights.sum(-1, keepdim=True)) @ V_c).expand(Q_c.shape)
+
+    out = packed.attend(mean_of_all, x, x, x)
+    for start, end in ((0, 3), (3, 4), (4, 14), (14, 23)):
+        part = x[:, :, start:end]
+        assert torch.allclose(out[:, :, start:end], part.mean(2, keepdim=True).expand_as(part), atol=1e-6)
+
+
+@pytest.mark.parametrize("margin", [1, 2])
+def test_windows_leave_free_places_around_documents(margin):
+    places, length = PackedSequences.from_mask(MASK).windows(margin)
+    expected = []
+    for size, before in zip([3, 1, 4], [0, 3, 4], strict=True):
+        first = before + margin * (1 + [0, 3, 4].index(before))
+        expected += range(first, first + size)
+    assert places.tolist() == expected and length == 8 + 4 * margin
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]], [[0, 1, 0, 1]]],
+    ids=["gap", "row-without-tokens", "gap-behind-left-padding"],
+)
+def test_from_mask_with_gaps_stays_padded(mask):
+    assert PackedSequences.from_mask(torch.tensor(mask).bool()) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1.0, 2.0]], "must be integers >= 0"),
+        ([[1, -1]], "must be integers >= 0"),
+        ([[0, 0]], "no token"),
+        ([[1, 2, 1]], "one run of equal document_ids"),
+        ([[1, 0, 1]], "one run of equal document_ids"),
+        ([[1, 1, 2], [3, 4, 3]], "one run of equal document_ids"),
+    ],
+    ids=["floats", "negative", "only-padding", "in-two-pieces", "with-a-hole", "second-row"],
+)
+def test_wrong_document_ids_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        PackedSequences.from_document_ids(torch.tensor(ids))
+
+
+# A padded batch as one stream.
+
+
+def gradients_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    named = model.named_parameters()
+    return {name: parameter.grad.clone() for name, parameter in named if parameter.requires_grad}
+
+
+def assert_same_gradients(name, ours, reference, relative_error, tolerance=1e-5):
+    total = max(x.norm() for x in reference.values())
+    assert ours.keys() == reference.keys()
+    for parameter, wanted in reference.items():
+        if wanted.norm() < 1e-5 * total:
+            assert (ours[parameter] - wanted).norm() < 1e-5 * total, parameter
+            continue
+        # In float32 cancellation costs digits in biases.
+        error = relative_error(name, ours[parameter].flatten()[None], wanted.flatten()[None])
+        assert error < tolerance * max(1.0, float(0.1 * total / wanted.norm())), parameter
+
+
+def packed_calls(monkeypatch):
+    """How often a batch was packed, as a list that grows."""
+    calls = []
+    from_mask = PackedSequences.from_mask.__func__
+
+    def counted(cls, token_mask):
+        calls.append(from_mask(cls, token_mask))
+        return calls[-1]
+
+    monkeypatch.setattr(PackedSequences, "from_mask", classmethod(counted))
+    return calls
+
+
+def on_and_off(model, call):
+    results = []
+    for unpadding in (True, False):
+        model.set_unpadding(unpadding)
+        results.append(call())
+    return results
+
+
+B, N = 4, 40
+LENGTHS = [40, 21, 19, 1]
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpadded_states_and_gradients_equal_padded_ones(kind, side, backend, tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtModel(tiny_config(kind, type_vocab_size=2))).train()
+    model.set_attn_implementation(backend)
+    ids, mask = batch(B, N, LENGTHS, side=side)
+    real = mask.bool()
+    inputs = dict(attention_mask=mask, token_type_ids=random_ids(B, N) % 2, output_hidden_states=True)
+    weight = torch.randn(B, N, 32, generator=torch.Generator().manual_seed(1))[real]
+
+    def call():
+        out = model(ids, **inputs)
+        loss = (out.last_hidden_state[real] * weight).sum() + out.hidden_states[1][real].square().mean()
+        return out, gradients_of(model, loss)
+
+    (ours, gradients), (reference, expected) = on_and_off(model, call)
+    assert not ours.last_hidden_state[~real].any()
+    assert len(ours.hidden_states) == len(reference.hidden_states) == 4
+    for states, wanted in zip(ours.hidden_states, reference.hidden_states, strict=True):
+        assert relative_error("unpadded", states, wanted, real) < 1e-5
+    assert relative_error("unpadded", ours.last_hidden_state, reference.last_hidden_state, real) < 1e-5
+    assert_same_gradients("unpadded, gradients", gradients, expected, relative_error)
+
+
+HEADS = {
+    "masked-lm": (DebertaExtForMaskedLM, dict(masked_only=False)),
+    "masked-lm-masked-only": (DebertaExtForMaskedLM, dict(masked_only=True)),
+    "rtd": (DebertaExtForReplacedTokenDetection, dict()),
+    "sequence": (DebertaExtForSequenceClassification, dict()),
+    "token": (DebertaExtForTokenClassification, dict()),
+    "question": (DebertaExtForQuestionAnswering, dict()),
+    "choice": (DebertaExtForMultipleChoice, dict()),
+}
+
+
+def head_inputs(head, mask):
+    """Labels of a head, and where its logits count."""
+    ids = random_ids(B, N, seed=2)
+    if head.startswith("masked-lm"):
+        return dict(labels=ids.masked_fill((ids % 3 != 0) | ~mask, -100)), mask
+    if head == "rtd":
+        return dict(labels=ids % 2), mask
+    if head == "sequence":
+        return dict(labels=torch.tensor([2, 0, 1, 1])), slice(None)
+    if head == "token":
+        return dict(labels=(ids % 3).masked_fill(~mask, -100)), mask
+    if head == "question":
+        first = mask.int().argmax(1)
+        return dict(start_positions=first, end_positions=first + mask.sum(1) - 1), mask
+    return dict(labels=torch.tensor([1, 0])), slice(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("head", HEADS)
+def test_unpadded_heads_equal_padded_ones(head, side, kind, tiny_config, shake, batch, relative_error, monkeypatch):
+    """Logits, loss and the gradient of every parameter; padded and unpadded are the same model."""
+    build, options = HEADS[head]
+    model = shake(build(tiny_config(kind, num_labels=3))).train()
+    ids, mask = batch(B, N, LENGTHS, side=side)
+    targets, real = head_inputs(head, mask.bool())
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    if head == "choice":
+        inputs = {name: x.unflatten(0, (2, 2)) for name, x in inputs.items()}
+    calls = packed_calls(monkeypatch)
+
+    def call():
+        out = model(**inputs, **targets, **options)
+        return out, gradients_of(model, out.loss)
+
+    (ours, gradients), (reference, expected) = on_and_off(model, call)
+    assert head == "question" or len(calls) == 1
+    assert abs(ours.loss.item() / reference.loss.item() - 1) < 1e-5
+    names = ("start_logits", "end_logits") if head == "question" else ("logits",)
+    for name in names:
+        logits, wanted = getattr(ours, name), getattr(reference, name)
+        assert logits.shape == wanted.shape
+        if head != "masked-lm-masked-only":
+            logits, wanted = logits[real], wanted[real]
+        error = relative_error("unpadded heads", logits.flatten()[None], wanted.flatten()[None])
+        assert error < 1e-5
+    assert_same_gradients("unpadded heads, gradients", gradients, expected, relative_error)
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_unpadding_takes_positions_and_embeddings(kind, tiny_config, shake, batch, relative_error):
+    """position_ids of one row or of all, in the input or in the decoder alone, and inputs_embeds."""
+    ids, mask = batch(B, N, LENGTHS)
+    real = mask.bool()
+    for biased in (False, True):
+        overrides = dict(position_biased_input=True, emd_layers=1, emd_input="hidden") if biased else dict()
+        model = shake(DebertaExtForMaskedLM(tiny_config(kind, **overrides)))
+        embeds = model.get_input_embeddings()(ids).detach()
+        for position_ids in (None, torch.arange(N).flip(0)[None], random_ids(B, N)):
+            for inputs in (dict(input_ids=ids), dict(inputs_embeds=embeds)):
+                with torch.no_grad():
+                    ours, reference = on_and_off(
+                        model,
+                        lambda: model(**inputs, attention_mask=mask, position_ids=position_ids).logits,  # noqa: B023
+                    )
+                assert relative_error("unpadded positions", ours, reference, real) < 1e-5
+
+
+def test_unpadding_takes_masks_of_any_type(tiny_config, shake, batch):
+    model = shake(DebertaExtModel(tiny_config("v2")))
+    model.set_unpadding(True)
+    ids, mask = batch(B, N, LENGTHS)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        for dtype in (torch.bool, torch.float32, torch.int32):
+            assert torch.equal(model(ids, attention_mask=mask.to(dtype)).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("build", [DebertaExtForMaskedLM, DebertaExtForTokenClassification])
+def test_labels_on_padding_count_as_they_do_in_a_padded_batch(build, tiny_config, shake, batch, relative_error):
+    """They need logits at padding, so that such a batch stays padded, in every part of the model."""
+    model = shake(build(tiny_config(num_labels=3)))
+    ids, mask = batch(B, N, LENGTHS)
+    labels = random_ids(B, N) % 3
+    ours, reference = on_and_off(model, lambda: model(ids, attention_mask=mask, labels=labels))
+    assert abs(ours.loss.item() / reference.loss.item() - 1) < 1e-6
+    assert relative_error("labels on padding", ours.logits, reference.logits) < 1e-5
+
+
+def test_rtd_does_not_count_padding_whatever_its_labels(tiny_config, shake, batch):
+    model = shake(DebertaExtForReplacedTokenDetection(tiny_config()))
+    model.set_unpadding(True)
+    ids, mask = batch(B, N, LENGTHS)
+    labels = random_ids(B, N) % 2
+    with torch.no_grad():
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        assert torch.equal(model(ids, attention_mask=mask, labels=labels.masked_fill(mask == 0, -100)).loss, loss)
+
+
+@pytest.mark.parametrize("masked_only", [False, True])
+def test_masked_lm_gives_states_of_an_unpadded_batch(masked_only, tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
+    ids, mask = batch(B, N, LENGTHS)
+    labels = head_inputs("masked-lm", mask.bool())[0]["labels"]
+
+    def call():
+        with torch.no_grad():
+            inputs = dict(attention_mask=mask, labels=labels, masked_only=masked_only)
+            return model(ids, **inputs, output_hidden_states=True), model(ids, **inputs)
+
+    (ours, without), (reference, _) = on_and_off(model, call)
+    assert torch.allclose(ours.loss, reference.loss, rtol=1e-5) and torch.allclose(without.loss, ours.loss, rtol=1e-5)
+    for states, wanted in zip(ours.hidden_states, reference.hidden_states, strict=True):
+        assert relative_error("unpadded states", states, wanted, mask.bool()) < 1e-5
+
+
+def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monkeypatch):
+    model = DebertaExtModel(tiny_config()).eval()
+    calls = packed_calls(monkeypatch)
+    for lengths, packs in (([20, 20], False), ([20, 17], False), ([20, 16], True), ([20, 3], True)):
+        ids, mask = batch(2, 20, lengths)
+        calls.clear()
+        with torch.no_grad():
+            model(ids, attention_mask=mask)
+        assert bool(calls) == packs, lengths
+    ids, mask = batch(2, 20, [20, 3])
+    for unpadding, packs in ((False, False), (True, True), (None, True)):
+        model.set_unpadding(unpadding)
+        calls.clear()
+        with torch.no_grad():
+            model(ids, attention_mask=mask)
+        assert bool(calls) == packs
+    model.set_unpadding(True)
+    calls.clear()
+    with torch.no_grad():
+        model(ids)
+        model(ids, attention_mask=mask[:, None] * mask[:, :, None])
+        assert not calls
+        model(ids, attention_mask=torch.ones_like(ids))
+    assert len(calls) == 1
+
+
+def test_probabilities_are_those_of_the_padded_batch(tiny_config, shake, batch):
+    model = shake(DebertaExtModel(tiny_config()))
+    model.set_unpadding(True)
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad():
+        out = model(ids, attention_mask=mask, output_attentions=True)
+    assert out.attentions[0].shape == (2, 4, 20, 20) and not out.attentions[0][1, :, :, 11:].any()
+
+
+def test_masks_with_gaps_or_empty_rows_stay_padded(tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtModel(tiny_config("v2")))
+    ids, mask = batch(3, 20, [20, 11, 0])
+    mask[1, 4:7] = 0
+    with torch.no_grad():
+        ours, reference = on_and_off(model, lambda: model(ids, attention_mask=mask).last_hidden_state)
+    assert torch.equal(ours, reference)
+
+
+def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake, batch):
+    """The table limits documents and not the batch."""
+    model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True, emd_layers=1, emd_input="hidden")))
+    model.set_unpadding(True)
+    ids, mask = batch(2, 90, [50, 60])
+    with torch.no_grad():
+        long = model(ids, attention_mask=mask).last_hidden_state
+        assert torch.allclose(long[:, :60], model(ids[:, :60], attention_mask=mask[:, :60]).last_hidden_state, atol=1e-5)
+        ids, mask = batch(2, 90, [50, 65])
+        with pytest.raises(ValueError, match="65 tokens"):
+            model(ids, attention_mask=mask)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtForMaskedLM(tiny_config("v2"))).train()
+    model.set_unpadding(True)
+    ids, mask = batch(B, N, LENGTHS)
+    labels = head_inputs("masked-lm", mask.bool())[0]["labels"]
+    expected = gradients_of(model, model(ids, attention_mask=mask, labels=labels).loss)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+        ours = gradients_of(model, model(ids, attention_mask=mask, labels=labels).loss)
+        assert_same_gradients("unpadded, checkpointing", ours, expected, relative_error)
+
+
+def test_dropout_runs_in_an_unpadded_batch(tiny_config, shake, batch):
+    model = shake(DebertaExtForMaskedLM(tiny_config(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.1))).train()
+    model.set_unpadding(True)
+    ids, mask = batch(B, N, LENGTHS)
+    torch.manual_seed(0)
+    first, second = (model(ids, attention_mask=mask).logits for _ in range(2))
+    torch.manual_seed(0)
+    assert not torch.equal(first, second) and torch.equal(model(ids, attention_mask=mask).logits, first)
+
+
+# Several documents in a row.
+
+DOCUMENTS = [[3, 14, 9], [26], [1, 1, 20]]  # lengths; rows of 30, padding behind
+
+
+def packed_batch(seed=0):
+    """input_ids and document_ids [3, 30], and where each document is: (row, slice)."""
+    document_ids, where = torch.zeros(3, 30, dtype=torch.long), []
+    for row, lengths in enumerate(DOCUMENTS):
+        start = 0
+        for number, length in enumerate(lengths, 1):
+            where.append((row, slice(start, start + length)))
+            document_ids[row, start : start + length] = number
+            start += length
+    return random_ids(3, 30, seed=seed) * (document_ids != 0), document_ids, where
+
+
+def alone(model, x, where, **inputs):
+    row, part = where
+    return model(x[row, part][None], **inputs)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_documents_equal_each_document_alone(kind, backend, tiny_config, shake, relative_error):
+    model = shake(DebertaExtModel(tiny_config(kind, type_vocab_size=2, position_biased_input=True)))
+    model.set_attn_implementation(backend)
+    ids, document_ids, where = packed_batch()
+    types = random_ids(3, 30) % 2
+    with torch.no_grad():
+        out = model(ids, document_ids=document_ids, token_type_ids=types, output_hidden_states=True)
+        assert not out.last_hidden_state[document_ids == 0].any()
+        for row, part in where:
+            single = model(ids[row : row + 1, part], token_type_ids=types[row : row + 1, part], output_hidden_states=True)
+            for states, wanted in zip(out.hidden_states, single.hidden_states, strict=True):
+                assert relative_error("packed documents", states[row, part], wanted[0]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("masked_only", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_masked_lm_equals_documents_alone(kind, masked_only, backend, tiny_config, shake, relative_error):
+    """Logits, loss and gradients: positions of the decoder start anew in each document."""
+    model = shake(DebertaExtForMaskedLM(tiny_config(kind))).train()
+    model.set_attn_implementation(backend)
+    ids, document_ids, where = packed_batch()
+    labels = ids.masked_fill((ids % 3 != 0) | (document_ids == 0), -100)
+    out = model(ids, document_ids=document_ids, labels=labels, masked_only=masked_only)
+    gradients = gradients_of(model, out.loss)
+
+    count = (labels != -100).sum()
+    singles = [alone(model, ids, at, labels=labels[at[0], at[1]][None], num_items_in_batch=count) for at in where]
+    loss = sum(single.loss for single in singles)
+    assert torch.allclose(out.loss, loss, rtol=1e-5)
+    assert_same_gradients("packed masked-lm, gradients", gradients, gradients_of(model, loss), relative_error)
+    if masked_only:
+        singles = torch.cat([x.logits[0][labels[row, part] != -100] for x, (row, part) in zip(singles, where, strict=True)])
+        assert relative_error("packed masked-lm", out.logits, singles) < 1e-5
+    else:
+        for single, (row, part) in zip(singles, where, strict=True):
+            assert relative_error("packed masked-lm", out.logits[row, part], single.logits[0]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_rtd_adds_the_cls_state_of_each_document(kind, tiny_config, shake, relative_error):
+    model = shake(DebertaExtForReplacedTokenDetection(tiny_config(kind))).train()
+    ids, document_ids, where = packed_batch()
+    labels = random_ids(3, 30) % 2
+    out = model(ids, document_ids=document_ids, labels=labels)
+    gradients = gradients_of(model, out.loss)
+    count = (document_ids != 0).sum()
+    singles = [alone(model, ids, at, labels=labels[at[0], at[1]][None], num_items_in_batch=count) for at in where]
+    loss = sum(single.loss for single in singles)
+    assert torch.allclose(out.loss, loss, rtol=1e-5)
+    assert_same_gradients("packed rtd, gradients", gradients, gradients_of(model, loss), relative_error)
+    for single, (row, part) in zip(singles, where, strict=True):
+        assert relative_error("packed rtd", out.logits[row, part][None], single.logits) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_token_classification_equals_documents_alone(kind, tiny_config, shake, relative_error):
+    model = shake(DebertaExtForTokenClassification(tiny_config(kind, num_labels=3)))
+    ids, document_ids, where = packed_batch()
+    labels = (ids % 3).masked_fill(document_ids == 0, -100)
+    with torch.no_grad():
+        out = model(ids, document_ids=document_ids, labels=labels)
+        singles = [alone(model, ids, at).logits[0] for at in where]
+    for single, (row, part) in zip(singles, where, strict=True):
+        assert relative_error("packed tokens", out.logits[row, part], single) < 1e-5
+    expected = torch.nn.functional.cross_entropy(torch.cat(singles), labels[labels != -100])
+    assert torch.allclose(out.loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "build", [DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection, DebertaExtForTokenClassification]
+)
+def test_labels_between_documents_do_not_count(build, tiny_config, shake):
+    """What has the document number 0 is padding, whatever its label; all heads have one rule."""
+    model = shake(build(tiny_config(num_labels=3)))
+    ids, document_ids, _ = packed_batch()
+    labels = random_ids(3, 30) % 2
+    with torch.no_grad():
+        loss = model(ids, document_ids=document_ids, labels=labels).loss
+        assert torch.allclose(
+            model(ids, document_ids=document_ids, labels=labels.masked_fill(document_ids == 0, -100)).loss, loss, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("build", [DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection])
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_a_neighbour_changes_no_bit_of_a_document(kind, build, backend, tiny_config, shake):
+    model = shake(build(tiny_config(kind)))
+    model.set_attn_implementation(backend)
+    ids, document_ids, where = packed_batch()
+    others = packed_batch(seed=1)[0]
+    with torch.no_grad():
+        expected = model(ids, document_ids=document_ids)[0]
+        for kept in range(len(where)):
+            row, part = where[kept]
+            changed = others.clone()
+            changed[row, part] = ids[row, part]
+            out = model(changed, document_ids=document_ids)[0]
+            assert torch.equal(out[row, part], expected[row, part])
+            assert not torch.equal(out, expected)
+
+
+def test_no_gradient_crosses_from_one_document_into_another(tiny_config, shake):
+    model = shake(DebertaExtModel(tiny_config("v2")))
+    ids, document_ids, where = packed_batch()
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    states = model(inputs_embeds=embeds, document_ids=document_ids).last_hidden_state
+    for row, part in where:
+        (gradient,) = torch.autograd.grad(states[row, part].square().sum(), embeds, retain_graph=True)
+        inside = torch.zeros_like(gradient, dtype=torch.bool)
+        inside[row, part] = True
+        assert gradient[inside].any() and not gradient[~inside].any()
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+@pytest.mark.parametrize("masked_only", [False, True])
+def test_document_ids_equal_a_mask_of_blocks_with_positions(kind, masked_only, tiny_config, shake, relative_error):
+    """Without the convolution, which looks across the borders of a mask."""
+    model = shake(DebertaExtForMaskedLM(tiny_config(kind))).train()
+    ids, document_ids, where = packed_batch()
+    labels = ids.masked_fill((ids % 3 != 0) | (document_ids == 0), -100)
+    position_ids = torch.zeros_like(ids)
+    for row, part in where:
+        position_ids[row, part] = torch.arange(part.stop - part.start)
+    blocks = (document_ids[:, None] == document_ids[:, :, None]) & (document_ids[:, None] != 0)
+    inputs = dict(labels=labels, masked_only=masked_only)
+    results = []
+    for how in (dict(document_ids=document_ids), dict(attention_mask=blocks, position_ids=position_ids)):
+        out = model(ids, **inputs, **how)
+        results.append((out, gradients_of(model, out.loss)))
+    (ours, gradients), (reference, expected) = results
+    assert torch.allclose(ours.loss, reference.loss, rtol=1e-5)
+    real = None if masked_only else document_ids != 0
+    assert relative_error("document blocks", ours.logits, reference.logits, real) < 1e-5
+    assert_same_gradients("document blocks, gradients", gradients, expected, relative_error)
+
+
+def test_one_document_a_row_equals_padding(tiny_config, shake, batch):
+    model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
+    model.set_unpadding(True)
+    ids, mask = batch(B, N, LENGTHS)
+    with torch.no_grad():
+        assert torch.equal(model(ids, document_ids=mask).logits, model(ids, attention_mask=mask).logits)
+        both = model(ids, document_ids=torch.ones_like(mask), attention_mask=mask).logits
+        assert torch.equal(both, model(ids, attention_mask=mask).logits)
+
+
+def test_document_ids_pack_even_where_unpadding_is_off(tiny_config, shake, relative_error):
+    model = shake(DebertaExtModel(tiny_config()))
+    model.set_unpadding(False)
+    ids, document_ids, where = packed_batch()
+    with torch.no_grad():
+        states = model(ids, document_ids=document_ids).last_hidden_state
+        row, part = where[1]
+        assert relative_error("packed documents", states[row, part], alone(model, ids, where[1]).last_hidden_state[0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(document_ids=torch.ones(2, 5).long()), r"document_ids must have shape \[2, 6\], got \[2, 5\]"),
+        (dict(document_ids=torch.zeros(2, 6).long()), "no token"),
+        (dict(document_ids=torch.tensor([[1, 1, 2, 2, 1, 1]] * 2)), "one run"),
+        (dict(document_ids=torch.ones(2, 6).long(), output_attentions=True), "no attention probabilities"),
+        (dict(document_ids=torch.ones(2, 6).long(), attention_mask=torch.ones(2, 6, 6)), r"must be \[B, N\]"),
+    ],
+    ids=["shape", "only-padding", "in-two-pieces", "probabilities", "mask-of-blocks"],
+)
+def test_what_documents_cannot_have_is_refused(arguments, message, tiny_config):
+    for build in (DebertaExtModel, DebertaExtForMaskedLM):
+        with pytest.raises(ValueError, match=message):
+            build(tiny_config())(torch.full((2, 6), 7), **arguments)
