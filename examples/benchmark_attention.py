@@ -164,7 +164,8 @@ class Given(nn.Module):
         self.result = result
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.result
+        # A view, which wants no gradient at inference, as the result of a projection.
+        return self.result.view_as(self.result)
 
 
 def attention_sides(args, B: int, N: int) -> dict[str, Side]:
@@ -373,7 +374,7 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         cells = ["-"] * 5
         if row["skipped"]:
-            reasons.append(f"not measured: {row['shape']}, {row['mode']}, {row['side']}: {row['skipped']}")
+            reasons.append(f"not measured: {row['side']}, {row['mode']}: {row['skipped']}")
         else:
             share = row["bytes_over_eager"]
             cells[:3] = f"{1000 * row['seconds']:.1f}", ratio(row, "speedup"), ratio(row, "over_floor")
@@ -381,7 +382,7 @@ def table(rows: list[dict]) -> str:
         lines.append((row["shape"], row["mode"], row["side"], row["backend"], *cells))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     formats = "  ".join(f"{{:{'<' if i < 4 else '>'}{width}}}" for i, width in enumerate(widths))
-    return "\n".join([*(formats.format(*line) for line in lines), *reasons])
+    return "\n".join([*(formats.format(*line) for line in lines), *dict.fromkeys(reasons)])
 
 
 def draw(rows: list[dict], path: Path, title: str):

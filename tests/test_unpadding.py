@@ -156,8 +156,8 @@ def test_from_mask_with_gaps_stays_padded(mask):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([[1.0, 2.0]], "must be integers >= 0"),
-        ([[1, -1]], "must be integers >= 0"),
+        ([[1.0, 2.0]], "must be integers, got torch.float32"),
+        ([[1, -1]], r"must be 0 \(padding\) or positive, got -1"),
         ([[0, 0]], "no token"),
         ([[1, 2, 1]], "one run of equal document_ids"),
         ([[1, 0, 1]], "one run of equal document_ids"),

@@ -9,7 +9,7 @@ Two facts make it fast (delta(i, j) depends on i - j alone and is constant beyon
   the end, j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every such view has positive strides.
 * Saturation. Where all i - j of a block are beyond `reach`, c2p is one number for each query and p2c one for each key.
 
-A block of queries sees all keys at once, so the softmax is an ordinary one, and the backward pass computes the probabilities
+A block of queries sees all keys at once, so its softmax is an ordinary one, and the backward pass computes the probabilities
 of a block again instead of keeping them. Sizes were chosen by measurement on a CPU: long sequences go one head at a time, with
 a batch of tiles in each product; of short ones, many heads and sequences go together, with one tile each.
 """
@@ -62,7 +62,7 @@ def disentangled_attention_blocked(
         K_x = Q_x = bias_x = None
         if terms:
             # The expanded tables, [H, 2W + 1, d] for i - j = -W ... W; blocks of queries and keys reach beyond `reach`.
-            W = min(reach + _rows(N), N) + 4 * LINE
+            W = min(reach + _rows(N), N) + _tile(N) + 2 * LINE
             middle = delta.shape[0] // 2
             rows = delta[torch.arange(-W, W + 1, device=delta.device).clamp(-middle, middle) + middle]
         if "c2p" in terms:
