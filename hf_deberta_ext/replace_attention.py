@@ -194,6 +194,11 @@ ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", 
 KEPT = ADDED[-2:]
 
 
+def _traced() -> bool:
+    """Whether what is read from sizes and values would become constants of a graph."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 class _Replaced:
     """Stands before the stock class. At inference on CPU, the relative table and its projections are kept."""
 
@@ -202,8 +207,7 @@ class _Replaced:
     kept_rel_embedding = None
 
     def keeps(self, device: torch.device) -> bool:
-        off = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        return device.type == "cpu" and not off
+        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or _traced())
 
     def train(self, mode: bool = True):
         for attribute in KEPT:
@@ -240,16 +244,14 @@ class _ReplacedSelfAttention(_Replaced):
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
         delta = _rows(relative_pos.to(device), span)
-        first, end = 0, 2 * span
-        if not self.keeps(rel_embeddings.device):
-            # Short sequences need only the rows in the middle of the table, where a row is a distance.
-            exact = buckets // 2 + 1 if buckets > 0 else M
-            half = N if N <= exact else span
-            first, end = span - half, span + half
-        if first > 0 or end < len(rel_embeddings):
-            rel_embeddings = rel_embeddings[first:end]
+        # Short sequences need only the middle of the table, where each distance has a row of its own.
+        short = not _traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
+        half = N if short and not self.keeps(rel_embeddings.device) else span
+        if len(rel_embeddings) > 2 * half:
+            rel_embeddings = rel_embeddings[span - half : span + half]
+            delta = delta - (span - half)
         K_r, Q_r = self.project_positions(rel_embeddings)
-        return dict(K_r=K_r, Q_r=Q_r, delta=delta - first, terms=self.terms)
+        return dict(K_r=K_r, Q_r=Q_r, delta=delta, terms=self.terms)
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
         """Why a call is one for the stock code, or None."""
@@ -391,7 +393,7 @@ class _ReplacedEncoder(_Replaced):
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
-        may_look = mask.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        may_look = mask.device.type == "cpu" and not _traced()
         return None if may_look and bool(mask.all()) else mask[:, None, None]
 
     def get_rel_pos(

@@ -91,14 +91,14 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, **call) -
         )
     if call.get("needs_probs"):
         return "eager", "attention probabilities were asked for"
-    device = call["device"]
-    if torch.jit.is_tracing() or device.type == "meta":
-        return "eager", "the equation as it is"
+    device, compiling = call["device"], torch.compiler.is_compiling()
+    if not compiling and (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()):
+        return "eager", "traced or transformed"
     if query_share < FEW_QUERIES:
         return "eager", "few queries"
     if device.type == "cuda" and backend_unavailable("triton", **call) is None:
         return "triton", "best on CUDA"
-    if torch.compiler.is_compiling():
+    if compiling:
         return "sdpa", "best under torch.compile on this device"
     if device.type in ("cpu", "cuda"):
         return "blocked", f"best on {device.type}"
@@ -179,7 +179,7 @@ class DisentangledSelfAttention(nn.Module):
         weights = [weight for module in modules if module is not None for weight in module.parameters()]
         versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
         kept = self.projected_positions
-        if kept and kept[0] is rel_embeddings and kept[1] == versions and all(map(torch.equal, answers, kept[2])):
+        if kept and kept[0] is rel_embeddings and kept[1] == versions and all(map(_same, answers, kept[2])):
             return kept[3]
         projected = tuple(module and self.split_heads(module(rel_embeddings)) for module in modules)
         self.projected_positions = rel_embeddings, versions, answers, projected
@@ -261,6 +261,10 @@ class DisentangledSelfAttention(nn.Module):
         if chosen is not None:
             context = context.gather(1, chosen[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), None
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _spread(Q_c: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, N: int):

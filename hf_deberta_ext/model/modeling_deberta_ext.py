@@ -240,7 +240,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         states = outputs.last_hidden_state
         targets = labels
         if packed is not None:
-            targets = labels if labels is None else packed.unpad(labels)
+            targets = labels if labels is None else packed.unpad(labels.reshape(packed.shape))
             position_ids = position_ids if position_ids is None else packed.unpad(position_ids)
             attention_mask = None
         if self.mask_decoder is not None:

@@ -148,7 +148,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         _, token_mask = attention_masks(attention_mask, shape)
         if unpadding is None and token_mask.sum() > 0.9 * token_mask.numel():
             return None
-        if labels is not None and bool((labels != -100)[~token_mask].any()):
+        if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
             return None
         return PackedSequences.from_mask(token_mask)
 
