@@ -37,6 +37,7 @@ import torch
 import transformers
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -164,8 +165,8 @@ class Given(nn.Module):
         self.result = result
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        # A view, which wants no gradient at inference, as the result of a projection.
-        return self.result.view_as(self.result)
+        # At inference a projection's result wants no gradient; flex_attention asks.
+        return self.result if torch.is_grad_enabled() else self.result.detach()
 
 
 def attention_sides(args, B: int, N: int) -> dict[str, Side]:
@@ -392,16 +393,18 @@ def draw(rows: list[dict], path: Path, title: str):
     figure = Figure(figsize=(1.5 + 4.6 * len(modes), 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for axes, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-        for side in dict.fromkeys(row["side"] for row in rows):
+        for index, side in enumerate(dict.fromkeys(row["side"] for row in rows)):
             points = [row for row in rows if (row["mode"], row["side"]) == (mode, side) and row["speedup"] != ""]
             if not points:
                 continue
             middle = [row["speedup"] for row in points]
             errors = [[abs(row[end] - row["speedup"]) for row in points] for end in ("speedup_p10", "speedup_p90")]
             places = [shapes.index(row["shape"]) for row in points]
-            axes.errorbar(places, middle, errors, marker="o", markersize=4, capsize=2, label=side)
+            axes.errorbar(places, middle, errors, fmt=f"C{index % 10}o-", markersize=4, capsize=2, label=side)
         axes.set_xticks(range(len(shapes)), shapes)
-        axes.set(title=f"{title}, {mode}", xlabel="batch x length", ylabel="times faster than transformers", ylim=(0, None))
+        axes.set(title=f"{title}, {mode}", xlabel="batch x length", ylabel="times faster than transformers", yscale="log")
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis(ScalarFormatter())
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8)

@@ -4,6 +4,7 @@
 import copy
 import io
 import pickle
+import sys
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from hf_deberta_ext import DebertaExtModel, RelativePosition
-from hf_deberta_ext import replace_attention as unit
 from hf_deberta_ext.replace_attention import replace_attention, restore_attention
+
+# The package has a function of this name.
+unit = sys.modules["hf_deberta_ext.replace_attention"]
 
 # The relative table of these tiny models ends at 64.
 FAMILIES = {
@@ -231,7 +234,7 @@ def test_outputs_at_real_positions_are_those_of_stock(family, length, stock, pad
     reference = stock(family)
     model = copy.deepcopy(reference)
     replace_attention(model)
-    for side in ("none", "right", "left"):
+    for side in ("none", "right", "left") if length < 300 else ("right",):
         ids, mask = padded(length, side)
         with torch.no_grad():
             theirs = reference(ids, attention_mask=mask).last_hidden_state
@@ -253,7 +256,7 @@ def test_gradients_of_all_parameters_are_those_of_stock(family, length, stock, p
     reference = stock(family).double()
     model = copy.deepcopy(reference)
     replace_attention(model)
-    for side in ("none", "right", "left"):
+    for side in ("none", "right", "left") if length < 100 else ("right",):
         ids, mask = padded(length, side)
         theirs, ours = gradients(reference, ids, mask), gradients(model, ids, mask)
         assert largest_difference(ours, theirs) < 1e-6
@@ -291,17 +294,20 @@ def test_bfloat16_is_as_near_to_the_truth_as_stock(family, stock, padded):
     assert backends(model) == {"blocked"}
 
 
-@pytest.mark.parametrize("family", BOTH)
-def test_autocast_is_as_near_to_the_truth_as_stock(family, stock, padded):
-    reference = stock(family)
+def test_autocast_is_as_near_to_the_truth_as_stock(stock, padded):
+    """v1 as near as v3: stock v1 stops under autocast, because its biases make one product wider than its mask value."""
     ids, mask = padded(70)
+    errors = []
     with torch.no_grad():
-        truth = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        with torch.autocast("cpu", torch.bfloat16):
-            theirs = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-            replace_attention(reference)
-            ours = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-    assert (ours - truth).norm() < 2 * (theirs - truth).norm()
+        for family, replaced in (("v3", False), ("v3", True), ("v1", True)):
+            model = stock(family)
+            truth = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+            if replaced:
+                replace_attention(model)
+            with torch.autocast("cpu", torch.bfloat16):
+                states = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+            errors.append((states - truth).norm() / truth.norm())
+    assert max(errors[1:]) < 2 * errors[0] and errors[0] > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
@@ -437,22 +443,17 @@ def test_dropout_of_probabilities_and_of_positions_keeps_the_mean(family, which,
     assert (runs.mean(0) - clean).norm() < 0.1 * clean.norm()
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("family", BOTH)
-def test_gradient_checkpointing_gives_the_same_gradients(family, reentrant, stock, padded):
+def test_gradient_checkpointing_gives_the_same_gradients(family, stock, padded):
+    """Without reentrance: with it, stock v3 stops as well, because its relative table comes by keyword."""
     model = stock(family, attention_probs_dropout_prob=0.2, hidden_dropout_prob=0.1).train()
     replace_attention(model)
     ids, mask = padded(20)
     torch.manual_seed(0)
     plain = {name: grad.clone() for name, grad in gradients(model, ids, mask).items() if grad is not None}
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     torch.manual_seed(0)
     checkpointed = {name: grad for name, grad in gradients(model, ids, mask).items() if grad is not None}
-    if reentrant:
-        # Reentrant checkpointing loses what comes by keyword, as it does in stock: the relative table.
-        for grads in (plain, checkpointed):
-            for name in [name for name in grads if name.startswith(("encoder.rel_embeddings", "encoder.LayerNorm"))]:
-                del grads[name]
     assert largest_difference(checkpointed, plain) < 1e-5
 
 
@@ -613,14 +614,26 @@ def test_hooks_of_accelerate_before_and_after(order, stock, padded):
 
 @pytest.mark.parametrize("family", BOTH)
 def test_torch_compile_traces_the_whole_model(family, stock, padded):
-    model = stock(family)
+    model = stock(family, num_hidden_layers=1)
     ids, mask = padded(20)
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
         replace_attention(model)
         compiled = torch.compile(model, backend="eager")
         ours = compiled(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        assert torch.allclose(ours, expected, atol=1e-5)
+    assert torch.allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_a_trace_of_one_length_serves_others(family, stock, padded):
+    model = stock(family, num_hidden_layers=1)
+    ids, mask = padded(150)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        replace_attention(model)
+        traced = torch.jit.trace(model, padded(5), strict=False)
+        ours = traced(ids, mask)["last_hidden_state"][mask.bool()]
+    assert torch.allclose(ours, expected, atol=1e-5)
 
 
 # ------- errors, and what is left alone

@@ -575,6 +575,20 @@ def test_a_neighbour_changes_no_bit_of_a_document(kind, build, backend, tiny_con
             assert not torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_neighbour_changes_no_bit_of_a_long_document(backend, tiny_config, shake):
+    """Beyond one tile, where two documents of nearly one length share a group."""
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    model.set_attn_implementation(backend)
+    document_ids = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
+    ids, others = random_ids(1, 310), random_ids(1, 310, seed=1)
+    with torch.no_grad():
+        expected = model(ids, document_ids=document_ids)[0]
+        for number in (1, 2, 3):
+            kept = document_ids == number
+            assert torch.equal(model(ids.where(kept, others), document_ids=document_ids)[0][kept], expected[kept])
+
+
 def test_no_gradient_crosses_from_one_document_into_another(tiny_config, shake):
     model = shake(DebertaExtModel(tiny_config("v2")))
     ids, document_ids, where = packed_batch()

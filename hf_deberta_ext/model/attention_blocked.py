@@ -10,8 +10,8 @@ Two facts make it fast (delta(i, j) depends on i - j alone and is constant beyon
 * Saturation. Where all i - j of a block are beyond `reach`, c2p is one number for each query and p2c one for each key.
 
 A block of queries sees all keys at once, so its softmax is an ordinary one, and the backward pass computes the probabilities
-of a block again instead of keeping them. Sizes were chosen by measurement on a CPU: long sequences go one head at a time, with
-a batch of tiles in each product; of short ones, many heads and sequences go together, with one tile each.
+of a block again instead of keeping them. Sizes were chosen by measurement on a CPU: long sequences go one head at a time,
+with a batch of tiles in each product; of short ones, many heads and sequences go together, with one tile each.
 """
 
 import math

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend serves a call: by name, by itself, and what is refused; position projections that are kept at inference."""
+
+import copy
+import io
+import json
+import pickle
+import warnings
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, DisentangledSelfAttention
+from hf_deberta_ext.model import attention
+from hf_deberta_ext.model.attention import backend_unavailable, choose_backend
+
+CPU = torch.device("cpu")
+CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
+NAMED = ["eager", "sdpa", "blocked"]
+
+
+def served(model):
+    return {name for name, _ in model.attention_backends().values()}
+
+
+@pytest.fixture
+def folder(tiny_config, shake, tmp_path):
+    shake(DebertaExtModel(tiny_config("v3"))).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# By name.
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_backend_serves_every_layer_however_it_is_named(name, folder, tiny_config, batch):
+    ids, mask = batch(2, 20, [20, 19])
+    models = [
+        DebertaExtModel.from_pretrained(folder, attn_implementation=name),
+        AutoModel.from_pretrained(folder, attn_implementation=name),
+        AutoModel.from_config(tiny_config("v3"), attn_implementation=name),
+        AutoModelForMaskedLM.from_config(tiny_config("v3"), attn_implementation=name),
+        DebertaExtModel(tiny_config("v3", attn_implementation=name)),
+        DebertaExtModel(tiny_config("v3")),
+        DebertaExtForMaskedLM(tiny_config("v3")),
+        DebertaExtModel(tiny_config("v3")),
+    ]
+    models[-1].set_attn_implementation({"": name})
+    for model in models[-3:-1]:
+        model.set_attn_implementation(name)
+    for model in models:
+        assert model.config._attn_implementation == name and model.base_model.config._attn_implementation == name
+        assert model.attention_backends() == {}
+        with torch.no_grad():
+            model.eval()(ids, attention_mask=mask)
+        assert set(model.attention_backends().values()) == {(name, "asked for")}
+        assert len(model.attention_backends()) == 3
+
+
+def test_official_checkpoints_take_a_backend_by_name(stock_config, tmp_path, batch):
+    DebertaV2Model(stock_config("v3")).save_pretrained(tmp_path)
+    ids, _ = batch(1, 9)
+    for name in NAMED:
+        model = DebertaExtModel.from_pretrained(tmp_path, attn_implementation=name).eval()
+        model(ids)
+        assert served(model) == {name}
+    with pytest.raises(ValueError, match="'fast' is not one of 'eager', 'sdpa'"):
+        DebertaExtModel.from_pretrained(tmp_path, attn_implementation="fast")
+
+
+@pytest.mark.parametrize("name", ["auto", None])
+def test_no_name_and_auto_choose_the_best(name, folder, tiny_config, batch):
+    ids, mask = batch(2, 20, [20, 19])
+    models = [DebertaExtModel.from_pretrained(folder, attn_implementation=name), DebertaExtModel(tiny_config("v3"))]
+    models.append(AutoModel.from_config(tiny_config("v3"), attn_implementation=name))
+    models.append(DebertaExtModel(tiny_config("v3", attn_implementation=name)))
+    models.append(DebertaExtModel(tiny_config("v3", attn_implementation="eager")))
+    models[-1].set_attn_implementation(name)
+    for model in models:
+        assert model.config._attn_implementation is None
+        model(ids, attention_mask=mask)
+        assert set(model.attention_backends().values()) == {("blocked", "best on cpu")}
+
+
+def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
+    model = DebertaExtModel.from_pretrained(folder).eval()
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad():
+        results = {}
+        for name in ("eager", "blocked", "auto", "sdpa", "eager"):
+            model.set_attn_implementation(name)
+            results[name] = model(ids, attention_mask=mask).last_hidden_state
+            assert served(model) == {"blocked" if name == "auto" else name}
+    for states in results.values():
+        assert relative_error("switching backends", states, results["eager"], mask.bool()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["auto", *NAMED])
+def test_saved_configuration_does_not_name_a_backend(name, folder, tmp_path):
+    model = DebertaExtModel.from_pretrained(folder, attn_implementation=name)
+    model.save_pretrained(tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert not [key for key in config if "attn" in key or "implementation" in key]
+    assert DebertaExtModel.from_pretrained(tmp_path / "again").config._attn_implementation is None
+
+
+@pytest.mark.parametrize("name", ["fast", "flash_attention_2", "flex_attention", "paged|eager", ""])
+def test_unknown_names_are_refused_where_they_are_set(name, folder, tiny_config):
+    """transformers claims some of these names; none of them reaches its own attention."""
+    model = DebertaExtModel.from_pretrained(folder)
+    for set_name in (
+        lambda: DebertaExtModel.from_pretrained(folder, attn_implementation=name),
+        lambda: AutoModel.from_config(tiny_config(), attn_implementation=name),
+        lambda: DebertaExtModel(tiny_config(attn_implementation=name)),
+        lambda: model.set_attn_implementation(name),
+    ):
+        with pytest.raises(ValueError, match=r"is not one of 'eager', 'sdpa', 'blocked', 'flex', 'triton'; without it"):
+            set_name()
+    assert model.config._attn_implementation is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUDA")
+def test_triton_is_refused_where_there_is_no_gpu(folder, tiny_config):
+    model = DebertaExtModel.from_pretrained(folder, attn_implementation="blocked")
+    for set_name in (
+        lambda: DebertaExtModel.from_pretrained(folder, attn_implementation="triton"),
+        lambda: AutoModel.from_config(tiny_config(), attn_implementation="triton"),
+        lambda: model.set_attn_implementation("triton"),
+    ):
+        with pytest.raises(ValueError, match=r"'triton' cannot serve this model here: .*; 'eager', 'sdpa', 'blocked'.* can"):
+            set_name()
+    assert model.config._attn_implementation == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("flex", dict(dropout_p=0.1), "no dropout; 'eager', 'sdpa', 'blocked' can"),
+        ("flex", dict(dtype=torch.float64), "float64; 'eager', 'sdpa', 'blocked' can"),
+        ("blocked", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
+        ("sdpa", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
+        ("fast", dict(), "'fast' is not one of"),
+    ],
+    ids=["flex-dropout", "flex-float64", "blocked-probabilities", "sdpa-probabilities", "unknown"],
+)
+def test_a_named_backend_never_falls_back(name, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        choose_backend(name, **(CALL | arguments))
+
+
+def test_flex_in_training_with_dropout_names_what_would_work(tiny_config, batch):
+    model = DebertaExtModel(tiny_config(attention_probs_dropout_prob=0.1, attn_implementation="flex")).train()
+    ids, _ = batch(1, 9)
+    with pytest.raises(
+        ValueError, match=r"'flex' cannot serve this: flex_attention has no dropout; 'eager', 'sdpa', 'blocked'"
+    ):
+        model(ids)
+
+
+def test_probabilities_from_a_backend_without_them_are_refused(tiny_config, batch):
+    model = DebertaExtModel(tiny_config(attn_implementation="blocked")).eval()
+    ids, _ = batch(1, 9)
+    with pytest.raises(
+        ValueError, match="'blocked' cannot serve this: it does not return attention probabilities; 'eager' can"
+    ):
+        model(ids, output_attentions=True)
+    assert model(ids).attentions is None
+
+
+# By itself.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (dict(), "blocked"),
+        (dict(dtype=torch.bfloat16, dropout_p=0.1, needs_grad=True), "blocked"),
+        (dict(dtype=torch.float64, head_size=1), "blocked"),
+        (dict(query_share=0.1), "eager"),
+        (dict(query_share=0.5), "blocked"),
+        (dict(needs_probs=True, dropout_p=0.1), "eager"),
+        (dict(device=torch.device("meta")), "eager"),
+        (dict(device=torch.device("mps")), "sdpa"),
+        (dict(device=torch.device("xla")), "sdpa"),
+    ],
+    ids=["plain", "training", "float64", "few-queries", "many-queries", "probabilities", "meta", "mps", "other-device"],
+)
+@pytest.mark.parametrize("requested", [None, "auto"])
+def test_automatic_choice(requested, arguments, expected):
+    name, why = choose_backend(requested, **(CALL | arguments))
+    assert name == expected and why
+
+
+def test_automatic_choice_never_raises():
+    devices = [torch.device(name) for name in ("cpu", "cuda", "mps", "meta", "xpu")]
+    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    for device in devices:
+        for dtype in dtypes:
+            for head_size in (1, 20, 64, 513):
+                for more in (dict(), dict(needs_probs=True), dict(needs_grad=True, dropout_p=0.5), dict(query_share=0.01)):
+                    call = dict(device=device, dtype=dtype, head_size=head_size) | more
+                    name, why = choose_backend(None, **call)
+                    call.pop("query_share", None)
+                    assert why and backend_unavailable(name, **call) is None
+
+
+def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    ids, mask = batch(2, 20, [20, 19])
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        assert served(model) == {"blocked"}
+        out = model(ids, attention_mask=mask, output_attentions=True)
+        assert set(model.attention_backends().values()) == {("eager", "attention probabilities were asked for")}
+        assert len(out.attentions) == 3
+        assert relative_error("fallback", out.last_hidden_state, expected, mask.bool()) < 1e-5
+        model(ids, attention_mask=mask)
+    assert served(model) == {"blocked"}
+
+
+def test_few_queries_of_the_decoder_run_eager_and_many_do_not(tiny_config, batch):
+    model = DebertaExtForMaskedLM(tiny_config("v3")).eval()
+    model.set_unpadding(False)
+    ids, mask = batch(2, 40)
+    for few in (True, False):
+        labels = ids.masked_fill(torch.arange(40) % (8 if few else 2) > 0, -100)
+        model(ids, attention_mask=mask, labels=labels, masked_only=True)
+        backends = model.attention_backends()
+        last = backends.pop("deberta.encoder.layer.2.attention.self")
+        assert set(backends.values()) == {("blocked", "best on cpu")}
+        assert last == (("eager", "few queries") if few else ("blocked", "best on cpu"))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "after-a-call"])
+def test_a_traced_model_is_eager_and_keeps_no_projection(warm, tiny_config, shake, batch):
+    """torch.jit.trace: kept tensors would become constants of the graph, which weights can no longer change."""
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    model.set_unpadding(False)
+    model.config.return_dict = False
+    ids, mask = batch(2, 20, [20, 11])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if warm:
+            model(ids, mask)
+        torch.jit.trace(model, (ids, mask), check_trace=False)
+        assert served(model) == {"eager"}
+        traced = torch.jit.trace(model, (ids, mask))
+        assert torch.allclose(traced(ids, mask)[0], model(ids, mask)[0], atol=1e-5)
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+        assert torch.allclose(traced(ids, mask)[0], model(ids, mask)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("head", [DebertaExtModel, DebertaExtForMaskedLM])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_compile_has_no_graph_break_with_the_default_choice(head, grad, tiny_config, shake, batch):
+    """As it comes: nothing is switched off by hand."""
+    model = shake(head(tiny_config("v3")))
+    ids, mask = batch(2, 20, [20, 11])
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager" if grad else "eager")
+    with torch.set_grad_enabled(grad):
+        got, expected = compiled(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0]
+    assert torch.allclose(got[mask.bool()], expected[mask.bool()], atol=1e-5)
+    if grad:
+        gradients = []
+        for states in (got, expected):
+            model.zero_grad()
+            states[mask.bool()].square().sum().backward()
+            gradients.append(model.base_model.encoder.rel_embeddings.weight.grad.clone())
+        assert gradients[1].any() and torch.allclose(*gradients, rtol=1e-3, atol=1e-3)
+
+
+def test_compile_names_what_a_named_backend_cannot_do(tiny_config, batch):
+    model = DebertaExtModel(tiny_config("v3", attn_implementation="blocked")).eval()
+    ids, _ = batch(1, 9)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"torch\.compile cannot trace it"), torch.no_grad():
+        torch.compile(model, fullgraph=True, backend="eager")(ids)
+
+
+def test_dropout_that_is_switched_on_alone_drops(tiny_config, shake, batch):
+    """Monte Carlo dropout: the model in eval mode, its Dropout modules in training mode."""
+    ids, _ = batch(1, 20)
+    for option in ("attention_probs_dropout_prob", "hidden_dropout_prob"):
+        model = shake(DebertaExtModel(tiny_config("v3", **{option: 0.3})))
+        attention = model.encoder.layer[0].attention.self
+        with torch.no_grad():
+            assert torch.equal(model(ids)[0], model(ids)[0])
+            (attention.dropout if option.startswith("attention") else attention.pos_dropout).train()
+            assert not torch.equal(model(ids)[0], model(ids)[0])
+
+
+# Position projections that are kept at inference.
+
+
+@pytest.fixture(params=["v1", "v2", "v3"])
+def model(request, tiny_config, shake):
+    return shake(DebertaExtModel(tiny_config(request.param)))
+
+
+def table_projections(model):
+    """Counts the projections of the whole relative table: a list that grows."""
+    calls = []
+
+    def count(module, args):
+        if args[0].dim() == 2 and len(args[0]) == model.encoder.relative_table_size:
+            calls.append(module)
+
+    for module in model.modules():
+        if isinstance(module, DisentangledSelfAttention):
+            for projection in module.position_projections():
+                projection.register_forward_pre_hook(count)
+    return calls
+
+
+def forget(model):
+    """The model with nothing kept."""
+    model = copy.deepcopy(model)
+    model.encoder.kept_rel_embedding = None
+    for module in model.modules():
+        if isinstance(module, DisentangledSelfAttention):
+            module.projected_positions = None
+    return model
+
+
+def test_kept_projections_are_computed_once(model, batch):
+    calls = table_projections(model)
+    with torch.no_grad():
+        for N in (20, 20, 33, 150 if not model.config.position_biased_input else 60, 1):
+            model(batch(2, N)[0])
+    assert len(calls) == 6
+
+
+def test_kept_projections_change_no_bit(model, batch):
+    ids, mask = batch(2, 50, [50, 21])
+    with torch.no_grad():
+        first = model(ids, attention_mask=mask).last_hidden_state
+        again = model(ids, attention_mask=mask).last_hidden_state
+        fresh = forget(model)(ids, attention_mask=mask).last_hidden_state
+        model(batch(1, 7)[0])
+        after = model(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(first, again) and torch.equal(first, fresh) and torch.equal(first, after)
+    with torch.inference_mode():
+        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
+    with torch.no_grad():
+        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
+
+
+def test_nothing_is_kept_where_gradients_are_needed(model, batch):
+    ids, _ = batch(1, 9)
+    with torch.no_grad():
+        model(ids)
+    states = model(ids).last_hidden_state
+    states.square().sum().backward()
+    for name in ("rel_embeddings.weight", "layer.0.attention.self.query_proj.weight"):
+        assert model.encoder.get_parameter(name).grad.any()
+    calls = table_projections(model)
+    model.train()
+    with torch.no_grad():
+        model(ids)
+        model(ids)
+    assert len(calls) in (6, 12)
+
+
+def projection(model, name="query"):
+    attention = model.encoder.layer[1].attention.self
+    return attention.position_projections()[name == "query"]
+
+
+def one_element(model):
+    projection(model).weight.data[3, 5] += 0.5
+
+
+def whole_projection(model):
+    projection(model, "key").weight.data.mul_(1.5)
+
+
+def bias(model):
+    projection(model).bias.data.add_(0.5)
+
+
+def new_tensor(model):
+    projection(model).weight.data = projection(model).weight.data * 1.5
+
+
+def new_parameter(model):
+    projection(model).weight = torch.nn.Parameter(projection(model).weight.data * 1.5)
+
+
+def in_place(model):
+    with torch.no_grad():
+        projection(model).weight[2] = 0.3
+
+
+def through_numpy(model):
+    projection(model).weight.data.numpy()[2] = 0.3
+
+
+def table(model):
+    weight = model.encoder.rel_embeddings.weight.data
+    weight.copy_(weight.flip(1))
+
+
+def table_row(model):
+    # The row of relative position 1.
+    row = model.encoder.relative_position.row(1)
+    model.encoder.rel_embeddings.weight.data[row, 3] += 1
+
+
+def table_norm(model):
+    if hasattr(model.encoder, "LayerNorm"):
+        model.encoder.LayerNorm.weight.data[3] += 0.5
+    else:
+        table(model)
+
+
+def load(model):
+    model.load_state_dict({name: x * 1.2 for name, x in model.state_dict().items()})
+
+
+def load_and_assign(model):
+    model.load_state_dict({name: x * 1.2 for name, x in model.state_dict().items()}, assign=True)
+
+
+def to_bfloat16(model):
+    model.to(torch.bfloat16)
+
+
+def to_double(model):
+    model.double()
+
+
+def optimizer_step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(torch.arange(5, 14)[None]).last_hidden_state.square().sum().backward()
+    optimizer.step()
+
+
+def optimizer_step_of_training(model):
+    model.train()
+    optimizer_step(model)
+    model.eval()
+
+
+def replaced_module(model):
+    old = projection(model)
+    attention = model.encoder.layer[1].attention.self
+    name = next(name for name, module in attention.named_children() if module is old)
+    new = torch.nn.Linear(old.in_features, old.out_features)
+    new.load_state_dict({key: x * 1.5 for key, x in old.state_dict().items()})
+    setattr(attention, name, new)
+
+
+def hook(model):
+    projection(model).register_forward_hook(lambda module, args, output: output * 1.5)
+
+
+CHANGES = [
+    one_element, whole_projection, bias, new_tensor, new_parameter, in_place, through_numpy, table, table_row, table_norm,
+    load, load_and_assign, to_bfloat16, to_double, optimizer_step, optimizer_step_of_training, replaced_module, hook,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_kept_projections_follow_every_change(change, model, batch):
+    ids, mask = batch(2, 30, [30, 11])
+    with torch.no_grad():
+        before = model(ids, attention_mask=mask).last_hidden_state
+    change(model)
+    with torch.no_grad():
+        after = model(ids, attention_mask=mask).last_hidden_state
+        fresh = forget(model)(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(after, fresh)
+    assert change is to_double or not torch.allclose(before.double(), after.double(), atol=1e-4)
+
+
+def test_kept_projections_follow_a_change_that_one_row_does_not_show(tiny_config, shake, batch):
+    """A row of the table that is zero answers with the bias, whatever the weights: here that of relative position 0."""
+    model = shake(DebertaExtModel(tiny_config("v1")))
+    ids, _ = batch(1, 20)
+    with torch.no_grad():
+        model.encoder.rel_embeddings.weight[len(model.encoder.rel_embeddings.weight) // 2] = 0
+        model(ids)
+        projection(model).weight.data.mul_(3)
+        assert torch.equal(model(ids)[0], forget(model)(ids)[0])
+
+
+def test_kept_projections_follow_autocast(model, batch):
+    ids, mask = batch(2, 20, [20, 19])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wide = model(ids, attention_mask=mask).last_hidden_state
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                narrow = model(ids, attention_mask=mask).last_hidden_state
+                assert torch.equal(narrow, forget(model)(ids, attention_mask=mask).last_hidden_state)
+            assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, wide)
+    assert not torch.equal(narrow.float(), wide)
+
+
+def test_kept_projections_are_in_no_copy_and_no_file(model, batch):
+    names = set(model.state_dict())
+    with torch.no_grad():
+        model(batch(1, 20)[0])
+    module = model.encoder.layer[0].attention.self
+    assert model.encoder.kept_rel_embedding is not None and module.projected_positions is not None
+    assert set(model.state_dict()) == names
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+        assert other.encoder.kept_rel_embedding is None
+        assert other.encoder.layer[0].attention.self.projected_positions is None
+        with torch.no_grad():
+            assert torch.equal(other(batch(1, 20)[0])[0], model(batch(1, 20)[0])[0])
+    assert module.projected_positions is not None
+
+
+def test_train_drops_what_is_kept(model, batch):
+    with torch.no_grad():
+        model(batch(1, 20)[0])
+    model.train()
+    assert model.encoder.kept_rel_embedding is None
+    assert all(x.projected_positions is None for x in model.modules() if isinstance(x, DisentangledSelfAttention))
+
+
+def test_kept_projections_serve_functional_calls(model, batch):
+    """torch.func: other parameters for one call alone."""
+    ids, _ = batch(1, 20)
+    parameters = {name: x.detach() * 1.3 for name, x in model.named_parameters()}
+    with torch.no_grad():
+        before = model(ids)[0]
+        other = torch.func.functional_call(model, parameters, (ids,))[0]
+        assert torch.equal(model(ids)[0], before)
+        model.load_state_dict(parameters, strict=False)
+        assert torch.equal(forget(model)(ids)[0], other) and not torch.allclose(before, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_kept_projections_follow_adapters(kind, tiny_config, shake, batch):
+    peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
+    base = shake(DebertaExtModel(tiny_config(kind)))
+    ids, _ = batch(1, 20)
+
+    def check(model):
+        with torch.no_grad():
+            states = model(input_ids=ids).last_hidden_state
+            copied = copy.deepcopy(model)
+            for module in copied.modules():
+                for name in ("kept_rel_embedding", "projected_positions"):
+                    if hasattr(module, name):
+                        setattr(module, name, None)
+            assert torch.equal(states, copied(input_ids=ids).last_hidden_state)
+        return states
+
+    plain = check(base)
+    targets = ["query_proj", "key_proj"] + ["pos_key_proj", "pos_query_proj"] * (kind == "v1")
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=targets, r=2)).eval()
+    # Adapters begin at zero.
+    assert torch.allclose(check(model), plain, atol=1e-5)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.3, generator=generator)
+    adapted = check(model)
+    assert not torch.allclose(adapted, plain, atol=1e-2)
+    with model.disable_adapter():
+        assert torch.allclose(check(model), plain, atol=1e-5)
+    assert torch.equal(check(model), adapted)
+    model.merge_adapter()
+    assert torch.allclose(check(model), adapted, atol=1e-4)
+    model.unmerge_adapter()
+    assert torch.allclose(check(model), adapted, atol=1e-4)
+    assert torch.allclose(check(model.merge_and_unload()), adapted, atol=1e-4)
+
+
+def test_a_module_alone_keeps_projections_of_the_table_it_was_given(tiny_config, shake):
+    module = shake(DisentangledSelfAttention(tiny_config("v3")))
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(32, 32, generator=generator) for _ in range(2)]
+    with torch.no_grad():
+        for table_ in (*tables, *tables):
+            ours, fresh = module.project_positions(table_), copy.deepcopy(module).project_positions(table_)
+            assert all(map(torch.equal, ours, fresh))
+        # The same object with other values is the business of whoever gives it: the encoder compares values.
+        kept = module.project_positions(tables[0])
+        assert module.project_positions(tables[0])[0] is kept[0]
+
+
+def test_backends_are_all_listed():
+    assert attention.BACKENDS == ("eager", "sdpa", "blocked", "flex", "triton")
