@@ -32,6 +32,7 @@ from .model.modeling_deberta_ext import (
 from .model.relative_position import RelativePosition
 from .model.replaced_token_detection import ReplacedTokenDetectionHead
 from .model.unpadding import PackedSequences
+from .replace_attention import ReplacedAttention, replace_attention, restore_attention
 
 __all__ = [
     "DebertaExtConfig",
@@ -48,11 +49,14 @@ __all__ = [
     "LoadingReport",
     "PackedSequences",
     "RelativePosition",
+    "ReplacedAttention",
     "ReplacedTokenDetectionHead",
     "__version__",
     "disentangled_attention_blocked",
     "disentangled_attention_eager",
     "disentangled_attention_sdpa",
+    "replace_attention",
+    "restore_attention",
 ]
 
 AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)

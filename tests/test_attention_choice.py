@@ -591,3 +591,18 @@ def test_a_module_alone_keeps_projections_of_the_table_it_was_given(tiny_config,
 
 def test_backends_are_all_listed():
     assert attention.BACKENDS == ("eager", "sdpa", "blocked", "flex", "triton")
+
+
+def test_transforms_of_torch_func_get_the_equation(tiny_config, shake):
+    model = shake(DebertaExtModel(tiny_config()))
+    embeds = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(0))
+
+    def total(x):
+        return model(inputs_embeds=x).last_hidden_state.square().sum()
+
+    gradient = torch.func.grad(total)(embeds)
+    assert {name for name, _ in model.attention_backends().values()} == {"eager"}
+    leaf = embeds.clone().requires_grad_()
+    expected = torch.autograd.grad(total(leaf), leaf)[0]
+    assert {name for name, _ in model.attention_backends().values()} == {"blocked"}
+    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-5)

@@ -659,3 +659,14 @@ def test_what_documents_cannot_have_is_refused(arguments, message, tiny_config):
     for build in (DebertaExtModel, DebertaExtForMaskedLM):
         with pytest.raises(ValueError, match=message):
             build(tiny_config())(torch.full((2, 6), 7), **arguments)
+
+
+def test_flat_labels_are_taken_with_and_without_padding(tiny_config, shake, batch):
+    model = shake(DebertaExtForTokenClassification(tiny_config(num_labels=3)))
+    ids, mask = batch(2, 20, [20, 8])
+    labels = (ids % 3).masked_fill(mask == 0, -100)
+    losses = []
+    for unpadding in (True, False):
+        model.set_unpadding(unpadding)
+        losses += [model(ids, attention_mask=mask, labels=x).loss for x in (labels, labels.flatten())]
+    assert all(torch.allclose(loss, losses[0], rtol=1e-6) for loss in losses)

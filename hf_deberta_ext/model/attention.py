@@ -94,6 +94,8 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, **call) -
     device, compiling = call["device"], torch.compiler.is_compiling()
     if not compiling and (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()):
         return "eager", "traced or transformed"
+    if device.type == "meta":
+        return "eager", "nothing is computed"
     if query_share < FEW_QUERIES:
         return "eager", "few queries"
     if device.type == "cuda" and backend_unavailable("triton", **call) is None:
@@ -141,7 +143,7 @@ class DisentangledSelfAttention(nn.Module):
         self.projected_positions = None
 
     def __getstate__(self):
-        return self.__dict__ | {"projected_positions": None}
+        return super().__getstate__() | {"projected_positions": None}
 
     def train(self, mode: bool = True):
         self.projected_positions = None

@@ -260,7 +260,7 @@ class DebertaExtEncoder(nn.Module):
         return P, dict(delta=delta, reach=reach)
 
     def __getstate__(self):
-        return self.__dict__ | {"kept_rel_embedding": None}
+        return super().__getstate__() | {"kept_rel_embedding": None}
 
     def train(self, mode: bool = True):
         self.kept_rel_embedding = None
