@@ -272,6 +272,7 @@ def test_compile_has_no_graph_break_with_the_default_choice(head, grad, tiny_con
         assert gradients[1].any() and torch.allclose(*gradients, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="its dynamo hides the message of an exception")
 def test_compile_names_what_a_named_backend_cannot_do(tiny_config, batch):
     model = DebertaExtModel(tiny_config("v3", attn_implementation="blocked")).eval()
     ids, _ = batch(1, 9)

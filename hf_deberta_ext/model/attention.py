@@ -250,10 +250,10 @@ class DisentangledSelfAttention(nn.Module):
             chosen, query_positions = query_positions, None
             Q_c, attention_mask = _spread(Q_c, attention_mask, chosen, N)
         attention = backend_function(name)
-        options |= dict(reach=reach)
+        options.update(reach=reach)
         if packed is None:
             if query_positions is not None:
-                options |= dict(query_positions=query_positions)
+                options.update(query_positions=query_positions)
             context = attention(Q_c, K_c, V_c, mask=attention_mask, **options)
         elif name == "triton":
             context = attention(Q_c, K_c, V_c, boundaries=packed.boundaries, **options)

@@ -9,6 +9,9 @@ from torch.nn.attention.flex_attention import flex_attention
 
 __all__ = ["disentangled_attention_flex", "flex_unavailable"]
 
+# Not for CUDA: there the formulation is torch's own.
+TOO_OLD_FOR_CPU = torch.__version__ < (2, 13)
+
 
 def flex_unavailable(
     device: torch.device,
@@ -34,6 +37,8 @@ def flex_unavailable(
         return f"flex_attention serves cpu and cuda, not {device.type}"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"flex_attention serves float32, bfloat16 and float16, not {dtype}"
+    if device.type == "cpu" and TOO_OLD_FOR_CPU:
+        return f"flex_attention on cpu needs torch 2.13 or newer, here it is {torch.__version__}"
     if device.type == "cpu" and query_stream:
         return "flex_attention on cpu generates wrong code for a query stream of dynamic length"
     if device.type == "cpu" and needs_grad:

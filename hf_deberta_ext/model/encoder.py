@@ -287,7 +287,7 @@ class DebertaExtEncoder(nn.Module):
         """
         embeddings = hidden_states
         rel_embeddings, options = self.positions(hidden_states.shape[1] if packed is None else max(packed.lengths))
-        options |= dict(packed=packed, output_attentions=output_attentions)
+        options.update(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []
         for index in range(self.num_layers - skip_last_layer):
             hidden_states, probs = self.run_layer(index, hidden_states, attention_mask, rel_embeddings, **options)

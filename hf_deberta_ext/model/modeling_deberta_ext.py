@@ -180,7 +180,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         if self.config.emd_input != "hidden":
             positions = embeddings.project(embeddings.absolute_positions(N, position_ids, token_mask, packed))
         rel_embeddings, options = encoder.positions(N if packed is None else max(packed.lengths))
-        options |= dict(packed=packed)
+        options.update(packed=packed)
         last = encoder.num_layers - 1
 
         def layer(queries, query_positions):
