@@ -37,12 +37,12 @@ def flex_unavailable(
         return f"flex_attention serves cpu and cuda, not {device.type}"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"flex_attention serves float32, bfloat16 and float16, not {dtype}"
-    if device.type == "cpu" and TOO_OLD_FOR_CPU:
-        return f"flex_attention on cpu needs torch 2.13 or newer, here it is {torch.__version__}"
     if device.type == "cpu" and query_stream:
         return "flex_attention on cpu generates wrong code for a query stream of dynamic length"
     if device.type == "cpu" and needs_grad:
         return "flex_attention has no backward on cpu"
+    if device.type == "cpu" and TOO_OLD_FOR_CPU:
+        return f"flex_attention on cpu needs torch 2.13 or newer, here it is {torch.__version__}"
     # torch.compile cannot trace this question, and compiling has its own error for it.
     if device.type == "cpu" and not torch.compiler.is_compiling() and not torch.cpu._is_avx2_supported():
         return "flex_attention needs AVX2 on cpu"
