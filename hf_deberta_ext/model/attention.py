@@ -67,12 +67,13 @@ def backend_unavailable(
     return None
 
 
-def choose_backend(requested: str | None, *, query_share: float = 1.0, **call) -> tuple[str, str]:
+def choose_backend(requested: str | None, *, query_share: float = 1.0, what: str = "this", **call) -> tuple[str, str]:
     """The backend for a call and why.
 
     Args:
         requested (`str`, *optional*): one of `BACKENDS`; None: the best for this call, which never fails.
         query_share (`float`): queries / keys where queries stand at chosen positions.
+        what (`str`): what is to be served, in the words of an error.
         call: arguments of `backend_unavailable`.
 
     Raises:
@@ -80,13 +81,16 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, **call) -
     """
     if requested not in (None, "auto"):
         if requested not in BACKENDS:
-            raise ValueError(f"attn_implementation = {requested!r} is not one of {', '.join(map(repr, BACKENDS))}")
+            raise ValueError(
+                f"attn_implementation = {requested!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the best "
+                "one is chosen for each call"
+            )
         reason = backend_unavailable(requested, **call)
         if reason is None:
             return requested, "asked for"
         others = [name for name in BACKENDS if name != requested and backend_unavailable(name, **call) is None]
         raise ValueError(
-            f"attn_implementation = {requested!r} cannot serve this: {reason}; {', '.join(map(repr, others))} can, and "
+            f"attn_implementation = {requested!r} cannot serve {what}: {reason}; {', '.join(map(repr, others))} can, and "
             "without attn_implementation the best one is chosen for each call"
         )
     if call.get("needs_probs"):

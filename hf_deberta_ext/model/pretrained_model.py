@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import cached_file, logging
 
-from .attention import BACKENDS, DisentangledSelfAttention, backend_unavailable
+from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
 from .enhanced_mask_decoder import LMTransform
@@ -80,26 +80,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         """
         if requested_attention in (None, "auto"):
             return None
-        if requested_attention not in BACKENDS:
-            raise ValueError(
-                f"attn_implementation = {requested_attention!r} is not one of {', '.join(map(repr, BACKENDS))}; without it "
-                "the best one is chosen for each call"
-            )
-        config = self.config
-        # Weights come to their device after this check; what the call needs is checked when it is made.
+        # Weights come to their device after this check; what a call needs is checked when it is made.
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        reasons = {
-            name: backend_unavailable(
-                name, device=device, dtype=torch.float32, head_size=config.hidden_size // config.num_attention_heads
-            )
-            for name in BACKENDS
-        }
-        if reasons[requested_attention] is not None:
-            others = ", ".join(repr(name) for name, reason in reasons.items() if reason is None)
-            raise ValueError(
-                f"attn_implementation = {requested_attention!r} cannot serve this model here: {reasons[requested_attention]}"
-                f"; {others} can, and without attn_implementation the best one is chosen for each call"
-            )
+        head_size = self.config.hidden_size // self.config.num_attention_heads
+        call = dict(device=device, dtype=torch.float32, head_size=head_size)
+        choose_backend(requested_attention, what="this model here", **call)
         return requested_attention
 
     def attention_backends(self) -> dict[str, tuple[str, str]]:

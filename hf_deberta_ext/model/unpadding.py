@@ -27,8 +27,11 @@ class PackedSequences:
         self.lengths = lengths.tolist()
         ends = lengths.cumsum(0)
         self.boundaries = torch.cat([ends.new_zeros(1), ends]).int()
-        # [T] the stream's index of the first token of each token's document, and the position in that document.
-        self.first_token = (ends - lengths).repeat_interleave(lengths, output_size=len(token_index))
+        # [T] of each token its document, the place of that document's first token in the stream, and the position in it.
+        self.documents = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
+            lengths, output_size=len(token_index)
+        )
+        self.first_token = (ends - lengths)[self.documents]
         self.positions = torch.arange(len(token_index), device=token_index.device) - self.first_token
 
     @classmethod
@@ -135,8 +138,5 @@ class PackedSequences:
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
         """Places [T] of the tokens in a stream with `margin` free places around every document, and its length."""
-        documents = torch.arange(len(self.lengths), device=self.token_index.device).repeat_interleave(
-            torch.tensor(self.lengths, device=self.token_index.device), output_size=len(self.token_index)
-        )
-        places = torch.arange(len(self.token_index), device=self.token_index.device) + (documents + 1) * margin
+        places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
