@@ -388,6 +388,7 @@ def table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], path: Path, title: str):
     """Ratio against shape, one panel for each mode."""
+    unit = "batches x texts" if title == "padded" else "batch x length"
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     figure = Figure(figsize=(1.5 + 4.6 * len(modes), 4), dpi=150, layout="constrained")
@@ -402,7 +403,7 @@ def draw(rows: list[dict], path: Path, title: str):
             places = [shapes.index(row["shape"]) for row in points]
             axes.errorbar(places, middle, errors, fmt=f"C{index % 10}o-", markersize=4, capsize=2, label=side)
         axes.set_xticks(range(len(shapes)), shapes)
-        axes.set(title=f"{title}, {mode}", xlabel="batch x length", ylabel="times faster than transformers", yscale="log")
+        axes.set(title=f"{title}, {mode}", xlabel=unit, ylabel="times faster than transformers", yscale="log")
         for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             axis(ScalarFormatter())
         axes.grid(alpha=0.3)
