@@ -10,6 +10,9 @@ __all__ = ["plot_curves"]
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the light yellow is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LABELS = {"loss": "training loss", "eval_loss": "held-out loss", "eval_accuracy": "held-out accuracy"}
+for _name in ("mlm", "nsp", "sop", "sbo"):
+    LABELS |= {f"{_name}_loss": "training loss", f"eval_{_name}_loss": "held-out loss"}
+    LABELS |= {f"eval_{_name}_accuracy": "held-out accuracy", f"eval_{_name}_perplexity": "held-out perplexity"}
 
 
 def plot_curves(
@@ -17,6 +20,7 @@ def plot_curves(
     path: str | Path,
     *,
     panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
+    log_scale: bool = False,
 ) -> Path:
     """Draws what Trainer logged against its steps, and saves the figure.
 
@@ -27,6 +31,7 @@ def plot_curves(
         path (`Path`): where to write; the ending decides the format (.png, .svg, .pdf). Its folder is made if need be.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
             panel with all runs and the metrics "loss" and "eval_loss".
+        log_scale (`bool`): a logarithmic axis for the values, as perplexities need.
     Returns:
         `path`.
     Raises:
@@ -45,10 +50,22 @@ def plot_curves(
     for axes, (title, names, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, histories, names, metrics)
         axes.set_title(title, fontsize=12)
+        if log_scale:
+            _use_log_scale(axes)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
+
+
+def _use_log_scale(axes):
+    """Plain numbers at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_panel(axes, histories, names, metrics):
@@ -75,7 +92,8 @@ def _draw_panel(axes, histories, names, metrics):
         raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
     axes.set_xlabel("step", fontsize=11)
     all_losses = all(metric.endswith("loss") for metric in drawn)
-    axes.set_ylabel("loss" if all_losses else ", ".join(LABELS.get(metric, metric) for metric in drawn), fontsize=11)
+    kinds = dict.fromkeys(LABELS.get(metric, metric) for metric in drawn)
+    axes.set_ylabel("loss" if all_losses else ", ".join(kinds), fontsize=11)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -28,7 +28,7 @@ ALLOWED = {
     "checkpoints": {"model"},
     "hub": {"model"},
     "plots": {"model"},
-    "pretraining": {"model"},
+    "pretraining": {"model", "plots", "tokenization"},
     "replace_attention": {"model"},
     "sift": set(),
     "tasks": set(),

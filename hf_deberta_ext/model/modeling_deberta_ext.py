@@ -223,19 +223,48 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         sparse = labels is not None and (config.masked_only if masked_only is None else masked_only)
         wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         wants_attentions = config.output_attentions if output_attentions is None else output_attentions
-        # The encoder's own pass of the last layer is nothing but an output once EMD runs.
-        skip_last_layer = self.mask_decoder is not None and not (wants_states or wants_attentions)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        logits, targets, outputs, packed = self.predict(
+            *inputs, wants_attentions, wants_states or wants_attentions, document_ids, labels, sparse=sparse
+        )
+        loss = None if labels is None else cross_entropy(logits, targets, num_items_in_batch)
+        if packed is not None and not sparse:
+            logits = packed.pad(logits)
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states if wants_states else None,
+            attentions=outputs.attentions,
+        )
+
+    def predict(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+        document_ids: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        sparse: bool,
+    ):
+        """Encoder, decoder and head, without a loss; arguments as in `forward`.
+
+        Args:
+            output_hidden_states (`bool`): otherwise the encoder's own pass of the last layer is left out if EMD runs, since
+                it would be nothing but an output.
+            sparse (`bool`): decode labelled positions alone.
+
+        Returns:
+            logits, [n, V] if sparse, [1, T, V] of the stream if packed, else [B, N, V]; their labels, or None; the encoder's
+            outputs; and `PackedSequences` or None.
+        """
+        skip_last_layer = self.mask_decoder is not None and not output_hidden_states
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            wants_attentions,
-            wants_states or wants_attentions,
-            document_ids,
-            labels,
-            skip_last_layer=skip_last_layer,
+            *inputs, output_attentions, output_hidden_states, document_ids, labels, skip_last_layer=skip_last_layer
         )
         states = outputs.last_hidden_state
         targets = labels
@@ -254,19 +283,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             states = states[wanted] if sparse else states
         elif sparse:
             states = states[targets != -100]
-        logits = self.lm_predictions(states)
-
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits, targets[targets != -100] if sparse else targets, num_items_in_batch)
-        if packed is not None and not sparse:
-            logits = packed.pad(logits)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states if wants_states else None,
-            attentions=outputs.attentions,
-        )
+        return self.lm_predictions(states), targets[targets != -100] if sparse else targets, outputs, packed
 
 
 class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what several runs logged into one figure, and puts their last evaluations into one table.
+
+    python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" --metrics eval_mlm_perplexity --log_scale \\
+        --output comparison
+
+Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
+comparison.png, comparison.md and comparison.json into the output folder.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from hf_deberta_ext.plots import plot_curves
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, output folders of Trainer scripts")
+    parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; a panel and a column each")
+    parser.add_argument("--log_scale", action="store_true", help="a logarithmic axis for the values")
+    parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder to write to")
+    return parser.parse_args(argv)
+
+
+def read_runs(runs: list[str]) -> dict[str, list[list[dict]]]:
+    """The log of each folder, by the name of the run.
+
+    Raises:
+        ValueError: an entry is not NAME=FOLDER, or a folder has no trainer_state.json.
+    """
+    histories = defaultdict(list)
+    for entry in runs:
+        name, equals, folder = entry.partition("=")
+        file = Path(folder, "trainer_state.json")
+        if not equals:
+            raise ValueError(f"--runs takes NAME=FOLDER, got {entry!r}")
+        if not file.is_file():
+            raise ValueError(f"{file} is not there: {folder} is no output folder of a finished run")
+        histories[name].append(json.loads(file.read_text(encoding="utf-8"))["log_history"])
+    return dict(histories)
+
+
+def last_values(history: list[dict], metric: str) -> tuple[int, float]:
+    """The step and the value of the last entry that has the metric."""
+    found = [(entry["step"], entry[metric]) for entry in history if metric in entry]
+    if not found:
+        names = sorted({name for entry in history for name in entry})
+        raise ValueError(f"the runs did not log {metric}; they logged {', '.join(names)}")
+    return found[-1]
+
+
+def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dict:
+    """{run: {metric: {mean, standard_deviation, values, steps}}}"""
+    summary = {}
+    for name, logs in histories.items():
+        summary[name] = {}
+        for metric in metrics:
+            steps, values = zip(*(last_values(log, metric) for log in logs), strict=True)
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            summary[name][metric] = dict(
+                mean=statistics.mean(values), standard_deviation=deviation, values=values, steps=steps
+            )
+    return summary
+
+
+def table(summary: dict, metrics: list[str]) -> str:
+    lines = ["| run | seeds | steps | " + " | ".join(metrics) + " |", "| --- |" + " --- |" * (2 + len(metrics))]
+    for name, row in summary.items():
+        first = row[metrics[0]]
+        cells = []
+        for metric in metrics:
+            entry = row[metric]
+            deviation = entry["standard_deviation"]
+            cells.append(f"{entry['mean']:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}"))
+        steps = ", ".join(map(str, sorted({*first["steps"]})))
+        lines.append(f"| {name} | {len(first['values'])} | {steps} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    try:
+        histories = read_runs(args.runs)
+        summary = summarise(histories, args.metrics)
+    except ValueError as error:
+        sys.exit(f"compare_runs: {error}")
+    args.output.mkdir(parents=True, exist_ok=True)
+    panels = [("", [*histories], [metric]) for metric in args.metrics]
+    firsts = {name: logs[0] for name, logs in histories.items()}
+    plot_curves(firsts, args.output / "comparison.png", panels=panels, log_scale=args.log_scale)
+    text = table(summary, args.metrics)
+    (args.output / "comparison.md").write_text(text + "\n", encoding="utf-8")
+    (args.output / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

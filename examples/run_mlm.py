@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-trains a masked language model, from scratch or from a checkpoint, with any sum of the BERT family's objectives.
+
+From text to a model with its own tokenizer (a folder of .txt, .jsonl, .csv or .parquet files, each also .gz, or a data set
+of the Hub):
+
+    python examples/run_mlm.py --train_data corpus/ --train_tokenizer unigram --vocab_size 32000 --preset v3-small \\
+        --packing full_sentences --max_length 512 --masking ngram --max_steps 100000 --warmup_steps 0.06 \\
+        --learning_rate 5e-4 --per_device_train_batch_size 32 --bf16 --output_dir mine
+
+Further from an official checkpoint, its head and its Enhanced Mask Decoder kept:
+
+    python examples/run_mlm.py --train_data notes.jsonl --model microsoft/deberta-base --num_train_epochs 3 \\
+        --learning_rate 2e-5 --output_dir adapted
+
+A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives beside masked-language modelling:
+
+    python examples/run_mlm.py --train_data README.md.txt --documents line --train_tokenizer byte-level-bpe \\
+        --vocab_size 600 --preset v3-xsmall --config_overrides num_hidden_layers=2,hidden_size=64,intermediate_size=128 \\
+        --packing segment_pair --sop_weight 1 --sbo_weight 1 --masking span --max_length 64 --max_steps 20 --output_dir tiny
+
+A run that was stopped goes on with the same command and `--resume_from_checkpoint last`; on CPU its weights are those of
+a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2 examples/run_mlm.py ...` trains on two processes.
+The output folder holds model, tokenizer, README.md (the model card), curves.png, all_results.json, and run_arguments.json.
+"""
+
+import dataclasses
+import json
+import platform
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import HfArgumentParser, set_seed
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
+from hf_deberta_ext.pretraining.corpus import load_corpus, texts
+from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.pretraining.packing import pack
+from hf_deberta_ext.pretraining.report import CURVES_FILE, evaluation_table, plot_objectives, write_model_card
+from hf_deberta_ext.pretraining.run_folder import TOKENIZER_FOLDER, begin_run, resume_checkpoint
+from hf_deberta_ext.pretraining.tokenizer_training import tokenizer_report, train_tokenizer
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
+
+
+def option(default, text: str, **more):
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass
+class ModelArguments:
+    model: str | None = option(None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch")
+    preset: str = option("v3-base", f"size of a new model: {', '.join(PRESETS)}")
+    config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
+    tokenizer: str | None = option(None, "folder or Hub id; default: that of --model")
+    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
+    vocab_size: int = option(32000, "of --train_tokenizer")
+    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
+    attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton; default: the best for each call")
+    revision: str | None = option(None, "of --model on the Hub")
+    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
+    cache_dir: str | None = option(None, "for downloads and packed data")
+
+
+@dataclass
+class DataArguments:
+    train_data: list[str] = field(default_factory=list, metadata={"help": "files, folders or one Hub data set"})
+    validation_data: list[str] = field(default_factory=list, metadata={"help": "the same; default: split off"})
+    validation_documents: int = option(100, "documents of the training data to hold out, without --validation_data")
+    documents: str = option("blank_line", "what ends a document of a text file", choices=["blank_line", "line", "file"])
+    text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
+    data_config: str | None = option(None, "configuration of a Hub data set")
+    train_split: str = option("train", "of Hub data")
+    validation_split: str = option("validation", "of Hub data")
+    streaming: bool = option(False, "read, tokenise and pack while training; needs --max_steps")
+    shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
+    packing: str = option(
+        "full_sentences",
+        "how documents become examples",
+        choices=["full_sentences", "document_sentences", "segment_pair", "sentence_pair", "best_fit"],
+    )
+    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included")
+    min_tokens: int = option(1, "shorter documents are left out, and counted")
+    language: str = option("en", "ISO code, for the ends of sentences and the model card")
+    num_proc: int | None = option(None, "processes that tokenise and pack")
+    max_train_samples: int | None = option(None, "examples to train on, for a trial")
+    max_eval_samples: int | None = option(None, "examples to evaluate on")
+
+
+@dataclass
+class MaskingArguments:
+    masking: str = option("word", "what is masked together", choices=["token", "word", "ngram", "span"])
+    masking_rate: float = option(0.15, "share of the tokens to mask")
+    max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
+    span_p: float = option(0.2, "of the geometric distribution of span lengths")
+    max_span: int = option(10, "longest span, in words")
+    mask_share: float = option(0.8, "of the masked tokens, how many become [MASK]")
+    random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
+    masking_policy: str = option("uniform", "official: as released, blind at the end of a row", choices=["uniform", "official"])
+    masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
+
+
+def main(argv: list[str] | None = None):
+    parser = HfArgumentParser(
+        (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments), description=__doc__.split("\n\n")[0]
+    )
+    try:
+        parsed = parser.parse_args_into_dataclasses(argv)
+        return run(*parsed)
+    except (ValueError, OSError) as error:
+        # What a user can mend; anything else deserves its traceback.
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"run_mlm: {error}")
+
+
+def run(model_args, data_args, masking_args, args):
+    began = time.perf_counter()
+    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    if not data_args.train_data:
+        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+    if data_args.streaming and args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+    if not (args.eval_strategy == "no" or args.do_eval or args.do_train):
+        args.do_eval = True
+    set_seed(args.seed)
+
+    # 1. What is wrong shows here, before anything long begins.
+    options = masking_options(masking_args, data_args.max_length)
+    config = model_config(model_args)
+    check_length(config, data_args.max_length, model_args)
+    check_packing(data_args.packing, args)
+    corpus, held_out = corpora(data_args, model_args)
+
+    # 2. Tokenizer and model
+    with args.main_process_first(desc="training the tokenizer"):
+        tokenizer, tokenizer_facts = get_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    model = get_model(model_args, args, config, tokenizer)
+    if args.should_save:
+        begin_run(args.output_dir, fixed_arguments(model_args, data_args, masking_args, args), checkpoint is not None)
+
+    # 3. Documents -> examples -> masked batches
+    with args.main_process_first(desc="packing"):
+        train_set, packing_report = pack_corpus(corpus, tokenizer, data_args, args)
+        eval_set, eval_report = pack_corpus(held_out, tokenizer, data_args, args)
+    collator = MaskingCollator(
+        MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed,
+        duplicates=masking_args.masking_duplicates, sentence_order=args.sop_weight > 0,
+    )  # fmt: skip
+    if data_args.streaming:
+        # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
+        args.accelerator_config.dispatch_batches = False
+        train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
+        eval_set = first(eval_set, data_args.max_eval_samples)
+    else:
+        train_set = first(train_set, data_args.max_train_samples)
+        eval_set = first(eval_set, data_args.max_eval_samples)
+        print(f"train: {packing_report.summary()}\nheld out: {eval_report.summary()}", flush=True)
+
+    # 4. Train
+    trainer = PretrainingTrainer(
+        model,
+        args,
+        data_collator=collator,
+        train_dataset=(NumberedStream if data_args.streaming else NumberedExamples)(train_set),
+        eval_dataset=NumberedExamples(eval_set, fixed=True),
+        processing_class=tokenizer,
+    )
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    trainer.log_metrics("train", result.metrics)
+    trainer.save_metrics("train", result.metrics)
+    trainer.save_state()
+
+    # 5. Evaluate and report
+    metrics = trainer.evaluate()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    if args.should_save:
+        reports = {"train": packing_report, "held_out": eval_report}
+        facts = dict(
+            seconds=round(time.perf_counter() - began, 1),
+            tokenizer=tokenizer_facts,
+            packing={name: report.as_dict() for name, report in reports.items() if report is not None},
+            versions=dict(
+                python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__
+            ),
+        )  # fmt: skip
+        Path(args.output_dir, "run_report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts)
+        print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
+    return metrics
+
+
+def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
+    duplicates = arguments.masking_duplicates
+    if duplicates is not None and duplicates < 1:
+        raise ValueError(f"--masking_duplicates must be at least 1 (static masks), got {duplicates}")
+    return MaskingOptions(
+        unit=arguments.masking, rate=arguments.masking_rate, max_ngram=arguments.max_ngram, span_p=arguments.span_p,
+        max_span=arguments.max_span, mask_share=arguments.mask_share, random_share=arguments.random_share,
+        policy=arguments.masking_policy, max_length=max_length,
+    )  # fmt: skip
+
+
+def overrides(text: str | None) -> dict:
+    """ "a=1,b=x" as a dictionary; numbers, true, false and null as in JSON, anything else is text.
+
+    Raises:
+        ValueError: a part without "=".
+    """
+    values = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"--config_overrides takes name=value,name=value, got {part!r} in {text!r}")
+        try:
+            values[name.strip()] = json.loads(value)
+        except ValueError:
+            values[name.strip()] = value.strip()
+    return values
+
+
+def model_config(model_args: ModelArguments) -> DebertaExtConfig:
+    """The configuration without regard to the vocabulary of a tokenizer that does not exist yet."""
+    changes = overrides(model_args.config_overrides)
+    if model_args.model is None:
+        if model_args.tokenizer is None and model_args.train_tokenizer is None:
+            raise ValueError("a new model needs a tokenizer: give --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
+        return DebertaExtConfig.from_preset(model_args.preset, **changes)
+    if model_args.train_tokenizer is not None:
+        raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
+    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
+
+
+def download(model_args: ModelArguments) -> dict:
+    names = ("revision", "token", "cache_dir")
+    return {name: getattr(model_args, name) for name in names if getattr(model_args, name) is not None}
+
+
+def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):
+    rows = config.max_position_embeddings
+    if config.has_absolute_positions and max_length > rows:
+        cure = (
+            f"give --config_overrides max_position_embeddings={max_length}"
+            if model_args.model is None
+            else f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
+        )
+        raise ValueError(
+            f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {cure}"
+        )
+
+
+def check_packing(packing: str, args: PretrainingArguments):
+    pairs = packing in ("segment_pair", "sentence_pair")
+    if pairs and not (args.nsp_weight or args.sop_weight):
+        raise ValueError(f"--packing {packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences")
+    if not pairs and (args.nsp_weight or args.sop_weight):
+        raise ValueError(f"--packing {packing} makes no pairs to judge: choose segment_pair or sentence_pair")
+
+
+def corpora(data_args: DataArguments, model_args: ModelArguments):
+    """Documents to train on and held-out documents."""
+    common = dict(
+        documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
+        cache_dir=model_args.cache_dir, token=model_args.token,
+    )  # fmt: skip
+    corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
+    if data_args.validation_data:
+        return corpus, load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
+    count = data_args.validation_documents
+    if data_args.streaming:
+        from datasets import Dataset
+
+        return corpus.skip(count), Dataset.from_list(list(corpus.take(count)))
+    if not 0 < count < len(corpus):
+        raise ValueError(
+            f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give --validation_data, or a number "
+            f"from 1 to {len(corpus) - 1} (--documents line makes each line a document)"
+        )
+    split = corpus.train_test_split(test_size=count, seed=0)
+    return split["train"], split["test"]
+
+
+def get_tokenizer(model_args, data_args, args, corpus, resuming: bool):
+    """The tokenizer, and what is known about one that was trained here."""
+    folder = Path(args.output_dir, TOKENIZER_FOLDER)
+    if model_args.train_tokenizer is None:
+        source = model_args.tokenizer or model_args.model
+        return load_tokenizer(source, model_max_length=data_args.max_length), {"source": source}
+    facts = folder / "training.json"
+    # The main process comes first; the others, and a resumed run, find what it made.
+    if facts.is_file() and (resuming or not args.should_save):
+        return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
+    more = {"byte_fallback": True} if model_args.byte_fallback else {}
+    tokenizer = train_tokenizer(
+        model_args.train_tokenizer, texts(corpus), model_args.vocab_size, model_max_length=data_args.max_length, **more
+    )
+    sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
+    made = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | tokenizer_report(tokenizer, texts(sample))
+    tokenizer.save_pretrained(folder)
+    facts.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    return tokenizer, made
+
+
+def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObjectiveMaskedLM:
+    options = {} if model_args.attn_implementation is None else {"attn_implementation": model_args.attn_implementation}
+    if model_args.model is not None:
+        check_tokenizer(tokenizer, config, needs_mask=True)
+        return MultiObjectiveMaskedLM.from_pretrained(
+            model_args.model, config=config, objectives=args.objectives, dtype=torch.float32, **options, **download(model_args)
+        )
+    config.vocab_size = max(tokenizer.get_vocab().values()) + 1
+    config.pad_token_id = tokenizer.pad_token_id
+    check_tokenizer(tokenizer, config, needs_mask=True)
+    set_seed(args.seed)
+    model = MultiObjectiveMaskedLM(config, args.objectives)
+    if options:
+        model.set_attn_implementation(options["attn_implementation"])
+    return model
+
+
+def pack_corpus(corpus, tokenizer, data_args: DataArguments, args: PretrainingArguments):
+    return pack(
+        corpus, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
+        sentence_pairs="nsp" if args.nsp_weight else "consecutive", language=data_args.language,
+        seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
+    )  # fmt: skip
+
+
+def first(dataset, count: int | None):
+    return dataset if count is None else dataset.select(range(min(count, len(dataset))))
+
+
+def fixed_arguments(model_args, data_args, masking_args, args) -> dict:
+    """What a resumed run must not change, or it would not be the same run."""
+    free = {"num_proc", "cache_dir", "token", "attn_implementation"}
+    ours = {}
+    for group in (model_args, data_args, masking_args):
+        ours |= {name: value for name, value in dataclasses.asdict(group).items() if name not in free}
+    names = (
+        "seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps",
+        "weight_decay", "optim", "mlm_weight", "nsp_weight", "sop_weight", "sbo_weight",
+    )  # fmt: skip
+    return ours | {name: getattr(args, name) for name in names}
+
+
+def write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts):
+    history = trainer.state.log_history
+    plot_objectives(history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
+    masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
+    card_facts = {
+        "data": data_args.train_data,
+        "packing": f"{data_args.packing}, {data_args.max_length} tokens",
+        **{f"packing, {name}": ", ".join(f"{k} {v}" for k, v in report.items()) for name, report in facts["packing"].items()},
+        "masking": ", ".join(f"{name} {value}" for name, value in masking.items())
+        + (", dynamic" if masking_args.masking_duplicates is None else f", {masking_args.masking_duplicates} static copies"),
+        "tokenizer": ", ".join(f"{name} {value}" for name, value in facts["tokenizer"].items()),
+        "steps": trainer.state.global_step,
+        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+        "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type}, warm-up {args.warmup_steps}",
+        "seed": args.seed,
+        "versions": ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+    }
+    write_model_card(
+        args.output_dir,
+        metrics=metrics,
+        objectives=args.objectives,
+        facts=card_facts,
+        parameters=trainer.model.num_parameters(),
+        base_model=model_args.model if model_args.model and not Path(model_args.model).exists() else None,
+        language=data_args.language,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer."""

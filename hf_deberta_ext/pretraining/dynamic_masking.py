@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New masks for each pass over the data, or the same few in turn (RoBERTa section 4.1: dynamic and static masking).
+
+A mask is drawn from (seed, epoch, number of the example) alone. Workers, the order of the examples, the other examples of
+the batch and resuming do not change it.
+
+    train_dataset = NumberedExamples(examples)
+    collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), MaskingOptions(unit="ngram"))
+    arguments = TrainingArguments(..., remove_unused_columns=False)
+    Trainer(model, arguments, collator, train_dataset, callbacks=[EpochCallback()])
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from transformers import TrainerCallback
+
+from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask
+
+__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"]
+
+
+def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:
+    """CPU generator for one example in one epoch; neighbouring numbers give unrelated ones."""
+    digest = hashlib.blake2b(f"{seed} {epoch} {example}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class _Epoch:
+    """The number of the epoch, in memory shared with the workers, which may outlive an epoch.
+
+    Args:
+        fixed (`bool`): `set` does nothing, the epoch stays 0.
+    """
+
+    def __init__(self, fixed: bool):
+        self.fixed = fixed
+        self.shared = torch.zeros(1, dtype=torch.long).share_memory_()
+
+    def set(self, epoch: int):
+        if not self.fixed:
+            self.shared[0] = epoch
+
+    def get(self) -> int:
+        return int(self.shared[0])
+
+
+class NumberedExamples(Dataset):
+    """A data set of which each row says its number ("example") and in which pass over the data it is read ("epoch").
+
+    Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
+    which a run is resumed; there `EpochCallback` does.
+
+    Args:
+        dataset (`Sequence[dict]` or `datasets.Dataset`): rows that `MaskingCollator` can read.
+        fixed (`bool`): the epoch stays 0, as evaluation needs: it must see the same masks each time.
+    """
+
+    def __init__(self, dataset: Sequence[Mapping[str, Any]], *, fixed: bool = False):
+        self.dataset = dataset
+        self.epoch = _Epoch(fixed)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {**self.dataset[i], "example": int(i), "epoch": self.epoch.get()}
+
+    def set_epoch(self, epoch: int):
+        self.epoch.set(epoch)
+
+
+class NumberedStream(IterableDataset):
+    """A stream whose examples are numbered from 0 in its order, and say in which pass ("epoch") they are read.
+
+    With DataLoader workers, each reads the whole stream and passes on every w-th example, so the numbers, and the examples
+    that one pass has, do not depend on their number.
+
+    Args:
+        dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
+            `set_epoch`, which shuffles anew, is called, too.
+        fixed (`bool`): the epoch stays 0, as evaluation needs.
+    Raises:
+        TypeError: `dataset` is an iterator, which can be read only once.
+    """
+
+    def __init__(self, dataset: Any, *, fixed: bool = False):
+        if isinstance(dataset, Iterator):
+            raise TypeError(
+                f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
+                "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
+            )
+        self.dataset = dataset
+        self.epoch = _Epoch(fixed)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        epoch = self.epoch.get()
+        for i, row in enumerate(_rows(self.dataset)):
+            if i % workers == number:
+                yield {**row, "example": i, "epoch": epoch}
+
+    def set_epoch(self, epoch: int):
+        self.epoch.set(epoch)
+        if not self.epoch.fixed and hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+
+def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """All rows. A `datasets.IterableDataset` would give a DataLoader worker its own files only; its `iter` does not."""
+    if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
+        yield from dataset
+        return
+    for columns in dataset.iter(batch_size=1):
+        yield {name: values[0] for name, values in columns.items()}
+
+
+class EpochCallback(TrainerCallback):
+    """Tells `NumberedExamples` the epoch where accelerate does not.
+
+    `DataLoaderShard.set_epoch` tells the sampler or the data set, and with several processes, or when skipping what a
+    resumed run has done, finds the sampler.
+    """
+
+    def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        dataset = getattr(train_dataloader, "dataset", None)
+        if isinstance(dataset, NumberedExamples):
+            dataset.set_epoch(int(state.epoch or 0))
+
+
+class MaskingCollator:
+    """Masks each example of a batch and pads them.
+
+    Args:
+        vocabulary (`MaskingVocabulary`): of the tokenizer that encoded the examples.
+        options (`MaskingOptions`): what is masked.
+        seed (`int`): of all masks.
+        duplicates (`int`, *optional*): None masks anew in each epoch (dynamic); 1 always alike (static); 10 is RoBERTa's
+            description of BERT's static masking, ten masks for each example, which recur every ten epochs.
+        sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
+            "sentence_labels" says which (1; ALBERT section 3.1).
+        pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.
+        max_length (`int`, *optional*): no example may be longer, and padding to a multiple stops there.
+    Raises:
+        ValueError: `duplicates`, `pad_to_multiple_of` or `max_length` below 1.
+    """
+
+    def __init__(
+        self,
+        vocabulary: MaskingVocabulary,
+        options: MaskingOptions,
+        *,
+        seed: int = 0,
+        duplicates: int | None = None,
+        sentence_order: bool = False,
+        pad_to_multiple_of: int | None = None,
+        max_length: int | None = None,
+    ):
+        counts = dict(duplicates=duplicates, pad_to_multiple_of=pad_to_multiple_of, max_length=max_length)
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, or None, got {count}")
+        self.vocabulary, self.options, self.seed = vocabulary, options, seed
+        self.duplicates, self.sentence_order = duplicates, sentence_order
+        self.pad_to_multiple_of, self.max_length = pad_to_multiple_of, max_length
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Mask and pad.
+
+        Args:
+            features (`list[dict]`): each with "input_ids" ([N], list or tensor), "example", "epoch", and, all or none of
+                them, "token_type_ids", "document_ids" ([N]) and "sentence_labels" (`int`). Other entries are left out.
+        Returns:
+            `dict` of `torch.LongTensor`: [B, N] "input_ids", "attention_mask", "labels" (-100 where nothing is to be
+            predicted) and, where given, "token_type_ids" and "document_ids", padded with 0; [B] "sentence_labels".
+        Raises:
+            ValueError: no "example" or "epoch"; longer than `max_length`; with `sentence_order`, no pair, or segments
+                that are not consecutive; an entry that only some features have.
+        """
+        rows = [self._masked(feature) for feature in features]
+        names = {name for row in rows for name in row}
+        for name in names:
+            if not all(name in row for row in rows):
+                raise ValueError(f"either all examples of a batch or none must have {name!r}; some have it here")
+        length = self._length(max(len(row["input_ids"]) for row in rows))
+        padding = {"input_ids": self.vocabulary.pad_id, "labels": IGNORED}
+        batch = {}
+        for name in ("input_ids", "attention_mask", "labels", "token_type_ids", "document_ids"):
+            if name in names:
+                batch[name] = torch.full((len(rows), length), padding.get(name, 0))
+                for i, row in enumerate(rows):
+                    batch[name][i, : len(row[name])] = row[name]
+        if "sentence_labels" in names:
+            batch["sentence_labels"] = torch.tensor([int(row["sentence_labels"]) for row in rows])
+        return batch
+
+    def _length(self, longest: int) -> int:
+        """To what the batch is padded."""
+        if self.max_length is not None and longest > self.max_length:
+            raise ValueError(f"an example has {longest} tokens, max_length is {self.max_length}; cut the text when packing")
+        multiple = self.pad_to_multiple_of or 1
+        return min(-(-longest // multiple) * multiple, self.max_length or torch.iinfo(torch.long).max)
+
+    def _masked(self, feature: Mapping[str, Any]) -> dict[str, Any]:
+        """One example, masked, not padded."""
+        if "example" not in feature or "epoch" not in feature:
+            raise ValueError(
+                f'each feature must have its "example" and "epoch", got {sorted(feature)}; wrap the data set in '
+                "NumberedExamples or NumberedStream, and set remove_unused_columns=False in the TrainingArguments"
+            )
+        names = ("input_ids", "token_type_ids", "document_ids")
+        row = {name: torch.as_tensor(feature[name], dtype=torch.long) for name in names if name in feature}
+        if "sentence_labels" in feature:
+            row["sentence_labels"] = feature["sentence_labels"]
+        epoch = feature["epoch"] % self.duplicates if self.duplicates else feature["epoch"]
+        generator = example_generator(self.seed, epoch, feature["example"])
+        if self.sentence_order:
+            row = self._reordered(row, generator)
+        row["input_ids"], row["labels"] = mask(row["input_ids"], self.vocabulary, self.options, generator)
+        row["attention_mask"] = torch.ones_like(row["input_ids"])
+        return row
+
+    def _reordered(self, row: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+        """[CLS] A [SEP] B [SEP], or with probability 1/2 [CLS] B [SEP] A [SEP], and its sentence label."""
+        ids, types = row["input_ids"], row.get("token_type_ids", torch.zeros(0))
+        N, first = len(ids), int((types == 0).sum())
+        is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
+        if not is_pair or not self.vocabulary.special[ids[[0, first - 1, -1]]].all():
+            raise ValueError(
+                "sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got "
+                f"input_ids {_shown(ids)} with token_type_ids {_shown(types)}; pack the text as pairs of segments"
+            )
+        if row.get("sentence_labels", 0):
+            raise ValueError(
+                f"sentence_order needs consecutive segments, got sentence_labels {row['sentence_labels']}: the second "
+                "segment is of elsewhere; pack without random second segments"
+            )
+        swap = int(torch.randint(2, (1,), generator=generator))
+        if swap:
+            places = torch.arange(N)
+            order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])
+            row = {name: values[order] for name, values in row.items() if name != "sentence_labels"}
+            row["token_type_ids"] = (places >= N - first + 1).long()
+        return {**row, "sentence_labels": swap}
+
+
+def _shown(values: torch.Tensor) -> str:
+    """The values, or the first of many."""
+    shown = values.tolist()
+    return str(shown) if len(shown) <= 12 else f"{str(shown[:12])[:-1]}, ...]"

@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing: documents into examples of at most `max_length` tokens, without losing or doubling a token.
+
+The four input formats that RoBERTa compares (Liu et al. 2019, section 4.2) and best-fit packing of whole documents for
+attention that does not cross documents. A document is tokenised once, as a whole; the starts of its sentences only say
+between which tokens it may be cut. So the examples of a document, joined, are exactly its tokens, wherever it is cut.
+
+Documents are packed in batches of `batch_size`: rows, and exchanged segments, do not cross the border of a batch, whose
+last row may be short.
+"""
+
+import dataclasses
+import random
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+__all__ = ["MODES", "PAIR_MODES", "PackingReport", "pack"]
+
+PAIR_MODES = ("segment_pair", "sentence_pair")
+MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
+# Text is tokenised and split in parts of this many characters: Python's offsets take 25 times the memory of the text,
+# and sentencex looks for closing quotes up to the end of a paragraph, in quadratic time.
+CHARACTERS = 200_000
+COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
+
+
+@dataclasses.dataclass
+class PackingReport:
+    """What became of the documents; tokens = packed_tokens + dropped_tokens, special tokens not counted.
+
+    Args:
+        documents (`int`): all that came.
+        empty_documents, short_documents (`int`): dropped ones, without visible character, or of too few tokens.
+        tokens, dropped_tokens, packed_tokens (`int`): in all documents, in the dropped ones, in the examples.
+        examples (`int`): rows of the result.
+        negative_pairs (`int`): examples with sentence label 1 (next sentence prediction).
+        max_length (`int`): tokens that an example may have.
+        mean_length (`float`): tokens of an example on average, special tokens included.
+        fill (`float`): mean_length / max_length, the part of a padded batch that is not padding.
+    """
+
+    documents: int
+    empty_documents: int
+    short_documents: int
+    tokens: int
+    dropped_tokens: int
+    packed_tokens: int
+    negative_pairs: int
+    examples: int
+    max_length: int
+    mean_length: float
+    fill: float
+
+    def as_dict(self) -> dict[str, int | float]:
+        return dataclasses.asdict(self)
+
+    def summary(self) -> str:
+        """One line for a log."""
+        return (
+            f"{self.documents} documents ({self.empty_documents} empty and {self.short_documents} short ones dropped), "
+            f"{self.tokens} tokens ({self.dropped_tokens} dropped) -> {self.examples} examples of at most "
+            f"{self.max_length} tokens, {self.mean_length:.1f} on average ({self.fill:.1%} filled)"
+        )
+
+
+def pack(
+    corpus: "Dataset | IterableDataset",
+    tokenizer: Any,
+    *,
+    mode: Literal["full_sentences", "document_sentences", "segment_pair", "sentence_pair", "best_fit"],
+    max_length: int,
+    sentence_pairs: Literal["nsp", "consecutive"] = "nsp",
+    language: str = "en",
+    min_tokens: int = 1,
+    seed: int = 0,
+    num_proc: int | None = None,
+    batch_size: int = 1000,
+    cache: bool = True,
+) -> "tuple[Dataset | IterableDataset, PackingReport | None]":
+    """Pack the documents of `load_corpus` into examples with special tokens, without padding.
+
+    | mode                 | example                                                               | more columns    |
+    |----------------------|-----------------------------------------------------------------------|-----------------|
+    | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] where a document ends |                 |
+    | "document_sentences" | [CLS] s s s [SEP]: the same, of one document                          |                 |
+    | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | token_type_ids, |
+    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a third that is left over joins B   | sentence_labels |
+    | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
+
+    What does not fit between the special tokens is cut at the end of a sentence, a longer sentence anywhere.
+
+    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2, and the
+    pairs drawn exchange their B's two by two with pairs of other documents (sentence_labels 1). BERT instead puts the
+    rest of a chunk back, so that documents shift. Drawn pairs that find no partner (all other documents of the batch too
+    few) stay as they are, label 0. "consecutive" pairs have label 0 throughout; sentence order prediction swaps them in
+    its collator.
+
+    Args:
+        corpus: column "text", a document a row; null is an empty document.
+        tokenizer: fast tokenizer with [CLS] and [SEP].
+        max_length (`int`): tokens of the longest example, special tokens included; at least 8.
+        language (`str`): language of the text, an ISO 639-1 code, for `sentencex`; unknown ones are split by rules for
+            their relatives or for English.
+        min_tokens (`int`): shorter documents are dropped; pairs need 2 at least.
+        seed (`int`): of the random choices; a batch draws from (seed, index of its first document).
+        num_proc (`int`, *optional*): processes; the corpus is cut in as many shards before it is cut in batches, so rows
+            at their borders depend on it. Not for an `IterableDataset`.
+        batch_size (`int`): documents packed together.
+        cache (`bool`): take the result of an earlier call with the same corpus and arguments from the disk.
+    Returns:
+        (data set with the column input_ids and those of the table, `PackingReport`). An `IterableDataset` is packed while
+        iterating; its report is None.
+    Raises:
+        ValueError: unknown `mode` or `sentence_pairs`; max_length below 8; no column "text"; a tokenizer without [CLS],
+            [SEP] or offsets; no document is left.
+    """
+    from datasets import Features, IterableDataset, Sequence, Value
+
+    _check_arguments(corpus, tokenizer, mode, max_length, sentence_pairs, min_tokens)
+    features = {"input_ids": Sequence(Value("int32"))}
+    if mode in PAIR_MODES:
+        features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
+    if mode == "best_fit":
+        features["document_ids"] = Sequence(Value("int32"))
+    arguments = dict(
+        tokenizer=tokenizer,
+        mode=mode,
+        max_length=max_length,
+        sentence_pairs=sentence_pairs,
+        language=language,
+        min_tokens=min_tokens,
+        seed=seed,
+    )
+    arguments = dict(
+        batched=True,
+        with_indices=True,
+        batch_size=batch_size,
+        remove_columns=corpus.column_names or ["text"],
+        fn_kwargs=arguments,
+    )
+    if isinstance(corpus, IterableDataset):
+        return corpus.map(_pack_batch, features=Features(features), **arguments), None
+    packed = corpus.map(
+        _pack_and_count_batch,
+        features=Features(features | {"counts": Sequence(Value("int64"))}),
+        num_proc=num_proc,
+        load_from_cache_file=cache,
+        desc=f"Packing ({mode})",
+        **arguments,
+    )
+    return _split_off_report(packed, max_length, min_tokens)
+
+
+def _check_arguments(corpus: Any, tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if sentence_pairs not in ("nsp", "consecutive"):
+        raise ValueError(f"sentence_pairs must be nsp or consecutive, got {sentence_pairs!r}")
+    if max_length < 8:
+        raise ValueError(f"max_length must be at least 8, special tokens included, got {max_length}")
+    if min_tokens < 1:
+        raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+        raise ValueError(
+            f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
+            f"{tokenizer.sep_token}; load it with hf_deberta_ext.tokenization.load_tokenizer"
+        )
+    if not tokenizer.is_fast:
+        raise ValueError(f"packing needs the offsets of a fast tokenizer, got {type(tokenizer).__name__}")
+    if corpus.column_names is not None and "text" not in corpus.column_names:
+        raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
+
+
+def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
+    """Sum up the column "counts" (filled in the first row of each batch) and remove it, and rows that only carry it."""
+    import pyarrow.compute as pc
+
+    counts = np.asarray(pc.list_flatten(packed.data.column("counts")))
+    counts = dict(zip(COUNTS, counts.reshape(-1, len(COUNTS)).sum(axis=0).tolist(), strict=True))
+    lengths = np.asarray(pc.list_value_length(packed.data.column("input_ids")))
+    packed = packed.remove_columns("counts")
+    if not lengths.all():
+        packed = packed.select(np.flatnonzero(lengths))
+    if not len(packed):
+        raise ValueError(
+            f"empty corpus: {counts['documents']} documents, all empty or shorter than min_tokens = {min_tokens}"
+        )
+    mean_length = float(lengths.sum() / len(packed))
+    report = PackingReport(
+        **counts, examples=len(packed), max_length=max_length, mean_length=mean_length, fill=mean_length / max_length
+    )
+    return packed, report
+
+
+def _pack_and_count_batch(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
+    """`_pack_batch` with its counts in the column "counts" of the first row; if there is no row, in one without tokens."""
+    counts = dict.fromkeys(COUNTS, 0)
+    columns = _pack_batch(batch, indices, counts=counts, **arguments)
+    rows = len(columns["input_ids"])
+    if rows == 0:
+        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
+    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
+
+
+def _pack_batch(
+    batch: dict[str, list],
+    indices: list[int],
+    *,
+    tokenizer: Any,
+    mode: str,
+    max_length: int,
+    sentence_pairs: str,
+    language: str,
+    min_tokens: int,
+    seed: int,
+    counts: dict[str, int] | None = None,
+) -> dict[str, list]:
+    """Columns of the examples of a batch of documents; adds to `counts`."""
+    counts = dict.fromkeys(COUNTS, 0) if counts is None else counts
+    least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
+    documents = list(_kept_documents(batch["text"], tokenizer, language, least, counts))
+    cls, sep = (np.array([i], dtype=np.int32) for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    if mode == "full_sentences":
+        return {"input_ids": _full_sentences(documents, max_length, cls, sep)}
+    if mode == "document_sentences":
+        return {
+            "input_ids": [
+                np.concatenate([cls, ids[a:b], sep]) for ids, ends in documents for a, b in _spans(ends, max_length - 2)
+            ]
+        }
+    if mode == "best_fit":
+        return _best_fit(documents, max_length, cls, sep)
+    pairs = _pairs(documents, mode, max_length - 3)
+    generator = random.Random(f"{seed} {indices[0]}")
+    labels = _cut_pairs(pairs, max_length - 3, generator, exchange=sentence_pairs == "nsp")
+    counts["negative_pairs"] = sum(labels)
+    return {
+        "input_ids": [np.concatenate([cls, pair.A, sep, pair.B, sep]) for pair in pairs],
+        "token_type_ids": [np.repeat(np.array([0, 1], dtype=np.int8), [len(pair.A) + 2, len(pair.B) + 1]) for pair in pairs],
+        "sentence_labels": labels,
+    }
+
+
+def _kept_documents(
+    texts: Sequence[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
+) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """(token ids, the token index at which each sentence ends) of the documents that are not dropped, which it counts."""
+    for text, ids, token_ends in _tokenize(texts, tokenizer):
+        n = len(ids)
+        counts["documents"] += 1
+        counts["tokens"] += n
+        if n == 0 or not text.strip() or n < least:
+            counts["short_documents" if n and text.strip() else "empty_documents"] += 1
+            counts["dropped_tokens"] += n
+            continue
+        counts["packed_tokens"] += n
+        # A sentence begins with the first token that ends after its start; monotone although normalisers may reorder.
+        cuts = np.searchsorted(np.maximum.accumulate(token_ends), _sentence_starts(text, language), side="right")
+        yield ids, [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]
+
+
+def _tokenize(texts: Sequence[str | None], tokenizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Each text with its token ids, without special tokens, and the character at which each token ends."""
+    for part in _parts(texts):
+        encoded = tokenizer(
+            part,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            # Says that texts are longer than the model takes.
+            verbose=False,
+        )
+        for text, ids, offsets in zip(part, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            ends = np.fromiter((end for _, end in offsets), dtype=np.int64, count=len(offsets))
+            yield text, np.array(ids, dtype=np.int32), ends
+
+
+def _parts(texts: Iterable[str | None]) -> Iterator[list[str]]:
+    part: list[str] = []
+    characters = 0
+    for text in texts:
+        part.append(text or "")
+        characters += len(part[-1])
+        if characters >= CHARACTERS:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
+
+
+def _sentence_starts(text: str, language: str) -> list[int]:
+    """Characters at which a sentence may be parted from the one before; the first sentence is not among them.
+
+    White space between sentences belongs to the one before, but for a last space, which subword tokens hold.
+    """
+    try:
+        from sentencex import get_sentence_boundaries
+    except ImportError as error:
+        raise ImportError("packing finds sentences with sentencex: pip install sentencex") from error
+    starts: list[int] = []
+    begin = 0
+    while begin < len(text):
+        sentences = get_sentence_boundaries(language, text[begin : begin + CHARACTERS])
+        # What a part begins with is known, or (a sentence longer than a part) not the start of a sentence.
+        found = [begin + sentence["start_index"] for sentence in sentences if sentence["text"].strip()][1:]
+        starts += found
+        if begin + CHARACTERS >= len(text):
+            break
+        # The last sentence of a part may be cut off.
+        begin = found[-1] if found else begin + CHARACTERS
+    return [start - (text[start - 1] == " ") for start in starts]
+
+
+def _spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
+    """Cut a document into spans of at most `room` tokens, each as many whole sentences as fit; a longer one is cut hard.
+
+    Args:
+        ends: token index at which each sentence ends, the last one the length of the document.
+        least (`int`): fewest tokens of a span but the last.
+        sentences (`int`, *optional*): most sentences of a span.
+    Returns:
+        (start, end) of each span, one after the other.
+    """
+    n = ends[-1]
+    spans: list[tuple[int, int]] = []
+    start = 0
+    while start < n:
+        first = bisect_right(ends, start)
+        last = bisect_right(ends, start + room)
+        if sentences is not None:
+            last = min(last, first + sentences)
+        end = ends[last - 1] if last > first else start + room
+        if end - start < least and end < n:
+            end = min(start + room, n)
+        spans.append((start, end))
+        start = end
+    return spans
+
+
+def _full_sentences(
+    documents: list[tuple[np.ndarray, list[int]]], max_length: int, cls: np.ndarray, sep: np.ndarray
+) -> list[np.ndarray]:
+    rows: list[np.ndarray] = []
+    row: list[np.ndarray] = []
+    length = 0
+    for ids, ends in documents:
+        separator = 1
+        for start, end in _spans(ends, max_length - 2, sentences=1):
+            if row and length + separator + end - start + 1 > max_length:
+                rows.append(np.concatenate([*row, sep]))
+                row = []
+            if not row:
+                row, length = [cls], 1
+            elif separator:
+                row.append(sep)
+                length += 1
+            row.append(ids[start:end])
+            length += end - start
+            separator = 0
+    if row:
+        rows.append(np.concatenate([*row, sep]))
+    return rows
+
+
+def _best_fit(
+    documents: list[tuple[np.ndarray, list[int]]], max_length: int, cls: np.ndarray, sep: np.ndarray
+) -> dict[str, list[np.ndarray]]:
+    pieces = [np.concatenate([cls, ids[a:b], sep]) for ids, ends in documents for a, b in _spans(ends, max_length - 2)]
+    lengths = [len(piece) for piece in pieces]
+    rows = [[pieces[i] for i in row] for row in _best_fit_decreasing(lengths, max_length)]
+    return {
+        "input_ids": [np.concatenate(row) for row in rows],
+        "document_ids": [
+            np.repeat(np.arange(1, len(row) + 1, dtype=np.int32), [len(piece) for piece in row]) for row in rows
+        ],
+    }
+
+
+def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
+    """Indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        at = bisect_left(spaces, (lengths[i], 0))
+        if at == len(spaces):
+            space, row = max_length, len(rows)
+            rows.append([])
+        else:
+            space, row = spaces.pop(at)
+        rows[row].append(i)
+        insort(spaces, (space - lengths[i], row))
+    # In the order of the corpus, not by length.
+    return sorted(sorted(row) for row in rows)
+
+
+@dataclasses.dataclass
+class _Pair:
+    """Tokens of a document that become A and B, and where they may be parted."""
+
+    document: int
+    tokens: np.ndarray
+    cuts: list[int]
+    A: np.ndarray | None = None
+    B: np.ndarray | None = None
+
+    def cut(self, at: int) -> None:
+        self.A, self.B = self.tokens[:at], self.tokens[at:]
+
+
+def _pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[_Pair]:
+    """The pairs of all documents; a single sentence is parted in its middle."""
+    pairs = []
+    for document, (ids, ends) in enumerate(documents):
+        spans = _spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
+        _mend_last(spans, ends, room)
+        for start, end in spans:
+            cuts = [cut - start for cut in ends[bisect_right(ends, start) : bisect_left(ends, end)]]
+            if mode == "sentence_pair":
+                cuts = cuts[:1]
+            pairs.append(_Pair(document, ids[start:end], cuts or [(end - start) // 2]))
+    return pairs
+
+
+def _mend_last(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
+    """Join a last single sentence to the span before where it fits; give a last single token what it needs for a pair."""
+    n = ends[-1]
+    if len(spans) < 2:
+        return
+    (start, end), _ = spans[-2:]
+    if bisect_right(ends, end) == len(ends) - 1 and n - start <= room:
+        spans[-2:] = [(start, n)]
+    elif n - end < 2:
+        # The span before is full, as the token does not fit: it gives away its last sentence, or else one token.
+        borders = [border for border in ends[-3:] if max(start + 2, n - room) <= border <= n - 2]
+        border = borders[-1] if borders else n - 2
+        spans[-2:] = [(start, border), (border, n)]
+
+
+def _cut_pairs(pairs: list[_Pair], room: int, generator: random.Random, exchange: bool) -> list[int]:
+    """Part each pair in A and B, at random where it may be parted; with `exchange` about half of them exchange their B's.
+
+    Returns:
+        the sentence label of each pair: 1 if its B is of another document.
+    """
+    labels = [0] * len(pairs)
+    drawn = [i for i in range(len(pairs)) if exchange and generator.random() < 0.5]
+    for i, j in _partners(pairs, drawn, room, generator):
+        pairs[i].B, pairs[j].B = pairs[j].B, pairs[i].B
+        labels[i] = labels[j] = 1
+    for pair, label in zip(pairs, labels, strict=True):
+        if not label:
+            pair.cut(generator.choice(pair.cuts))
+    return labels
+
+
+def _partners(pairs: list[_Pair], drawn: list[int], room: int, generator: random.Random) -> Iterator[tuple[int, int]]:
+    """Two by two the drawn pairs that can exchange their B's, cut so that both results fit in `room`."""
+    # Grouped by document, half of the list away is another document unless one has more than half of the pairs.
+    rank = {document: generator.random() for document in sorted({pairs[i].document for i in drawn})}
+    generator.shuffle(drawn)
+    drawn.sort(key=lambda i: rank[pairs[i].document])
+    half = len(drawn) // 2
+    left, right = drawn[:half], drawn[half:]
+    for i in left:
+        for at, j in enumerate(right):
+            if pairs[i].document != pairs[j].document and (cuts := _fitting_cuts(pairs[i], pairs[j], room, generator)):
+                pairs[i].cut(cuts[0])
+                pairs[j].cut(cuts[1])
+                del right[at]
+                yield i, j
+                break
+
+
+def _fitting_cuts(one: _Pair, other: _Pair, room: int, generator: random.Random) -> tuple[int, int] | None:
+    """Random places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
+    n, m = len(one.tokens), len(other.tokens)
+    for a in generator.sample(one.cuts, len(one.cuts)):
+        # a + m - b <= room and b + n - a <= room
+        fitting = other.cuts[bisect_left(other.cuts, a + m - room) : bisect_right(other.cuts, a + room - n)]
+        if fitting:
+            return a, generator.choice(fitting)
+    return None

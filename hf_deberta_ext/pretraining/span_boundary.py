@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The span boundary objective (SpanBERT, Joshi et al. 2020, section 3.2): a masked span from the tokens around it."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["SpanBoundaryHead", "span_boundaries"]
+
+# The values of SpanBERT's released code: tokens of a span that are predicted, and the width of their positions.
+MAX_SPAN_TOKENS, POSITION_SIZE = 20, 200
+
+
+def span_boundaries(
+    labels: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    document_ids: torch.Tensor | None = None,
+    max_span_tokens: int = MAX_SPAN_TOKENS,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For every token of a masked span (s, e) the places of x_{s-1} and x_{e+1}, and its position i - s + 1 in the span.
+
+    A span is a run of labels that are not -100. Its tokens are targets where both boundaries are tokens of the same
+    document; tokens beyond `max_span_tokens` in their span are not.
+
+    Args:
+        labels (`torch.LongTensor`): [B, N]; -100 = not masked.
+        attention_mask (`torch.Tensor`, *optional*): [B, N], 1 = real token.
+        document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row.
+
+    Returns:
+        is_target [B, N] bool; and for the n targets, row after row: s - 1, e + 1 (places in their row) and i - s + 1 (from
+        1 on), [n] each.
+    """
+    B, N = labels.shape
+    masked = labels != -100
+    places = torch.arange(N, device=labels.device).expand(B, N)
+    before = places.masked_fill(masked, -1).cummax(1).values
+    after = places.masked_fill(masked, N).flip(1).cummin(1).values.flip(1)
+    position = places - before
+    is_target = masked & (before >= 0) & (after < N) & (position <= max_span_tokens)
+    before, after = before.clamp(min=0), after.clamp(max=N - 1)
+    if attention_mask is not None:
+        real = attention_mask != 0
+        is_target &= real.gather(1, before) & real.gather(1, after)
+    if document_ids is not None:
+        is_target &= (document_ids.gather(1, before) == document_ids) & (document_ids.gather(1, after) == document_ids)
+    return is_target, before[is_target], after[is_target], position[is_target]
+
+
+class SpanBoundaryHead(nn.Module):
+    """y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}), decoded with the word embeddings (SpanBERT section 3.2).
+
+    h_0 = [x_{s-1}; x_{e+1}; p_{i-s+1}],  h_1 = LayerNorm(GeLU(W_1 h_0)),  y_i = LayerNorm(GeLU(W_2 h_1)).
+
+    Args:
+        hidden_size (`int`): width of the states x.
+        embedding_size (`int`): E, width of y, that of the word embeddings.
+        max_span_tokens (`int`): rows of the position table p.
+        position_size (`int`): its width.
+        layer_norm_eps (`float`): of both LayerNorms.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        embedding_size: int,
+        max_span_tokens: int = MAX_SPAN_TOKENS,
+        position_size: int = POSITION_SIZE,
+        layer_norm_eps: float = 1e-7,
+    ):
+        super().__init__()
+        self.max_span_tokens = max_span_tokens
+        self.position_embeddings = nn.Embedding(max_span_tokens, position_size)
+        self.dense_1 = nn.Linear(2 * hidden_size + position_size, hidden_size)
+        self.LayerNorm_1 = nn.LayerNorm(hidden_size, layer_norm_eps)
+        self.dense_2 = nn.Linear(hidden_size, embedding_size)
+        self.LayerNorm_2 = nn.LayerNorm(embedding_size, layer_norm_eps)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """x_{s-1} and x_{e+1} [n, hidden], i - s + 1 [n] in 1..max_span_tokens -> y [n, E]."""
+        p = self.position_embeddings(position - 1)
+        h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([left, right, p], -1))))
+        return self.LayerNorm_2(functional.gelu(self.dense_2(h)))

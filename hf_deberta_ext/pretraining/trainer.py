@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PretrainingTrainer`: a weighted sum of objectives, each averaged over its own targets and logged on its own."""
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import EvalPrediction, Trainer, TrainingArguments
+
+from .dynamic_masking import EpochCallback
+from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
+
+__all__ = ["PretrainingArguments", "PretrainingTrainer"]
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """`TrainingArguments` with a weight for each objective; 0 = it is not part of the training.
+
+    On a machine without CUDA (or another accelerator) `use_cpu` is set, and gloo is the backend of distributed runs.
+    """
+
+    mlm_weight: float = field(default=1.0, metadata={"help": "weight of masked-language modelling"})
+    nsp_weight: float = field(default=0.0, metadata={"help": "weight of next sentence prediction (BERT)"})
+    sop_weight: float = field(default=0.0, metadata={"help": "weight of sentence order prediction (ALBERT)"})
+    sbo_weight: float = field(default=0.0, metadata={"help": "weight of the span boundary objective (SpanBERT)"})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "must stay False: the collator reads columns that the model does not"}
+    )
+
+    def __post_init__(self):
+        weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
+        for name, weight in weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
+        check_objectives([name for name in OBJECTIVES if weights[name] > 0])
+        if self.remove_unused_columns:
+            raise ValueError("remove_unused_columns must be False: masks are drawn from columns that the model does not read")
+        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            self.use_cpu = True
+        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            self.ddp_backend = "gloo"
+        super().__post_init__()
+
+    @property
+    def objectives(self) -> dict[str, float]:
+        """The objectives that are trained, with their weights."""
+        weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
+        return {name: weight for name, weight in weights.items() if weight > 0}
+
+
+class PretrainingTrainer(Trainer):
+    """Trains `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
+
+    Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
+    number of processes changes the loss. Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss,
+    accuracy and, for masked tokens, perplexity of each objective.
+
+    Dropout is drawn from (seed, number of the micro-batch in the order of the data): two processes and one process with
+    twice the accumulation drop the same, and a resumed run what the first would have.
+
+    Raises:
+        ValueError: the model's objectives are not those of the arguments, or several GPUs under one process.
+    """
+
+    loss_is_scaled_for_ga = True
+    args: PretrainingArguments
+    model: MultiObjectiveMaskedLM
+
+    def __init__(self, model: MultiObjectiveMaskedLM, args: PretrainingArguments, **kwargs):
+        if set(model.objectives) != set(args.objectives):
+            raise ValueError(
+                f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
+                "load it with objectives=args.objectives"
+            )
+        if args.n_gpu > 1:
+            raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
+        self.objectives = args.objectives
+        super().__init__(model, args, compute_metrics=self._evaluation_metrics, **kwargs)
+        self.add_callback(EpochCallback())
+        self._sums = torch.zeros(len(self.objectives), 2, dtype=torch.float64, device=args.device)
+        self._step, self._micro_batch = -1, 0
+
+    def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
+        """The micro-batches of a step, and the targets of each objective in them, over all processes."""
+        batches = []
+        for _ in range(num_batches):
+            batch = next(epoch_iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+        if not batches:
+            return batches, None
+        counts = sum(count_targets(batch, self.objectives) for batch in batches).to(device)
+        if self.args.world_size > 1:
+            counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
+        return batches, counts
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        if self._step != self.state.global_step:
+            self._step, self._micro_batch = self.state.global_step, 0
+        accumulated = self.state.global_step * self.args.gradient_accumulation_steps + self._micro_batch
+        self._micro_batch += 1
+        torch.manual_seed(_hash(self.args.seed, accumulated * self.args.world_size + self.args.process_index))
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        sums = torch.stack([outputs.statistics[name].sum(0) for name in self.objectives])
+        counts = sums[:, 2] if num_items_in_batch is None else num_items_in_batch
+        weights = torch.tensor([*self.objectives.values()], device=sums.device)
+        loss = (weights * sums[:, 0] / counts.clamp(min=1)).sum()
+        if model.training:
+            self._sums += sums.detach()[:, [0, 2]]
+            # Distributed training averages the gradients of the processes, which share one count.
+            loss = loss * self.args.world_size
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs):
+        if "loss" in logs:
+            sums = self._sums.clone()
+            if self.args.world_size > 1:
+                sums = self.accelerator.gather(sums).view(-1, *sums.shape).sum(0)
+            for name, (total, count) in zip(self.objectives, sums.tolist(), strict=True):
+                if count:
+                    logs[f"{name}_loss"] = total / count
+            self._sums.zero_()
+        super().log(logs, *args, **kwargs)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Statistics of each row in place of logits: small, and gathered from several processes without doubles."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            statistics = model(**inputs).statistics
+        rows = torch.stack([statistics[name] for name in self.objectives], 1)  # [B, objectives, 3]
+        return None, rows, rows[:, 0, 2]
+
+    def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        return evaluation_metrics(torch.as_tensor(prediction.predictions), self.objectives)
+
+
+def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:
+    """Loss, accuracy and perplexity from rows [R, objectives, 3] of (sum of losses, right, targets)."""
+    metrics: dict[str, Any] = {"loss": 0.0}
+    for name, (total, right, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
+        if not count:
+            raise ValueError(f"no row of the evaluation data has a target of {name}: give it more or longer texts")
+        loss = total / count
+        metrics["loss"] += weights[name] * loss
+        metrics |= {f"{name}_loss": loss, f"{name}_accuracy": right / count, f"{name}_targets": int(count)}
+        if name in ("mlm", "sbo"):
+            metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
+    return metrics
+
+
+def _hash(seed: int, number: int) -> int:
+    """63 bits, well spread: neighbouring seeds of torch's generators give related streams."""
+    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several objectives in one model: each loss by hand, gradients where they belong, saving, and what is refused."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, count_targets, row_statistics
+from hf_deberta_ext.pretraining.span_boundary import span_boundaries
+
+ALL = ("mlm", "sop", "sbo")
+
+
+def spans(ids, mask=None, seed=0):
+    """Labels with one or two spans of two tokens in each row, never at an end."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.full_like(ids, -100)
+    for row in range(len(ids)):
+        length = ids.shape[1] if mask is None else int(mask[row].sum())
+        for _ in range(row % 2 + 1):
+            start = int(torch.randint(1, length - 3, (1,), generator=generator))
+            labels[row, start : start + 2] = ids[row, start : start + 2]
+    return labels
+
+
+def test_row_statistics_of_a_hand_computed_case():
+    logits = torch.tensor([[0.0, math.log(3)], [math.log(9), 0.0], [0.0, 0.0], [5.0, 5.0]])
+    got = row_statistics(logits, torch.tensor([1, 1, 0, -100]), torch.tensor([0, 2, 2, 2]), 3)
+    expected = [[-math.log(3 / 4), 1, 1], [0, 0, 0], [-math.log(1 / 10) - math.log(1 / 2), 1, 2]]
+    assert torch.allclose(got, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("emd", [dict(), dict(emd_layers=1, emd_input="hidden")], ids=["EMD", "no EMD"])
+@pytest.mark.parametrize("lengths", [[20, 20, 20], [20, 12, 9]], ids=["full", "padded"])
+def test_each_loss_equals_its_definition(emd, lengths, tiny_config, shake, batch, relative_error):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(**emd), ALL))
+    ids, mask = batch(3, 20, lengths)
+    labels, pairs = spans(ids, mask), torch.tensor([0, 1, 1])
+    with torch.no_grad():
+        got = model(ids, attention_mask=mask, labels=labels, sentence_labels=pairs).statistics
+        states = model.deberta(ids, attention_mask=mask).last_hidden_state
+        masked_lm = DebertaExtForMaskedLM(model.config)
+        masked_lm.load_state_dict(model.state_dict(), strict=False)
+        logits = masked_lm.eval()(ids, attention_mask=mask).logits
+        order = model.sentence_relationship(functional.gelu(model.pooler.dense(states[:, 0])))
+
+    for row in range(3):
+        losses = {"mlm": [], "sop": [functional.cross_entropy(order[row], pairs[row])], "sbo": []}
+        for i in (labels[row] != -100).nonzero().flatten().tolist():
+            losses["mlm"].append(functional.cross_entropy(logits[row, i], labels[row, i]))
+            s = max(j for j in range(i) if labels[row, j] == -100) + 1
+            e = min(j for j in range(i, 20) if labels[row, j] == -100) - 1
+            y = model.span_boundary(states[row, s - 1][None], states[row, e + 1][None], torch.tensor([i - s + 1]))
+            decoded = y @ model.deberta.embeddings.word_embeddings.weight.T + model.lm_predictions.lm_head.bias
+            losses["sbo"].append(functional.cross_entropy(decoded[0], labels[row, i]))
+        for name in ALL:
+            expected = torch.stack(losses[name]).sum().view(1, 1)
+            assert relative_error(f"objective {name} by its definition", got[name][row : row + 1, :1], expected) < 1e-5
+            assert got[name][row, 2] == len(losses[name])
+
+
+def test_loss_is_the_sum_of_means(tiny_config, shake, batch):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
+    ids, mask = batch(4, 20)
+    output = model(ids, attention_mask=mask, labels=spans(ids), sentence_labels=torch.tensor([0, 1, -100, 1]))
+    means = [rows[:, 0].sum() / rows[:, 2].sum() for rows in output.statistics.values()]
+    assert torch.allclose(output.loss, sum(means))
+    assert output.statistics["sop"][:, 2].tolist() == [1, 1, 0, 1]
+
+
+def test_masked_lm_alone_equals_the_plain_model(tiny_config, shake, batch):
+    plain = shake(DebertaExtForMaskedLM(tiny_config()))
+    model = MultiObjectiveMaskedLM(tiny_config())
+    model.load_state_dict(plain.state_dict())
+    ids, mask = batch(3, 20, [20, 12, 9])
+    labels = spans(ids, mask)
+    assert torch.allclose(model.eval()(ids, mask, labels=labels).loss, plain(ids, mask, labels=labels).loss, rtol=1e-5)
+
+
+def test_right_answers_are_counted_in_evaluation(tiny_config, shake, batch):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
+    ids, mask = batch(4, 20)
+    labels = spans(ids)
+    with torch.no_grad():
+        guesses = model.predict(ids, mask, None, None, None, False, False, None, labels, sparse=True)[0].argmax(-1)
+        # Half of the labels become what the model says.
+        where = (labels != -100).nonzero()[::2]
+        labels[where[:, 0], where[:, 1]] = guesses[::2]
+        statistics = model(ids, mask, labels=labels, sentence_labels=torch.zeros(4).long()).statistics
+    assert len(where) <= statistics["mlm"][:, 1].sum() <= len(guesses)
+    assert model.train()(ids, mask, labels=labels, sentence_labels=torch.zeros(4).long()).statistics["mlm"][:, 1].sum() == 0
+
+
+@pytest.mark.parametrize("objectives", [("mlm",), ("mlm", "nsp"), ("mlm", "sbo"), ALL], ids="+".join)
+def test_every_parameter_has_a_gradient_even_without_targets(objectives, tiny_config, batch):
+    """Distributed training waits for the gradient of each parameter."""
+    model = MultiObjectiveMaskedLM(tiny_config(), objectives).train()
+    ids, mask = batch(2, 12)
+    for labels in (spans(ids), torch.full_like(ids, -100)):
+        model.zero_grad()
+        model(ids, mask, labels=labels, sentence_labels=torch.tensor([0, -100])).loss.backward()
+        assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_count_targets_is_what_the_model_counts(tiny_config, batch):
+    model = MultiObjectiveMaskedLM(tiny_config(), ALL)
+    ids, mask = batch(4, 20, [20, 17, 12, 9])
+    labels = spans(ids, mask)
+    # A span that ends a row's tokens has no right boundary.
+    labels[3, 8] = 5
+    inputs = dict(input_ids=ids, attention_mask=mask, labels=labels, sentence_labels=torch.tensor([0, 1, -100, 1]))
+    statistics = model(**inputs).statistics
+    counts = count_targets(inputs, ALL)
+    assert counts.tolist() == [statistics[name][:, 2].sum() for name in ALL]
+    assert counts[2] < counts[0]
+
+
+def test_packed_documents_give_the_losses_of_each_alone(tiny_config, shake, batch, relative_error):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(), ("mlm", "sbo")))
+    ids, _ = batch(2, 12)
+    labels = spans(ids)
+    alone = [model(ids[i : i + 1], labels=labels[i : i + 1]).statistics for i in range(2)]
+    documents = torch.tensor([[1] * 12 + [2] * 12])
+    packed = model(ids.view(1, 24), labels=labels.view(1, 24), document_ids=documents).statistics
+    for name in ("mlm", "sbo"):
+        total = alone[0][name] + alone[1][name]
+        assert relative_error("objectives of packed documents", packed[name], total) < 1e-5
+
+
+def test_saved_model_is_a_masked_lm_for_everybody_else(tiny_config, shake, tmp_path):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
+    model.save_pretrained(tmp_path)
+    other = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert type(other) is DebertaExtForMaskedLM and other.config.architectures == ["DebertaExtForMaskedLM"]
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(other.eval()(ids).logits, DebertaExtForMaskedLM.forward(model, ids).logits)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(classifier.pooler.dense.weight, model.pooler.dense.weight)
+
+
+def test_heads_are_kept_when_training_goes_on(tiny_config, shake, tmp_path):
+    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
+    model.save_pretrained(tmp_path)
+    again, info = MultiObjectiveMaskedLM.from_pretrained(tmp_path, objectives=ALL, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    for (name, a), b in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_official_checkpoints_keep_their_head_and_gain_the_missing_ones(tiny_config, stock_config, shake, tmp_path):
+    from hf_deberta_ext.checkpoints import save_as_deberta_v2
+
+    plain = shake(DebertaExtForMaskedLM(tiny_config("v2")))
+    save_as_deberta_v2(plain, tmp_path)
+    model = MultiObjectiveMaskedLM.from_pretrained(tmp_path, objectives=ALL)
+    assert torch.equal(model.lm_predictions.lm_head.dense.weight, plain.lm_predictions.lm_head.dense.weight)
+    missing = {name.split(".")[0] for name in model.loading_report.newly_initialised}
+    assert missing == {"pooler", "sentence_relationship", "span_boundary"}
+
+
+@pytest.mark.parametrize(
+    "objectives, message",
+    [
+        (("mlm", "clm"), "unknown objectives clm; there are mlm, nsp, sop, sbo"),
+        (("sop",), "add mlm"),
+        (("mlm", "nsp", "sop"), "choose one of them"),
+    ],
+)
+def test_impossible_objectives_are_refused(objectives, message, tiny_config):
+    with pytest.raises(ValueError, match=message):
+        MultiObjectiveMaskedLM(tiny_config(), objectives)
+
+
+def test_missing_labels_are_named(tiny_config, batch):
+    model = MultiObjectiveMaskedLM(tiny_config(), ALL)
+    ids, mask = batch(2, 12)
+    with pytest.raises(ValueError, match="need labels and sentence_labels in each batch"):
+        model(ids, mask)
+    with pytest.raises(ValueError, match="need sentence_labels in each batch"):
+        model(ids, mask, labels=spans(ids))
+
+
+def test_sentence_objectives_refuse_several_documents_in_a_row(tiny_config, batch):
+    model = MultiObjectiveMaskedLM(tiny_config(), ("mlm", "nsp"))
+    ids, _ = batch(1, 12)
+    with pytest.raises(ValueError, match="nsp reads one \\[CLS\\] a row"):
+        model(ids, labels=spans(ids), sentence_labels=torch.tensor([0]), document_ids=torch.ones(1, 12).long())
+
+
+def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
+    """All masks of 7 tokens: the definition written out."""
+    for bits in itertools.product([0, 1], repeat=7):
+        labels = torch.tensor([bits]) * 105 - 100
+        is_target, before, after, position = span_boundaries(labels)
+        expected = []
+        for i in range(7):
+            if bits[i]:
+                s = next((j + 1 for j in range(i, -1, -1) if not bits[j]), 0)
+                e = next((j - 1 for j in range(i, 7) if not bits[j]), 6)
+                if s > 0 and e < 6:
+                    expected.append((i, s - 1, e + 1, i - s + 1))
+        where = is_target[0].nonzero().flatten()
+        assert list(zip(where.tolist(), before.tolist(), after.tolist(), position.tolist(), strict=True)) == expected

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The span boundary objective: which tokens it reads, and what its head computes."""
+
+import torch
+from torch.nn import functional
+
+from hf_deberta_ext.pretraining.span_boundary import SpanBoundaryHead, span_boundaries
+
+NO = -100
+
+
+def test_boundaries_are_the_tokens_beside_each_span():
+    labels = torch.tensor([[NO, 7, 8, NO, NO, 9, NO, NO], [NO, NO, NO, 5, 6, 7, NO, NO]])
+    is_target, before, after, position = span_boundaries(labels)
+    assert is_target.tolist() == (labels != NO).tolist()
+    assert before.tolist() == [0, 0, 4, 2, 2, 2]
+    assert after.tolist() == [3, 3, 6, 6, 6, 6]
+    assert position.tolist() == [1, 2, 1, 1, 2, 3]
+
+
+def test_a_span_without_a_token_on_both_sides_has_no_targets():
+    labels = torch.tensor([[5, 6, NO, 7, NO, 8]])
+    is_target, before, after, position = span_boundaries(labels)
+    assert is_target.tolist() == [[False, False, False, True, False, False]]
+    assert (before.tolist(), after.tolist(), position.tolist()) == ([2], [4], [1])
+
+
+def test_padding_is_no_boundary():
+    labels = torch.tensor([[NO, 5, NO, 6, NO]])
+    is_target, *_ = span_boundaries(labels, attention_mask=torch.tensor([[1, 1, 1, 1, 0]]))
+    assert is_target.tolist() == [[False, True, False, False, False]]
+
+
+def test_a_token_of_another_document_is_no_boundary():
+    labels = torch.tensor([[NO, 5, NO, NO, 6, NO, 7, NO]])
+    documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 3]])
+    is_target, before, after, _ = span_boundaries(labels, document_ids=documents)
+    assert is_target[0].nonzero().flatten().tolist() == [1, 4]
+    assert (before.tolist(), after.tolist()) == ([0, 3], [2, 5])
+
+
+def test_tokens_far_into_a_span_are_no_targets():
+    labels = torch.full((1, 30), NO)
+    labels[0, 2:27] = 5
+    is_target, _, _, position = span_boundaries(labels, max_span_tokens=20)
+    assert is_target[0].nonzero().flatten().tolist() == list(range(2, 22))
+    assert position.tolist() == list(range(1, 21))
+
+
+def test_no_mask_gives_no_targets():
+    is_target, before, after, position = span_boundaries(torch.full((2, 5), NO))
+    assert not is_target.any() and len(before) == len(after) == len(position) == 0
+
+
+def test_head_is_two_layers_of_linear_gelu_and_layer_norm():
+    head = SpanBoundaryHead(hidden_size=4, embedding_size=3, max_span_tokens=5, position_size=2)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    left, right = torch.randn(2, 6, 4, generator=generator)
+    position = torch.tensor([1, 2, 3, 4, 5, 1])
+
+    def norm(x, layer):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-7).sqrt() * layer.weight + layer.bias
+
+    for i in range(6):
+        h = torch.cat([left[i], right[i], head.position_embeddings.weight[position[i] - 1]])
+        h = norm(functional.gelu(head.dense_1.weight @ h + head.dense_1.bias), head.LayerNorm_1)
+        y = norm(functional.gelu(head.dense_2.weight @ h + head.dense_2.bias), head.LayerNorm_2)
+        assert torch.allclose(head(left, right, position)[i], y, atol=1e-5)
+
+
+def test_head_takes_no_targets_at_all():
+    head = SpanBoundaryHead(hidden_size=4, embedding_size=3)
+    y = head(torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
+    assert y.shape == (0, 3)
+    y.sum().backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
