@@ -37,7 +37,6 @@ import transformers
 from transformers import HfArgumentParser, set_seed
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
 from hf_deberta_ext.pretraining.corpus import load_corpus, texts
 from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
@@ -57,7 +56,7 @@ def option(default, text: str, **more):
 @dataclass
 class ModelArguments:
     model: str | None = option(None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch")
-    preset: str = option("v3-base", f"size of a new model: {', '.join(PRESETS)}")
+    preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
     tokenizer: str | None = option(None, "folder or Hub id; default: that of --model")
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
@@ -103,7 +102,7 @@ class MaskingArguments:
     max_span: int = option(10, "longest span, in words")
     mask_share: float = option(0.8, "of the masked tokens, how many become [MASK]")
     random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
-    masking_policy: str = option("uniform", "official: as released, blind at the end of a row", choices=["uniform", "official"])
+    masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=["uniform", "official"])
     masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
 
 
@@ -233,7 +232,7 @@ def model_config(model_args: ModelArguments) -> DebertaExtConfig:
     changes = overrides(model_args.config_overrides)
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
-            raise ValueError("a new model needs a tokenizer: give --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
+            raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
@@ -254,7 +253,8 @@ def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArg
             else f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
         )
         raise ValueError(
-            f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {cure}"
+            f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or "
+            + cure
         )
 
 
@@ -315,7 +315,13 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
     if model_args.model is not None:
         check_tokenizer(tokenizer, config, needs_mask=True)
         return MultiObjectiveMaskedLM.from_pretrained(
-            model_args.model, config=config, objectives=args.objectives, dtype=torch.float32, **options, **download(model_args)
+            model_args.model,
+            config=config,
+            objectives=args.objectives,
+            # Half-precision checkpoints too: the parameters of a training are float32.
+            dtype=torch.float32,
+            **options,
+            **download(model_args),
         )
     config.vocab_size = max(tokenizer.get_vocab().values()) + 1
     config.pad_token_id = tokenizer.pad_token_id
@@ -354,14 +360,19 @@ def fixed_arguments(model_args, data_args, masking_args, args) -> dict:
 
 def write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts):
     history = trainer.state.log_history
+    copies = masking_args.masking_duplicates
+    packed = {
+        f"packing, {name}": ", ".join(f"{key} {value}" for key, value in report.items())
+        for name, report in facts["packing"].items()
+    }
     plot_objectives(history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
     masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
     card_facts = {
         "data": data_args.train_data,
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
-        **{f"packing, {name}": ", ".join(f"{k} {v}" for k, v in report.items()) for name, report in facts["packing"].items()},
+        **packed,
         "masking": ", ".join(f"{name} {value}" for name, value in masking.items())
-        + (", dynamic" if masking_args.masking_duplicates is None else f", {masking_args.masking_duplicates} static copies"),
+        + (", dynamic" if copies is None else f", {copies} static copies"),
         "tokenizer": ", ".join(f"{name} {value}" for name, value in facts["tokenizer"].items()),
         "steps": trainer.state.global_step,
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",

@@ -22,7 +22,7 @@ from typing import Any
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "load_tokenizer",
     "tokenizer_from_spm",
     "tokenizer_from_vocab_and_merges",
-    "train_byte_level_bpe",
 ]
 
 # The order in which the official code appends those that a vocabulary lacks.
@@ -230,43 +229,6 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
             f"the tokenizer pads with id {tokenizer.pad_token_id}, the model expects config.pad_token_id = "
             f"{config.pad_token_id}; take the tokenizer of this model, or set config.pad_token_id before it is built"
         )
-
-
-def train_byte_level_bpe(
-    texts: Iterable[str], vocab_size: int, *, model_max_length: int = 512, show_progress: bool = True
-) -> PreTrainedTokenizerFast:
-    """Train a tokenizer in the form of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
-
-    All bytes are in, so nothing is ever unknown. The same texts give the same vocabulary. Merges seen only once are not
-    made, so a short text gives fewer than `vocab_size` tokens.
-
-    Raises:
-        ValueError: no text, or `vocab_size` below 261.
-        TypeError: `texts` is one string.
-    """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = len(alphabet) + len(SPECIAL_TOKENS)
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest} (256 bytes, 5 special tokens), got {vocab_size}")
-    if isinstance(texts, str):
-        raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
-    texts = iter(texts)
-    first = next((text for text in texts if text.strip()), None)
-    if first is None:
-        raise ValueError("there is no text to train on: texts is empty or blank")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        min_frequency=2,
-        special_tokens=["[PAD]", "[CLS]", "[SEP]", "[UNK]"],
-        initial_alphabet=alphabet,
-        show_progress=show_progress,
-    )
-    tokenizer.train_from_iterator(itertools.chain([first], texts), trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    vocab = model["vocab"] | {"[MASK]": len(model["vocab"])}
-    return tokenizer_from_vocab_and_merges(vocab, model["merges"], model_max_length=model_max_length)
 
 
 def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Tokenizer:

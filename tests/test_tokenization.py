@@ -30,13 +30,13 @@ import sentencepiece
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.tokenization import (
     check_tokenizer,
     finish,
     load_tokenizer,
     tokenizer_from_spm,
     tokenizer_from_vocab_and_merges,
-    train_byte_level_bpe,
 )
 
 SENTENCES = [
@@ -546,48 +546,6 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     assert same(load_tokenizer("some/model", subfolder="sub", **offline), tokenizer_from_spm(spm("generic")))
     with pytest.raises(OSError, match=r"looked for spm.model, for vocab.json with merges.txt.*local files only"):
         load_tokenizer("some/model", revision="v2.0", **offline)
-
-
-# Training
-
-
-def test_train_byte_level_bpe_has_the_ids_of_v1():
-    tokenizer = train_byte_level_bpe(plain_lines(), 500, show_progress=False, model_max_length=32)
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 499]) == ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-    assert len(tokenizer) == 500 and tokenizer.model_max_length == 32
-    assert pieces(tokenizer, "the [MASK]") == ["the", "[MASK]"]
-    check_tokenizer(tokenizer, SimpleNamespace(vocab_size=500, pad_token_id=0), needs_mask=True)
-
-
-def test_train_byte_level_bpe_is_deterministic_and_never_unknown(tmp_path):
-    one, other = (train_byte_level_bpe(iter(plain_lines()), 400, show_progress=False) for _ in range(2))
-    assert same(one, other)
-    for text in [*NASTY.values(), "".join(map(chr, range(0x20, 0x3000)))]:
-        ids = plain_ids(one, text)
-        assert 3 not in ids
-        assert one.decode(ids) == text
-
-
-def test_train_byte_level_bpe_smallest_vocabulary_is_the_bytes():
-    tokenizer = train_byte_level_bpe(["the fox", "the dog"], 261, show_progress=False)
-    assert len(tokenizer) == 261 and tokenizer.mask_token_id == 260
-    assert pieces(tokenizer, "the") == ["t", "h", "e"]
-
-
-@pytest.mark.parametrize("texts", [[], [""], ["  ", "\n"]], ids=["no_texts", "empty_text", "blank_texts"])
-def test_train_byte_level_bpe_refuses_empty_text(texts):
-    with pytest.raises(ValueError, match="no text to train on"):
-        train_byte_level_bpe(texts, 300, show_progress=False)
-
-
-def test_train_byte_level_bpe_refuses_a_vocabulary_that_is_too_small():
-    with pytest.raises(ValueError, match=r"vocab_size must be at least 261 .*got 260"):
-        train_byte_level_bpe(["text"], 260, show_progress=False)
-
-
-def test_train_byte_level_bpe_refuses_a_single_string():
-    with pytest.raises(TypeError, match="iterable of strings"):
-        train_byte_level_bpe("some text", 300, show_progress=False)
 
 
 # Errors

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from huggingface_hub import HfApi, is_offline_mode
+
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
@@ -92,10 +94,7 @@ def load_corpus(
         else _load_from_hub(part, text_column, **hub, **options)
         for part in parts
     ]
-    corpus = loaded[0] if len(loaded) == 1 else concatenate_datasets(loaded)
-    if next(texts(corpus), None) is None:
-        raise ValueError(f"empty corpus: no document with a visible character in {', '.join(map(str, sources))}")
-    return corpus
+    return loaded[0] if len(loaded) == 1 else concatenate_datasets(loaded)
 
 
 def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -150,6 +149,7 @@ def _load_files(
     from datasets.exceptions import DatasetGenerationError
 
     arguments = dict(files=files, documents=documents, text_column=text_column)
+    _check_not_empty(_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
     features = Features({"text": Value("string")})
     if streaming:
         return IterableDataset.from_generator(_documents, features=features, gen_kwargs=arguments)
@@ -159,22 +159,31 @@ def _load_files(
             _documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
         )
     except DatasetGenerationError as error:
-        # It hides what is wrong with which file.
+        # It hides what is wrong with which file; of another process only the traceback comes, as text.
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from None
+        if found := re.search(r"^ValueError: (.*)", str(error.__cause__), re.MULTILINE):
+            raise ValueError(found[1]) from error
         raise
 
 
 def _load_from_hub(source: str, text_column: str, *, streaming: bool, num_proc: int | None, **options: Any) -> Any:
     from datasets import Features, Value, load_dataset
 
+    missing = (
+        f"no file or folder {source} (working directory: {os.getcwd()}), and no data set {source!r} could be loaded from "
+        "the Hub"
+    )
+    if not is_offline_mode():
+        try:
+            # Without a network, load_dataset would try for half a minute.
+            HfApi(token=options["token"]).dataset_info(source, revision=options["revision"], timeout=10)
+        except Exception as error:
+            raise FileNotFoundError(f"{missing}: {error}; for one in the cache set HF_HUB_OFFLINE=1") from error
     try:
         corpus = load_dataset(source, streaming=streaming, num_proc=num_proc, **options)
     except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(
-            f"no file or folder {source} (working directory: {os.getcwd()}), and no data set {source!r} could be loaded "
-            f"from the Hub: {error}"
-        ) from error
+        raise FileNotFoundError(f"{missing}: {error}") from error
     columns = corpus.column_names or list(next(iter(corpus), {}))
     if text_column not in columns:
         raise ValueError(_no_column(f"the data set {source}", text_column, columns))
@@ -185,7 +194,14 @@ def _load_from_hub(source: str, text_column: str, *, streaming: bool, num_proc: 
     if text_column != "text":
         corpus = corpus.rename_column(text_column, "text")
     features = Features({"text": Value("string")})
-    return corpus if corpus.features == features else corpus.cast(features)
+    corpus = corpus if corpus.features == features else corpus.cast(features)
+    _check_not_empty(corpus, source)
+    return corpus
+
+
+def _check_not_empty(corpus: Iterable[dict[str, Any]], where: str) -> None:
+    if next(texts(corpus), None) is None:
+        raise ValueError(f"empty corpus: no document with a visible character in {where}")
 
 
 def _documents(files: list[tuple[str, int, int]], documents: str, text_column: str) -> Iterator[dict[str, str]]:

@@ -77,11 +77,12 @@ class NumberedStream(IterableDataset):
     """A stream whose examples are numbered from 0 in its order, and say in which pass ("epoch") they are read.
 
     With DataLoader workers, each reads the whole stream and passes on every w-th example, so the numbers, and the examples
-    that one pass has, do not depend on their number.
+    that one pass has, do not depend on the workers. A row that has an "example" number keeps it: static masks of a stream
+    that is shuffled anew need one, as an example has another place in each epoch.
 
     Args:
         dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
-            `set_epoch`, which shuffles anew, is called, too.
+            `set_epoch`, which may shuffle anew, is called, too.
         fixed (`bool`): the epoch stays 0, as evaluation needs.
     Raises:
         TypeError: `dataset` is an iterator, which can be read only once.
@@ -102,7 +103,7 @@ class NumberedStream(IterableDataset):
         epoch = self.epoch.get()
         for i, row in enumerate(_rows(self.dataset)):
             if i % workers == number:
-                yield {**row, "example": i, "epoch": epoch}
+                yield {"example": i, **row, "epoch": epoch}
 
     def set_epoch(self, epoch: int):
         self.epoch.set(epoch)

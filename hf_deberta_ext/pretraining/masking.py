@@ -88,9 +88,10 @@ def _word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
     counts = {marker: sum(token.startswith(marker) for token in vocab) for marker in ("Ġ", "▁", "##")}
     marker = max(counts, key=counts.get)
     if not counts[marker]:
+        examples = sorted({*vocab} - {*tokenizer.all_special_tokens})[:5]
         raise ValueError(
             "cannot tell where words start: the tokenizer is neither byte-level BPE (Ġ) nor SentencePiece (▁) nor "
-            f"WordPiece (##), its tokens are such as {sorted(vocab)[:5]}; mask with one of those"
+            f"WordPiece (##), its tokens are such as {examples}; use one of those"
         )
     return marker
 
@@ -178,13 +179,13 @@ def mask(
     Raises:
         ValueError: `input_ids` is no vector, or has an id that the vocabulary lacks.
     """
-    V = len(vocabulary.special)
     if input_ids.ndim != 1:
         raise ValueError(f"input_ids must be one example, [N], got shape {[*input_ids.shape]}; mask the rows of a batch")
-    if len(input_ids) and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < V:
+    lowest, highest = map(int, input_ids.aminmax()) if len(input_ids) else (0, 0)
+    if lowest < 0 or highest >= len(vocabulary.special):
         raise ValueError(
-            f"input_ids must be in 0..{V - 1}, the vocabulary, got {int(input_ids.min())}..{int(input_ids.max())}; "
-            "was the text encoded with another tokenizer?"
+            f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the text "
+            "encoded with another tokenizer?"
         )
     span_ids = choose(units(input_ids, vocabulary, options.whole_words), options, generator)
     masked_ids = replace(input_ids, span_ids, vocabulary, options, generator)
@@ -215,7 +216,8 @@ def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: b
 def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
     """Choose what is masked: whole units until max(1, round(rate * number of tokens)) tokens are reached.
 
-    The last unit is taken or not, whichever comes nearer to this budget; at least one is taken.
+    The last unit is taken or not, whichever comes nearer to this budget; at least one is taken. So the last n-gram or span
+    is cut short, and the mean length of the others is a little above that of all.
 
     Args:
         unit_ids (`torch.LongTensor`): [N], from `units`. With `policy="official"`, N itself counts (padding, too).
@@ -223,7 +225,8 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
         `torch.LongTensor`: [N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. One that
         meets a special token, or the end of the text, goes on behind it (or at the start) under a number of its own.
     """
-    sizes = torch.bincount(unit_ids[unit_ids >= 0])
+    # The first count is that of special tokens, whose unit is -1.
+    sizes = torch.bincount(unit_ids + 1)[1:]
     if len(sizes) == 0:
         return torch.zeros_like(unit_ids)
     if options.policy == "official":
@@ -233,7 +236,7 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
         chosen, owners = _candidates(sizes, budget, options, generator)
         taken = int((sizes[chosen].cumsum(0) - budget).abs().argmin()) + 1
         chosen, owners = chosen[:taken], owners[:taken]
-    # One entry more, 0, for special tokens, whose unit is -1.
+    # One entry more, 0, for special tokens: index -1.
     owner_of_unit = sizes.new_zeros(len(sizes) + 1)
     owner_of_unit[chosen] = owners + 1
     return _number_pieces(owner_of_unit[unit_ids])
@@ -262,7 +265,8 @@ def _candidates(
         return torch.randperm(U, generator=generator), torch.arange(U)
     gap = 1 if options.unit == "span" and U > 1 else 0
     lengths = _draw_lengths(U, gap, options, generator)
-    enough = int((lengths.cumsum(0) < 1.5 * options.rate * U + 2 * _probabilities(options, U).numel()).sum()) + 1
+    longest = options.max_span if options.unit == "span" else options.max_ngram
+    enough = int((lengths.cumsum(0) < 1.5 * options.rate * U + 2 * longest).sum()) + 1
     for count in (enough, len(lengths)):
         chosen, owners = _lay_out(lengths[:count], U, gap, generator)
         if int(sizes[chosen].sum()) >= budget:
@@ -273,10 +277,10 @@ def _candidates(
 def _probabilities(options: MaskingOptions, longest: int) -> torch.Tensor:
     """P(n), n = 1, 2, ...: proportional to 1/n for n-grams (DeBERTa), to (1 - p)^n for spans (SpanBERT 3.1)."""
     if options.unit == "ngram":
-        p = 1 / torch.arange(1, min(options.max_ngram, longest) + 1)
+        p = [1 / n for n in range(1, min(options.max_ngram, longest) + 1)]
     else:
-        p = (1 - options.span_p) ** torch.arange(min(options.max_span, longest))
-    return p / p.sum()
+        p = [(1 - options.span_p) ** n for n in range(1, min(options.max_span, longest) + 1)]
+    return torch.tensor([p_n / sum(p) for p_n in p])
 
 
 def _draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
@@ -306,7 +310,7 @@ def _lay_out(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator
     starts = torch.empty_like(items)
     starts[order] = items[order].cumsum(0) - items[order]
     starts += torch.randint(U, (1,), generator=generator)
-    owners = torch.repeat_interleave(torch.arange(J), lengths)
+    owners = torch.repeat_interleave(lengths)
     within = torch.arange(len(owners)) - (lengths.cumsum(0) - lengths)[owners]
     return (starts[owners] + within) % U, owners
 

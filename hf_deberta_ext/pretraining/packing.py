@@ -12,7 +12,7 @@ last row may be short.
 import dataclasses
 import random
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,9 +24,10 @@ __all__ = ["MODES", "PAIR_MODES", "PackingReport", "pack"]
 
 PAIR_MODES = ("segment_pair", "sentence_pair")
 MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
-# Text is tokenised and split in parts of this many characters: Python's offsets take 25 times the memory of the text,
-# and sentencex looks for closing quotes up to the end of a paragraph, in quadratic time.
-CHARACTERS = 200_000
+# Characters that are tokenised at once: as Python objects, offsets take 25 times the memory of the text.
+TOKENIZED_TOGETHER = 1_000_000
+# Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
+SPLIT_TOGETHER = 50_000
 COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
 
 
@@ -145,7 +146,9 @@ def pack(
         fn_kwargs=arguments,
     )
     if isinstance(corpus, IterableDataset):
-        return corpus.map(_pack_batch, features=Features(features), **arguments), None
+        if num_proc is not None:
+            raise ValueError("num_proc is for a Dataset; an IterableDataset is packed by the workers that load it")
+        return corpus.map(_pack_batch_into_lists, features=Features(features), **arguments), None
     packed = corpus.map(
         _pack_and_count_batch,
         features=Features(features | {"counts": Sequence(Value("int64"))}),
@@ -208,6 +211,12 @@ def _pack_and_count_batch(batch: dict[str, list], indices: list[int], **argument
     return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
 
 
+def _pack_batch_into_lists(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
+    """`_pack_batch` with the rows as a `Dataset` gives them; an `IterableDataset` passes on what it gets."""
+    columns = _pack_batch(batch, indices, **arguments)
+    return {name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()}
+
+
 def _pack_batch(
     batch: dict[str, list],
     indices: list[int],
@@ -221,7 +230,7 @@ def _pack_batch(
     seed: int,
     counts: dict[str, int] | None = None,
 ) -> dict[str, list]:
-    """Columns of the examples of a batch of documents; adds to `counts`."""
+    """Columns of the examples of a batch of documents, arrays but for the labels; adds to `counts`."""
     counts = dict.fromkeys(COUNTS, 0) if counts is None else counts
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
     documents = list(_kept_documents(batch["text"], tokenizer, language, least, counts))
@@ -248,7 +257,7 @@ def _pack_batch(
 
 
 def _kept_documents(
-    texts: Sequence[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
+    texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
     """(token ids, the token index at which each sentence ends) of the documents that are not dropped, which it counts."""
     for text, ids, token_ends in _tokenize(texts, tokenizer):
@@ -265,7 +274,7 @@ def _kept_documents(
         yield ids, [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]
 
 
-def _tokenize(texts: Sequence[str | None], tokenizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _tokenize(texts: Iterable[str | None], tokenizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Each text with its token ids, without special tokens, and the character at which each token ends."""
     for part in _parts(texts):
         encoded = tokenizer(
@@ -288,7 +297,7 @@ def _parts(texts: Iterable[str | None]) -> Iterator[list[str]]:
     for text in texts:
         part.append(text or "")
         characters += len(part[-1])
-        if characters >= CHARACTERS:
+        if characters >= TOKENIZED_TOGETHER:
             yield part
             part, characters = [], 0
     if part:
@@ -307,14 +316,14 @@ def _sentence_starts(text: str, language: str) -> list[int]:
     starts: list[int] = []
     begin = 0
     while begin < len(text):
-        sentences = get_sentence_boundaries(language, text[begin : begin + CHARACTERS])
-        # What a part begins with is known, or (a sentence longer than a part) not the start of a sentence.
-        found = [begin + sentence["start_index"] for sentence in sentences if sentence["text"].strip()][1:]
+        sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
+        # After the blanks before a sentence. What a part begins with is known, or the midst of a very long sentence.
+        found = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
         starts += found
-        if begin + CHARACTERS >= len(text):
+        if begin + SPLIT_TOGETHER >= len(text):
             break
         # The last sentence of a part may be cut off.
-        begin = found[-1] if found else begin + CHARACTERS
+        begin = found[-1] if found else begin + SPLIT_TOGETHER
     return [start - (text[start - 1] == " ") for start in starts]
 
 
@@ -462,10 +471,7 @@ def _cut_pairs(pairs: list[_Pair], room: int, generator: random.Random, exchange
 
 def _partners(pairs: list[_Pair], drawn: list[int], room: int, generator: random.Random) -> Iterator[tuple[int, int]]:
     """Two by two the drawn pairs that can exchange their B's, cut so that both results fit in `room`."""
-    # Grouped by document, half of the list away is another document unless one has more than half of the pairs.
-    rank = {document: generator.random() for document in sorted({pairs[i].document for i in drawn})}
     generator.shuffle(drawn)
-    drawn.sort(key=lambda i: rank[pairs[i].document])
     half = len(drawn) // 2
     left, right = drawn[:half], drawn[half:]
     for i in left:

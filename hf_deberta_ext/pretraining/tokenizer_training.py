@@ -28,8 +28,8 @@ FIRST_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # Characters that are normalised and split at a time.
 CUT = 10_000
-# A noncharacter, never in a text, that stands for the full-width tilde while NFKC runs.
-TILDE = "\ufdd2"
+# Noncharacters, never in a text: TILDE stands for the full-width tilde while NFKC runs; for ENDS see `_repeat`.
+TILDE, *ENDS = map(chr, range(0xFDD2, 0xFDE0))
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **options: Any) -> PreTrainedTokenizerFast:
@@ -165,7 +165,7 @@ def _strings(texts: Iterable[str]) -> Iterator[str]:
 
 def _string(text: Any) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"texts must hold strings, got {type(text).__name__}; pass for example (row['text'] for row in rows)")
+        raise TypeError(f"texts must hold strings, got {type(text).__name__}; pass (row['text'] for row in rows)")
     return text
 
 
@@ -226,13 +226,13 @@ def _cover(words: Counter[str], coverage: float) -> tuple[list[str], Counter[str
     for word, n in words.items():
         for character in word:
             count[character] += n
-    # The trainer's own mark between words.
-    del count["\0"]
-    ranked = sorted(count, key=lambda character: (-count[character], character))
+    for end in ENDS:
+        del count[end]
+    ranked = sorted(count, key=lambda character: (character != "▁", -count[character], character))
     before = itertools.accumulate((count[character] for character in ranked), initial=0)
     enough = coverage * count.total()
     alphabet = [character for character, covered in zip(ranked, before, strict=False) if covered < enough]
-    rare = [*ranked[len(alphabet) :], "\0"]
+    rare = [*ranked[len(alphabet) :], *ENDS]
     pattern = re.compile(f"[{''.join(map(re.escape, rare))}]+")
     kept = Counter()
     for word, n in words.items():
@@ -246,12 +246,12 @@ def _fit_pieces(words: Counter[str], characters: int, size: int, show_progress: 
     """At most `size` pieces and their log probabilities, the likeliest first."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
+    ends = max(map(_number_of_ends, words.values()))
     trainer = trainers.UnigramTrainer(
-        vocab_size=size + 2, special_tokens=["[UNK]"], unk_token="[UNK]", show_progress=show_progress
+        vocab_size=size + ends + 1, special_tokens=["[UNK]"], unk_token="[UNK]", show_progress=show_progress
     )
     tokenizer.train_from_iterator(_repeat(words), trainer)
-    pieces = json.loads(tokenizer.to_str())["model"]["vocab"][1:]
-    pieces = [item for item in pieces if item[0] != "\0"]
+    pieces = [item for item in json.loads(tokenizer.to_str())["model"]["vocab"][1:] if item[0] not in ENDS]
     # Characters that the trainer lost come back in random order, each 0.0001 above the one before.
     lowest = min(score for _, score in pieces)
     lost = lowest + 0.0001 * characters
@@ -260,14 +260,18 @@ def _fit_pieces(words: Counter[str], characters: int, size: int, show_progress: 
 
 
 def _repeat(words: Counter[str]) -> Iterator[str]:
-    """Each word as often as it was counted.
+    """Each word as often as it was counted, some of them with an END.
 
-    The trainer takes its first pieces from substrings that occur twice in the list of different words, so it would never
-    see a frequent word as a piece. Up to log2(n) of its n copies therefore end with NULs, which it takes for the end of a
-    sentence.
+    The trainer takes its first pieces from the strings that go on in two ways within the list of different words, so it
+    would never find a frequent word that is no part of another. (SentencePiece has the punctuation after words for that.)
+    What holds an END goes on in one way only, so it is never a piece.
     """
     for word, n in sorted(words.items()):
-        marked = n.bit_length() - 1
-        yield from (word + "\0" * nuls for nuls in range(1, marked + 1))
-        for start in range(0, n - marked, CUT):
-            yield "\n".join([word] * min(CUT, n - marked - start))
+        ends = _number_of_ends(n)
+        yield from (word + end for end in ENDS[:ends])
+        for start in range(0, n - ends, CUT):
+            yield "\n".join([word] * min(CUT, n - ends - start))
+
+
+def _number_of_ends(n: int) -> int:
+    return min(n.bit_length() // 2, len(ENDS))

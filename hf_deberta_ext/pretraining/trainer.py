@@ -38,7 +38,7 @@ class PretrainingArguments(TrainingArguments):
                 raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
         check_objectives([name for name in OBJECTIVES if weights[name] > 0])
         if self.remove_unused_columns:
-            raise ValueError("remove_unused_columns must be False: masks are drawn from columns that the model does not read")
+            raise ValueError("remove_unused_columns must be False: masks are drawn from columns that no model reads")
         if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each way of masking does to a text: how much is masked and by what, in which lengths, and where.
+
+    # the docstrings of Python's standard library, 100,000 tokens, ten epochs: half a minute
+    python examples/masking_statistics.py
+    # any text, one document a line, with a tokenizer of your own
+    python examples/masking_statistics.py --texts articles.txt --tokenizer microsoft/deberta-v3-base --tokens 500000
+
+Prints a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept
+tokens; the mean length of an n-gram or span in words; how often the first and the last sixteenth of a sequence is masked;
+and p of a chi-square test that all positions are masked equally often. Masks are drawn without replacement, so p is close
+to 1 for single tokens; those of the official masker are 0. The output folder gets masking_statistics.json, with all
+histograms, and masking_statistics.png, which draws them.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.stats import chisquare
+from tqdm import tqdm
+
+from hf_deberta_ext.pretraining.dynamic_masking import example_generator
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, choose, replace, units
+from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta_ext.tasks.docstrings import collect_docstrings
+from hf_deberta_ext.tokenization import load_tokenizer
+
+MASKERS = {
+    "token": dict(unit="token"),
+    "word": dict(unit="word"),
+    "ngram": dict(unit="ngram"),
+    "span": dict(unit="span"),
+    "official token": dict(unit="token", policy="official"),
+    "official ngram": dict(unit="ngram", policy="official"),
+}
+TRAINED = ("byte-level-bpe", "unigram")
+BINS = 16
+HEAD = ("masker", "masked", "[MASK]", "random", "kept", "words", "first 1/16", "last 1/16", "p")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--texts", nargs="+", type=Path, help="UTF-8 files, one document a line; default: docstrings of this Python")
+    add("--tokenizer", default=TRAINED[0], help=f"folder or name, or {' or '.join(TRAINED)}, trained on the text (default)")
+    add("--vocab-size", type=int, default=8000, help="of a trained tokenizer (default 8000)")
+    add("--tokens", type=int, default=100_000, help="how much of the text is used (default 100000)")
+    add("--length", type=int, default=512, help="of a sequence, with [CLS] and [SEP] (default 512)")
+    add("--epochs", type=int, default=10, help="times that each sequence is masked (default 10)")
+    add("--rate", type=float, default=0.15, help="share to mask (default 0.15)")
+    add("--seed", type=int, default=0)
+    add("--output-dir", type=Path, default=Path("masking_statistics"), help="default masking_statistics")
+    args = parser.parse_args()
+    try:
+        args.options = {
+            name: MaskingOptions(rate=args.rate, max_length=args.length, **choice) for name, choice in MASKERS.items()
+        }
+        if args.length < BINS + 2 or args.epochs < 1:
+            raise ValueError(f"--length must be at least {BINS + 2} and --epochs at least 1")
+        args.documents = read_documents(args.texts)
+        tokenizer = args.tokenizer
+        if tokenizer in TRAINED:
+            args.tokenizer = train_tokenizer(tokenizer, args.documents, args.vocab_size, show_progress=False)
+        else:
+            args.tokenizer = load_tokenizer(tokenizer)
+        args.vocabulary = MaskingVocabulary.from_tokenizer(args.tokenizer)
+        args.sequences = full_sequences(args.documents, args.tokenizer, args.tokens, args.length)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    args.source = dict(tokenizer=tokenizer, vocabulary=len(args.tokenizer), sequences=len(args.sequences))
+    return args
+
+
+# 1. The text
+
+
+def read_documents(files: list[Path] | None) -> list[str]:
+    """The lines of the files that hold text, or the docstrings of the standard library."""
+    if files is None:
+        return [docstring.text for docstring in collect_docstrings()]
+    return [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) -> torch.Tensor:
+    """[sequences, length] token ids: [CLS], the text without regard to documents, [SEP].
+
+    Raises:
+        ValueError: the text, or `tokens`, does not fill one sequence.
+    """
+    ids, body = [], length - 2
+    for document in documents:
+        if len(ids) >= tokens:
+            break
+        ids += tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
+    count = min(len(ids), tokens) // body
+    if count == 0:
+        raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; give more text")
+    ends = torch.tensor([[tokenizer.cls_token_id, tokenizer.sep_token_id]]).expand(count, 2)
+    return torch.cat([ends[:, :1], torch.tensor(ids[: count * body]).view(count, body), ends[:, 1:]], dim=1)
+
+
+# 2. What is counted
+
+
+def measure(options: MaskingOptions, args, bar: tqdm) -> dict:
+    """The statistics of one masker over all sequences and epochs."""
+    vocabulary, N = args.vocabulary, args.length
+    by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
+    began = time.perf_counter()
+    for epoch in range(args.epochs):
+        for example, ids in enumerate(args.sequences):
+            generator = example_generator(args.seed, epoch, example)
+            unit_ids = units(ids, vocabulary, options.whole_words)
+            span_ids = choose(unit_ids, options, generator)
+            output = replace(ids, span_ids, vocabulary, options, generator)
+            masked = span_ids > 0
+            by_position += masked
+            is_mask, same = output[masked] == vocabulary.mask_id, output[masked] == ids[masked]
+            for k, count in enumerate((is_mask.sum(), (~is_mask & ~same).sum(), same.sum())):
+                kinds[k] += int(count)
+            lengths += torch.bincount(words_of_spans(unit_ids, span_ids), minlength=N + 1)
+            bar.update()
+    inner = by_position[1:-1]
+    draws, total = args.epochs * len(args.sequences), int(inner.sum())
+    places = torch.arange(N - 2) * BINS // (N - 2)
+    sizes = torch.bincount(places)
+    lengths = lengths[: int(lengths.nonzero().max()) + 1]
+    return dict(
+        rate=total / (draws * (N - 2)),
+        **{name: kind / total for name, kind in zip(("mask", "random", "kept"), kinds, strict=True)},
+        lengths_in_words=lengths.tolist()[1:],
+        mean_length=float(lengths.double() @ torch.arange(len(lengths)).double() / lengths.sum()),
+        coverage=(torch.bincount(places, inner.double()) / sizes / draws).tolist(),
+        masked_by_position=inner.tolist(),
+        p_value=float(chisquare(inner).pvalue),
+        milliseconds_per_sequence=1000 * (time.perf_counter() - began) / draws,
+    )
+
+
+def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tensor:
+    """How many units each masked n-gram or span has."""
+    pairs = torch.stack([span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
+    return torch.bincount(pairs[0])[1:]
+
+
+# 3. What is shown
+
+
+def table(results: dict) -> str:
+    lines = [HEAD]
+    for name, row in results.items():
+        shares = [f"{100 * row[key]:.2f} %" for key in ("rate", "mask", "random", "kept")]
+        ends = [f"{100 * row['coverage'][k]:.2f} %" for k in (0, -1)]
+        lines.append((name, *shares, f"{row['mean_length']:.2f}", *ends, f"{row['p_value']:.2g}"))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(formats.format(*line) for line in lines)
+
+
+def draw(results: dict, rate: float, path: Path):
+    """Coverage by position, and the lengths of n-grams and spans."""
+    figure = Figure(figsize=(11, 4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    positions, lengths = figure.subplots(1, 2)
+    for index, (name, row) in enumerate(results.items()):
+        style = dict(color=f"C{index}", label=name, linestyle="--" if "official" in name else "-", marker="o", markersize=3)
+        middles = [(k + 0.5) / BINS for k in range(BINS)]
+        positions.plot(middles, [100 * share for share in row["coverage"]], **style)
+        counts = row["lengths_in_words"]
+        if len(counts) > 1:
+            lengths.plot(range(1, len(counts) + 1), [100 * count / sum(counts) for count in counts], **style)
+    positions.axhline(100 * rate, color="black", linewidth=0.8)
+    positions.set(title="Where", xlabel="position, share of the sequence", ylabel="masked, %", ylim=(0, None))
+    lengths.set(title="How long", xlabel="words of an n-gram or span", ylabel="share, %", ylim=(0, None))
+    for axes in (positions, lengths):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def main():
+    args = parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    text = args.sequences[:, 1:-1]
+    words = sum(int(units(ids, args.vocabulary, True).max()) + 1 for ids in args.sequences)
+    print(f"{text.numel()} tokens in {len(text)} sequences of {args.length}; {text.numel() / words:.2f} tokens a word")
+    with tqdm(total=len(MASKERS) * args.epochs * len(text), disable=None) as bar:
+        results = {name: measure(options, args, bar) for name, options in args.options.items()}
+    print(table(results))
+    versions = dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
+    settings = dict(tokens=text.numel(), words=words, length=args.length, epochs=args.epochs, rate=args.rate, seed=args.seed)
+    report = dict(settings | args.source, versions=versions, maskers=results)
+    file = args.output_dir / "masking_statistics.json"
+    file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    draw(results, args.rate, file.with_suffix(".png"))
+    print(f"{file} and {file.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

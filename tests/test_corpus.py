@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_corpus: every kind of file, folders, streaming, and messages that say what is wrong."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import time
+
+import pytest
+
+datasets = pytest.importorskip("datasets")
+
+from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
+from hf_deberta_ext.pretraining.corpus import load_corpus, texts  # noqa: E402
+
+DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
+
+
+def as_bytes(documents, ending, column="text"):
+    """A file of the kind of `ending`, without gzip, that holds the documents."""
+    if ending in (".txt", ".text"):
+        return "\n\n".join(documents).encode()
+    rows = [{"id": i, column: text, "meta": {"n": [i]}} for i, text in enumerate(documents)]
+    if ending == ".jsonl":
+        return "".join(json.dumps(row, ensure_ascii=bool(row["id"] % 2)) + "\n" for row in rows).encode()
+    if ending == ".json":
+        return json.dumps(rows, indent=1).encode()
+    if ending == ".parquet":
+        file = io.BytesIO()
+        datasets.Dataset.from_list(rows).to_parquet(file)
+        return file.getvalue()
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter="\t" if ending == ".tsv" else ",")
+    writer.writerows([["id", column], *[[row["id"], row[column]] for row in rows]])
+    return file.getvalue().encode()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(name, content): path of a file; content is bytes, text, or documents; gzipped if the name says so."""
+
+    def build(name, content, **options):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, list):
+            content = as_bytes(content, os.path.splitext(name.removesuffix(".gz"))[1], **options)
+        content = content.encode() if isinstance(content, str) else content
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return build
+
+
+@pytest.fixture
+def load(tmp_path):
+    """load(sources, ...): load_corpus with a cache of its own."""
+
+    def build(sources, **options):
+        return load_corpus(sources, cache_dir=tmp_path / "cache", **options)
+
+    return build
+
+
+def rows(corpus):
+    return [row["text"] for row in corpus]
+
+
+def test_plain_text_is_parted_at_blank_lines(write, load):
+    path = write("a.txt", "\n \t\nA one.\nA two.\n\n\n   \n  B indented.\n")
+    assert rows(load(path)) == ["A one.\nA two.", "  B indented."]
+
+
+def test_plain_text_may_have_a_document_a_line_or_a_file(write, load):
+    path = write("a.txt", "A one.\n\nB two.\n")
+    assert rows(load(path, documents="line")) == ["A one.", "B two."]
+    assert rows(load(path, documents="file")) == ["A one.\n\nB two."]
+    assert rows(load([path, write("b.txt", "C")], documents="file")) == ["A one.\n\nB two.", "C"]
+
+
+def test_windows_line_ends_and_byte_order_mark_are_dropped(write, load):
+    path = write("a.txt", b"\xef\xbb\xbfA one.\r\nA two.\r\n\r\nB.\r\n")
+    assert rows(load(path)) == ["A one.\nA two.", "B."]
+    assert rows(load(write("b.txt", b"\xef\xbb\xbf\r\nA\r\n"), documents="line")) == ["A"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
+@pytest.mark.parametrize("gz", ["", ".gz"], ids=["plain", "gzip"])
+@pytest.mark.parametrize("ending", [".txt", ".text", ".jsonl", ".json", ".csv", ".tsv", ".parquet"])
+def test_every_kind_of_file_gives_the_same_documents(write, load, ending, gz, streaming):
+    corpus = load(write("a" + ending + gz, DOCUMENTS), streaming=streaming)
+    assert isinstance(corpus, datasets.IterableDataset if streaming else datasets.Dataset)
+    assert corpus.column_names == ["text"]
+    assert rows(corpus) == DOCUMENTS
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
+def test_the_text_column_may_have_another_name(write, load, ending):
+    corpus = load(write("a" + ending, DOCUMENTS, column="body"), text_column="body")
+    assert corpus.column_names == ["text"] and rows(corpus) == DOCUMENTS
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
+def test_a_folder_is_read_recursively_in_order_and_mixed(write, load, streaming):
+    for name, text in [("b/2.jsonl", "4"), ("b/10.txt.gz", "3"), ("a.csv", "1"), ("a.parquet", "2"), ("c.tsv.gz", "5")]:
+        write(name, [text])
+    for name in [".hidden.txt", ".git/x.txt", "README.md", "b/LICENSE"]:
+        write(name, b"not this")
+    folder = write("z.txt", ["6"]).parent
+    assert rows(load(folder, streaming=streaming)) == list("123456")
+
+
+def test_sources_stay_in_the_order_given(write, load):
+    paths = [write("b.txt", ["1", "2"]), write("sub/x.jsonl", ["3"]).parent, write("a.csv", ["4"])]
+    assert rows(load([str(paths[0]), *paths[1:]])) == list("1234")
+    assert rows(load(paths[::-1], streaming=True)) == list("4312")
+
+
+def test_several_processes_give_the_same_rows_in_the_same_order(write, load):
+    paths = [write(f"{i}.jsonl", [f"{i} {j}" for j in range(5)]) for i in range(3)]
+    paths.insert(1, write("empty.txt", ""))
+    assert rows(load(paths, num_proc=8)) == rows(load(paths, streaming=True))
+
+
+def test_files_may_differ_in_their_other_columns(write, load):
+    a = write("a.jsonl", '{"text": "A", "meta": 1}\n\n{"meta": "x", "more": null, "text": null}\n')
+    b = write("b.jsonl", '{"text": "B", "url": {"u": 1}}\n')
+    assert rows(load([a, b])) == ["A", "", "B"]
+
+
+def test_table_cells_stay_as_they_are_written(write, load):
+    long = "word " * 50_000
+    path = write("a.csv", f'n,text\n1,NA\n2,007\n3,\n4,"a ""quote"",\nline"\n\n5,{long}\n')
+    assert rows(load(path)) == ["NA", "007", "", 'a "quote",\nline', long]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
+def test_half_of_a_surrogate_pair_is_replaced(write, load, streaming):
+    path = write("a.jsonl", r'{"text": "a \ud83d b \ud83d\ude00"}')
+    assert rows(load(path, streaming=streaming)) == ["a ? b 😀"]
+
+
+def test_a_json_array_may_stand_behind_blanks_and_a_byte_order_mark(write, load):
+    assert rows(load(write("a.json", b'\xef\xbb\xbf\n [{"text": "A"},\n{"text": "B"}]'))) == ["A", "B"]
+
+
+def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tmp_path):
+    path = write("a.txt", "first")
+    assert rows(load(path)) == ["first"]
+    arrows = sorted((tmp_path / "cache").rglob("*.arrow"))
+    assert arrows and rows(load(path)) == ["first"]
+    assert sorted((tmp_path / "cache").rglob("*.arrow")) == arrows
+    write("a.txt", "second")
+    assert rows(load(path)) == ["second"]
+
+
+def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeypatch):
+    read = []
+    path = write("a.txt", "".join(f"document {i}\n\n" for i in range(100_000)))
+    original = corpus_module._lines
+    monkeypatch.setattr(corpus_module, "_lines", lambda path: (read.append(line) or line for line in original(path)))
+    corpus = load(path, streaming=True)
+    assert next(iter(corpus)) == {"text": "document 0"}
+    assert len(read) < 20
+    assert not (tmp_path / "cache").exists()
+
+
+def test_streams_are_shared_out_file_by_file(write, load):
+    corpus = load([write(f"{i}.txt", [str(i)]) for i in range(4)], streaming=True)
+    assert corpus.num_shards == 4
+    assert rows(corpus.shard(2, 1)) != rows(corpus.shard(2, 0))
+    assert sorted(rows(corpus.shard(2, 0)) + rows(corpus.shard(2, 1))) == list("0123")
+
+
+def test_texts_are_the_documents_without_blank_ones(write, load):
+    corpus = load(write("a.jsonl", ["", "A", " \n", "B"]))
+    assert list(texts(corpus)) == ["A", "B"]
+    assert len(corpus) == 4
+
+
+def test_a_hub_data_set_is_reduced_to_its_text(write, load, monkeypatch):
+    """Without the Hub: what load_dataset gives is replaced."""
+    found = datasets.Dataset.from_dict({"id": [1, 2], "body": ["A", "B"]})
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or found)
+    corpus = load([write("a.txt", ["0"]), "owner/name"], text_column="body", split="validation", name="en", revision="r")
+    assert rows(corpus) == list("0AB") and corpus.column_names == ["text"]
+    (args, options), *_ = calls
+    assert args == ("owner/name",)
+    assert {k: options[k] for k in ("split", "name", "revision", "streaming")} == {
+        "split": "validation", "name": "en", "revision": "r", "streaming": False,
+    }  # fmt: skip
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: found.to_iterable_dataset())
+    assert rows(load("owner/name", text_column="body", streaming=True)) == ["A", "B"]
+    with pytest.raises(ValueError, match=r"empty corpus: .* in .*empty.txt and 1 more"):
+        load([write("empty.txt", ""), write("blank.txt", "\n"), "owner/name"], text_column="body")
+    with pytest.raises(ValueError, match="no column 'text' in the data set owner/name; it has 'id', 'body'"):
+        load("owner/name")
+    with pytest.raises(ValueError, match="the column 'id' of the data set owner/name must hold strings"):
+        load("owner/name", text_column="id")
+
+
+@pytest.mark.parametrize("source", ["no/such/folder/x", "./nothing", "missing.jsonl.gz", "/absent"])
+def test_a_missing_file_is_named_with_the_working_directory(source):
+    with pytest.raises(FileNotFoundError, match=f"no file or folder {source} .*working directory: {os.getcwd()}"):
+        load_corpus(source)
+
+
+@pytest.mark.parametrize("online", [False, True], ids=["offline", "no_network"])
+def test_what_may_be_a_data_set_is_reported_as_both_and_at_once(monkeypatch, online):
+    def unreachable(*args, **options):
+        raise OSError("no network")
+
+    if online:
+        monkeypatch.setattr(corpus_module, "is_offline_mode", lambda: False)
+        monkeypatch.setattr(corpus_module.HfApi, "dataset_info", unreachable)
+    start = time.perf_counter()
+    with pytest.raises(FileNotFoundError, match=r"no file or folder owner/none .* no data set 'owner/none' could be loaded"):
+        load_corpus("owner/none")
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.docx", b"x", r"ending of .*a\.docx is unknown, expected one of \.txt, .*\.parquet \(each also with \.gz\)"),
+        ("a.txt", b"\n \n\t\n", "empty corpus: no document with a visible character in .*a.txt"),
+        ("a.txt", b"", "empty corpus"),
+        ("a.jsonl", b'{"text": ""}\n{"text": " "}', "empty corpus"),
+        ("a.csv", b"", r"no column 'text' in .*a\.csv"),
+        ("a.csv", b"id,body\n1,x\n", "no column 'text' in .*a.csv; it has 'id', 'body'; name one of them as text_column"),
+        ("a.tsv", b"text,id\nx,1\n", "no column 'text' in .*; it has 'text,id'"),
+        ("a.csv", b"id,text\n1,x,y\n", r"a\.csv, line 2: expected 2 fields as in the header, got 3; put quotes"),
+        ("a.jsonl", b'{"id": 1}', "no column 'text' in .*a.jsonl, line 1; it has 'id'"),
+        ("a.jsonl", b'{"text": 1}', "'text' in .*a.jsonl, line 1 must be a string, got 1"),
+        ("a.jsonl", b'{"text": ""}\n\n{"text": ', r"a\.jsonl, line 3 is not JSON: .*expected one object a line"),
+        ("a.jsonl", b'"text"', "line 1 must be a JSON object"),
+        ("a.json", b'[{"text": "x"}, 7]', "item 1 must be a JSON object"),
+        ("a.json", b'[{"text": "x"}', r"a\.json is not JSON"),
+        ("a.parquet", b"PAR2", r"a\.parquet is not a Parquet file"),
+        ("a.txt", b"ab\nc\xe9d", r"a\.txt is not UTF-8: byte 4 \(line 2\) is 0xe9; convert the file to UTF-8"),
+        ("a.txt", "text".encode("utf-16"), "not UTF-8: byte 0"),
+    ],
+)
+def test_errors_name_the_file_and_the_place(write, load, name, content, message, streaming):
+    path = write(name, content)
+    with pytest.raises(ValueError, match=message):
+        rows(load(path, streaming=streaming))
+
+
+@pytest.mark.parametrize("column", [{"body": ["x"]}, {"text": [1]}], ids=["missing", "numbers"])
+def test_parquet_columns_are_checked(write, load, column):
+    file = io.BytesIO()
+    datasets.Dataset.from_dict(column).to_parquet(file)
+    message = "no column 'text' in .*; it has 'body'" if "body" in column else "must hold strings, got int64"
+    with pytest.raises(ValueError, match=message):
+        load(write("a.parquet", file.getvalue()))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_proc": 2}, {"streaming": True}], ids=["map", "processes", "streaming"])
+def test_an_error_far_into_the_corpus_names_the_file(write, load, options):
+    good = write("a.jsonl", ["x"] * 2000)
+    bad = write("b.jsonl", as_bytes(["x"] * 2000, ".jsonl") + b'{"body": 1}\n')
+    with pytest.raises(ValueError, match=r"no column 'text' in .*b\.jsonl, line 2001; it has 'body'"):
+        rows(load([good, bad], **options))
+
+
+def test_the_first_file_of_each_kind_is_checked_before_anything_is_written(write, load, tmp_path):
+    with pytest.raises(ValueError, match=r"no column 'text' in .*b\.csv"):
+        load([write("a.jsonl", ["x"]), write("b.csv", "id,body\n")])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_damaged_gzip_is_named(write, load):
+    cut = write("cut.txt.gz", ["word " * 1000])
+    cut.write_bytes(cut.read_bytes()[:-20])
+    plain = write("plain.txt", ["A"]).rename(cut.parent / "plain.txt.gz")
+    for path in (cut, plain):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged or is not gzip"):
+            load(path)
+
+
+def test_wrong_arguments_are_reported(write, load):
+    path = write("a.txt", ["A"])
+    with pytest.raises(ValueError, match="documents must be one of blank_line, line, file, got 'page'"):
+        load(path, documents="page")
+    with pytest.raises(ValueError, match="num_proc is for corpora that are read at once"):
+        load(path, streaming=True, num_proc=2)
+    with pytest.raises(ValueError, match="sources is empty"):
+        load([])
+    with pytest.raises(ValueError, match=r"holds no file with one of the endings \.txt"):
+        load(write("sub/README.md", b"x").parent)
+
+
+@pytest.mark.skipif("DEBERTA_EXT_DATA" not in os.environ, reason="DEBERTA_EXT_DATA does not name the folder of real data")
+def test_real_articles_are_read_whole():
+    path = os.path.join(os.environ["DEBERTA_EXT_DATA"], "wikipedia_en", "validation.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        expected = [json.loads(line)["text"] for line in file]
+    assert rows(load_corpus(path, streaming=True)) == expected

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic and static masks: drawn from seed, epoch and example alone, whatever the workers, the order and the batch."""
+
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from transformers import Trainer, TrainingArguments
+
+from hf_deberta_ext.pretraining.dynamic_masking import (
+    EpochCallback,
+    MaskingCollator,
+    NumberedExamples,
+    NumberedStream,
+    example_generator,
+)
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
+
+PAD, CLS, SEP, MASK, FIRST, V = 0, 1, 2, 3, 4, 200
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    ids = torch.arange(V)
+    special = ids < FIRST
+    return MaskingVocabulary((ids % 2 == 0) & ~special, special, special, ids[FIRST:], mask_id=MASK, pad_id=PAD)
+
+
+@pytest.fixture
+def collator(vocabulary):
+    """collator(**arguments): of whole words, nothing kept, so that every masked place shows."""
+
+    def build(**arguments):
+        options = MaskingOptions(unit="word", mask_share=1.0, random_share=0.0)
+        return MaskingCollator(vocabulary, options, **arguments)
+
+    return build
+
+
+def rows(n=12, seed=0):
+    """Examples of 20 to 40 tokens, no two alike."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(20, 41, (n,), generator=g).tolist()
+    return [{"input_ids": [CLS, *torch.randint(FIRST, V, (N - 2,), generator=g).tolist(), SEP]} for N in lengths]
+
+
+def pair(A, B):
+    return {"input_ids": [CLS, *A, SEP, *B, SEP], "token_type_ids": [0] * (len(A) + 2) + [1] * (len(B) + 1)}
+
+
+def numbered(row, example=0, epoch=0):
+    return {**row, "example": example, "epoch": epoch}
+
+
+def masks(collate, examples, epoch):
+    """Of each example, its masked ids and its labels as lists, without padding."""
+    batch = collate([numbered(row, i, epoch) for i, row in enumerate(examples)])
+    return unpadded(batch)
+
+
+def unpadded(batch):
+    lengths = batch["attention_mask"].sum(1).tolist()
+    triples = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), lengths, strict=True)
+    return [(ids[:N], labels[:N]) for ids, labels, N in triples]
+
+
+class Stream:
+    """A stream that can be read again, and notes the epochs that it is told."""
+
+    def __init__(self, examples):
+        self.examples, self.epochs = examples, []
+
+    def __iter__(self):
+        return iter(self.examples)
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+# ------- generators and numbers
+
+
+def test_each_example_of_each_epoch_has_a_generator_of_its_own():
+    numbers = {
+        tuple(torch.randint(1000, (6,), generator=example_generator(seed, epoch, example)).tolist())
+        for seed in range(5)
+        for epoch in range(5)
+        for example in range(40)
+    }
+    assert len(numbers) == 1000
+    again = [torch.rand(3, generator=example_generator(1, 2, 3)) for _ in range(2)]
+    assert torch.equal(*again)
+
+
+def test_generators_of_neighbours_are_unrelated():
+    first = torch.stack([torch.rand(2, generator=example_generator(0, 0, i)) for i in range(4000)])
+    assert first.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert abs(torch.corrcoef(torch.stack([first[1:, 0], first[:-1, 0]]))[0, 1]) < 0.06
+    assert abs(torch.corrcoef(first.T)[0, 1]) < 0.06
+
+
+def test_examples_are_numbered_and_say_the_epoch():
+    dataset = NumberedExamples([{"x": 5}, {"x": 6}])
+    assert len(dataset) == 2
+    assert [dataset[i] for i in range(2)] == [{"x": 5, "example": 0, "epoch": 0}, {"x": 6, "example": 1, "epoch": 0}]
+    dataset.set_epoch(3)
+    assert dataset[1] == {"x": 6, "example": 1, "epoch": 3}
+
+
+def test_a_stream_is_numbered_in_its_order_and_passes_the_epoch_on():
+    source = Stream([{"x": 5}, {"x": 6}])
+    dataset = NumberedStream(source)
+    dataset.set_epoch(2)
+    assert [*dataset] == [{"x": 5, "example": 0, "epoch": 2}, {"x": 6, "example": 1, "epoch": 2}]
+    assert source.epochs == [2] and len([*dataset]) == 2
+
+
+def test_a_row_of_a_stream_keeps_the_number_that_it_has():
+    """Otherwise static masks of a stream that is shuffled anew in each epoch would not recur."""
+    dataset = NumberedStream(Stream([{"x": 5, "example": 7}, {"x": 6, "example": 3}]))
+    assert [row["example"] for row in dataset] == [7, 3]
+
+
+def test_fixed_examples_stay_in_epoch_0():
+    examples, stream = NumberedExamples([{"x": 5}], fixed=True), NumberedStream(Stream([{"x": 5}]), fixed=True)
+    for dataset in (examples, stream):
+        dataset.set_epoch(3)
+    assert examples[0]["epoch"] == next(iter(stream))["epoch"] == 0
+    assert stream.dataset.epochs == []
+
+
+# ------- dynamic and static masks
+
+
+def test_dynamic_masks_differ_between_epochs_and_examples_and_recur_for_the_same_seed(collator):
+    same = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 8
+    seen = [tuple(labels) for epoch in range(4) for _, labels in masks(collator(), same, epoch)]
+    assert len({*seen}) == 32
+    assert masks(collator(), same, 1) == masks(collator(), same, 1) != masks(collator(seed=1), same, 1)
+
+
+@pytest.mark.parametrize("duplicates", [1, 3, 10])
+def test_static_masks_recur_every_duplicates_epochs_and_differ_within(collator, duplicates):
+    example, collate = [{"input_ids": [CLS, *range(FIRST, V), SEP]}], collator(duplicates=duplicates)
+    epochs = [masks(collate, example, epoch)[0] for epoch in range(2 * duplicates)]
+    assert epochs[duplicates:] == epochs[:duplicates]
+    assert len({tuple(labels) for _, labels in epochs}) == duplicates
+
+
+def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
+    examples = [numbered(row, i, 1) for i, row in enumerate(rows())]
+    together, collate = unpadded(collator()(examples)), collator()
+    assert together == [unpadded(collate([example]))[0] for example in examples]
+    assert together[::-1] == unpadded(collate(examples[::-1]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_workers_and_order_do_not_change_the_masks(collator, workers, shuffled):
+    """Workers that live on learn the epoch, too."""
+    examples, dataset = rows(), NumberedExamples(rows())
+    generator = torch.Generator().manual_seed(5)
+    sampler = RandomSampler(dataset, generator=generator) if shuffled else None
+    options = dict(num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(dataset, batch_size=5, sampler=sampler, collate_fn=collator(), **options)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        seen = sorted(row for batch in loader for row in unpadded(batch))
+        assert seen == sorted(masks(collator(), examples, epoch))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_do_not_change_the_examples_and_masks_of_a_stream(collator, workers):
+    datasets = pytest.importorskip("datasets")
+    examples = rows(11)
+    # Three shards: datasets would give each worker some of them.
+    source = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=3)
+    dataset = NumberedStream(source)
+    options = dict(num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(dataset, batch_size=2, collate_fn=collator(), **options)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        seen = sorted(row for batch in loader for row in unpadded(batch))
+        assert seen == sorted(masks(collator(), examples, epoch))
+        assert source.epoch == epoch
+
+
+def test_a_shuffled_stream_has_another_order_in_each_epoch():
+    datasets = pytest.importorskip("datasets")
+    source = datasets.Dataset.from_list([{"x": i} for i in range(50)]).to_iterable_dataset()
+    dataset = NumberedStream(source.shuffle(seed=0, buffer_size=50))
+    orders = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2)
+        seen = [(row["example"], row["x"]) for row in loader]
+        assert sorted(x for _, x in seen) == [*range(50)] == sorted(i for i, _ in seen)
+        orders.append([x for _, x in sorted(seen)])
+    assert orders[0] != orders[1]
+
+
+def test_collator_and_data_set_can_be_pickled(collator):
+    """As workers that are spawned need."""
+    example = numbered(rows(1)[0])
+    for original in (collator(), collator(sentence_order=True)):
+        copy = pickle.loads(pickle.dumps(original))
+        assert copy.options == original.options and copy.sentence_order == original.sentence_order
+    assert unpadded(pickle.loads(pickle.dumps(collator()))([example])) == unpadded(collator()([example]))
+    assert pickle.loads(pickle.dumps(NumberedExamples(rows())))[0]["epoch"] == 0
+
+
+# ------- Trainer
+
+
+class Model(torch.nn.Module):
+    """Learns a little, and notes every batch that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(V, V, generator=generator))
+        self.seen = []
+
+    def forward(self, input_ids, attention_mask, labels):
+        batch = dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+        if self.training:
+            self.seen.append(unpadded(batch))
+        logits = self.weight[input_ids].flatten(0, 1)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels.flatten()), "logits": logits}
+
+
+def train(folder, collate, *, resume=None, workers=0, evaluate=False):
+    """3 epochs of 6 steps, a checkpoint after step 8. Returns the model and the evaluation losses."""
+    arguments = TrainingArguments(
+        str(folder), per_device_train_batch_size=2, num_train_epochs=3, save_steps=8, save_total_limit=None,
+        eval_strategy="epoch" if evaluate else "no", dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0, remove_unused_columns=False, report_to=[], use_cpu=True,
+        disable_tqdm=True, seed=3, learning_rate=1e-2 if not evaluate else 0.0, logging_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(
+        Model(), arguments, collate, NumberedExamples(rows()), NumberedExamples(rows(4, seed=9), fixed=True),
+        callbacks=[EpochCallback()],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    return trainer.model, [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_sees_the_masks_of_the_uninterrupted_one(tmp_path, collator, workers):
+    """It resumes in the middle of the second epoch, where accelerate tells the data set no epoch."""
+    model, _ = train(tmp_path, collator(), workers=workers)
+    resumed, _ = train(tmp_path, collator(), workers=workers, resume=tmp_path / "checkpoint-8")
+    assert len(model.seen) == 18 and resumed.seen == model.seen[8:]
+    assert torch.equal(model.weight, resumed.weight)
+    for epoch in range(3):
+        seen = sorted(row for batch in model.seen[6 * epoch : 6 * epoch + 6] for row in batch)
+        assert seen == sorted(masks(collator(), rows(), epoch))
+
+
+def test_evaluation_sees_the_same_masks_each_time(tmp_path, collator):
+    """The learning rate is 0: only the masks could change the loss."""
+    _, losses = train(tmp_path, collator(), evaluate=True)
+    assert len(losses) == 3 and len({*losses}) == 1
+
+
+# ------- the batch
+
+
+def test_a_batch_is_padded_with_what_each_entry_needs(collator):
+    features = [
+        numbered({"input_ids": [CLS, 10, 11, SEP], "document_ids": [1, 1, 1, 1], "token_type_ids": [0, 0, 1, 1]}),
+        numbered({"input_ids": torch.tensor([CLS, 10, SEP]), "document_ids": [2, 2, 3], "token_type_ids": [0, 1, 1]}),
+    ]
+    for feature, label in zip(features, (1, 0), strict=True):
+        feature["sentence_labels"] = label
+    batch = collator(pad_to_multiple_of=8)(features)
+    assert all(values.dtype == torch.long for values in batch.values())
+    assert batch["input_ids"][:, 4:].tolist() == [[PAD] * 4] * 2
+    assert batch["attention_mask"].tolist() == [[1] * 4 + [0] * 4, [1] * 3 + [0] * 5]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]]
+    assert batch["document_ids"].tolist() == [[1] * 4 + [0] * 4, [2, 2, 3, 0, 0, 0, 0, 0]]
+    assert (batch["labels"] >= 0).sum() == 3 and batch["labels"][1].tolist() == [-100, 10] + [-100] * 6
+    assert batch["sentence_labels"].tolist() == [1, 0]
+
+
+def test_entries_that_are_not_given_are_not_made(collator):
+    batch = collator()([numbered({**rows(1)[0], "text": "not for the model"})])
+    assert {*batch} == {"input_ids", "attention_mask", "labels"}
+
+
+def test_padding_to_a_multiple_stops_at_max_length(collator):
+    feature = numbered({"input_ids": [CLS, *range(10, 18), SEP]})
+    widths = [
+        collator(**arguments)([feature])["input_ids"].shape[1]
+        for arguments in (
+            {}, dict(max_length=20), dict(pad_to_multiple_of=8), dict(pad_to_multiple_of=8, max_length=12),
+        )
+    ]  # fmt: skip
+    assert widths == [10, 10, 16, 12]
+
+
+# ------- sentence order
+
+
+@pytest.fixture
+def order_collator(vocabulary):
+    """A collator that swaps, and shows every token as it was."""
+    options = MaskingOptions(mask_share=0.0, random_share=0.0)
+    return MaskingCollator(vocabulary, options, sentence_order=True)
+
+
+def test_pairs_change_places_with_their_types_and_say_so(order_collator):
+    A, B = [10, 11, 12], [20]
+    seen = {}
+    for example in range(40):
+        batch = order_collator([numbered(pair(A, B), example)])
+        seen[batch["sentence_labels"].item()] = (batch["input_ids"][0].tolist(), batch["token_type_ids"][0].tolist())
+    assert seen[0] == ([CLS, 10, 11, 12, SEP, 20, SEP], [0, 0, 0, 0, 0, 1, 1])
+    assert seen[1] == ([CLS, 20, SEP, 10, 11, 12, SEP], [0, 0, 0, 1, 1, 1, 1])
+
+
+def test_document_ids_move_with_their_tokens(order_collator):
+    feature = {**pair([10, 11], [20]), "document_ids": [1, 1, 2, 3, 4, 5]}
+    batches = [order_collator([numbered(feature, example)]) for example in range(20)]
+    swapped = [batch["document_ids"][0].tolist() for batch in batches if batch["sentence_labels"].item()]
+    assert swapped and all(ids == [1, 4, 3, 1, 2, 5] for ids in swapped)
+
+
+def test_half_of_the_pairs_change_places_anew_in_each_epoch(order_collator):
+    def labels(epoch):
+        return order_collator([numbered(pair([10, 11], [20, 21]), i, epoch) for i in range(600)])["sentence_labels"]
+
+    first, second = labels(0), labels(1)
+    assert first.float().mean().item() == pytest.approx(0.5, abs=0.08)
+    assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.08)
+
+
+def test_swapped_pairs_are_masked_in_their_new_places(vocabulary):
+    collate = MaskingCollator(vocabulary, MaskingOptions(mask_share=1.0, random_share=0.0), sentence_order=True)
+    batch = collate([numbered(pair([*range(10, 30)], [*range(30, 40)]), i) for i in range(50)])
+    original = torch.where(batch["labels"] >= 0, batch["labels"], batch["input_ids"])
+    starts = torch.where(batch["sentence_labels"] == 1, 30, 10)
+    assert torch.equal(original[:, 1], starts)
+    assert ((batch["input_ids"] == MASK) == (batch["labels"] >= 0)).all()
+    assert (batch["labels"] >= 0).sum(1).tolist() == [4] * 50
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize("name", ["duplicates", "pad_to_multiple_of", "max_length"])
+def test_a_count_below_1_is_an_error(collator, name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, or None, got 0"):
+        collator(**{name: 0})
+
+
+@pytest.mark.parametrize("missing", ["example", "epoch"])
+def test_features_without_numbers_are_an_error(collator, missing):
+    feature = numbered(rows(1)[0])
+    del feature[missing]
+    with pytest.raises(ValueError, match=r"wrap the data set in NumberedExamples or NumberedStream.*remove_unused_columns"):
+        collator()([feature])
+
+
+def test_examples_that_are_too_long_are_an_error(collator):
+    with pytest.raises(ValueError, match="an example has 5 tokens, max_length is 4"):
+        collator(max_length=4)([numbered({"input_ids": [CLS, 10, 11, 12, SEP]})])
+
+
+def test_an_entry_that_only_some_have_is_an_error(collator):
+    features = [numbered(pair([10], [11])), numbered(rows(1)[0])]
+    with pytest.raises(ValueError, match="must have 'token_type_ids'; some have it"):
+        collator()(features)
+
+
+NO_PAIRS = {
+    "no types": {"input_ids": [CLS, 10, SEP, 11, SEP]},
+    "one segment": {"input_ids": [CLS, 10, 11, SEP], "token_type_ids": [0] * 4},
+    "empty first": pair([], [10]),
+    "empty second": pair([10], []),
+    "no separator": {"input_ids": [CLS, 10, 12, 11, SEP], "token_type_ids": [0, 0, 0, 1, 1]},
+    "types mixed": {"input_ids": [CLS, 10, SEP, 11, SEP], "token_type_ids": [0, 1, 0, 1, 0]},
+    "too few types": {"input_ids": [CLS, 10, SEP, 11, SEP], "token_type_ids": [0, 0, 0, 1]},
+    "no end": {"input_ids": [CLS, 10, SEP, 11, 12], "token_type_ids": [0, 0, 0, 1, 1]},
+}
+
+
+@pytest.mark.parametrize("name", NO_PAIRS)
+def test_sentence_order_without_pairs_is_an_error(order_collator, name):
+    with pytest.raises(ValueError, match=r"needs pairs \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1, got"):
+        order_collator([numbered(NO_PAIRS[name])])
+
+
+def test_sentence_order_of_a_random_second_segment_is_an_error(order_collator):
+    assert order_collator([numbered({**pair([10], [11]), "sentence_labels": 0})])["sentence_labels"].shape == (1,)
+    with pytest.raises(ValueError, match="needs consecutive segments, got sentence_labels 1"):
+        order_collator([numbered({**pair([10], [11]), "sentence_labels": 1})])
+
+
+def test_a_stream_that_can_be_read_only_once_is_an_error():
+    with pytest.raises(TypeError, match=r"got an iterator \(generator\)"):
+        NumberedStream(row for row in rows())

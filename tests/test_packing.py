@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing: the five formats by hand, every token exactly once and in order, true sentence labels, exact reports."""
+
+import logging
+import os
+import random
+from itertools import chain, pairwise
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("sentencex")
+
+from hf_deberta_ext.pretraining import packing  # noqa: E402
+from hf_deberta_ext.pretraining.corpus import load_corpus  # noqa: E402
+from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack  # noqa: E402
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe  # noqa: E402
+from hf_deberta_ext.tokenization import finish  # noqa: E402
+
+
+def word_tokenizer(documents):
+    """A token for each word."""
+    words = list(dict.fromkeys(word for text in documents for word in (text or "").split()))
+    vocab = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return finish(tokenizer, model_max_length=8)
+
+
+def from_documents(documents):
+    return datasets.Dataset.from_dict({"text": documents}, features=datasets.Features(text=datasets.Value("string")))
+
+
+def pack_words(documents, mode, max_length, **options):
+    """(examples as text, data set, report)."""
+    tokenizer = word_tokenizer(documents)
+    packed, report = pack(from_documents(documents), tokenizer, mode=mode, max_length=max_length, **options)
+    return [" ".join(tokenizer.convert_ids_to_tokens(ids)) for ids in packed["input_ids"]], packed, report
+
+
+def numbered(sentence_lengths):
+    """Documents in which each word of the corpus is another: [[2, 1]] gives ["W0 w1. W2."]."""
+    documents, n = [], 0
+    for lengths in sentence_lengths:
+        sentences = []
+        for length in lengths:
+            words = [f"w{n + i}" for i in range(length)]
+            n += length
+            sentences.append(" ".join([words[0].capitalize(), *words[1:]]) + ".")
+        documents.append(" ".join(sentences))
+    return documents
+
+
+def random_lengths(generator, documents=12, sentences=9, words=12):
+    """Sentence lengths of documents, also of one sentence, one word, and of long sentences."""
+    corpus = []
+    for _ in range(documents):
+        longest = generator.choice([1, 3, words, 4 * words])
+        corpus.append([generator.randint(1, longest) for _ in range(generator.randint(1, sentences))])
+    return corpus
+
+
+def segments(example):
+    """The words between the special tokens."""
+    parts = example.replace("[CLS]", "[SEP]").split("[SEP]")
+    return [part.split() for part in parts if part.strip()]
+
+
+def number(word):
+    return int(word.strip("Ww."))
+
+
+def test_full_sentences_cross_documents_with_a_separator():
+    documents = ["A1 a2 a3. A4 a5.", "B1 b2. B3 b4 b5 b6."]
+    assert pack_words(documents, "full_sentences", 10)[0] == [
+        "[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]",
+        "[CLS] B3 b4 b5 b6. [SEP]",
+    ]
+    # One token less: B1 b2. begins a row, without separator.
+    assert pack_words(documents, "full_sentences", 9)[0] == [
+        "[CLS] A1 a2 a3. A4 a5. [SEP]",
+        "[CLS] B1 b2. B3 b4 b5 b6. [SEP]",
+    ]
+
+
+def test_document_sentences_never_cross_documents():
+    documents = ["A1 a2 a3. A4 a5.", "B1 b2. B3 b4 b5 b6.", "C1 c2 c3 c4. C5 c6 c7."]
+    assert pack_words(documents, "document_sentences", 8)[0] == [
+        "[CLS] A1 a2 a3. A4 a5. [SEP]",
+        "[CLS] B1 b2. B3 b4 b5 b6. [SEP]",
+        "[CLS] C1 c2 c3 c4. [SEP]",
+        "[CLS] C5 c6 c7. [SEP]",
+    ]
+
+
+def test_a_sentence_longer_than_a_row_is_cut_hard():
+    text = ["A1. B1 b2 b3 b4 b5 b6 b7 b8. C1."]
+    rows = ["[CLS] A1. [SEP]", "[CLS] B1 b2 b3 b4 b5 b6 [SEP]", "[CLS] b7 b8. C1. [SEP]"]
+    assert pack_words(text, "full_sentences", 8)[0] == rows
+    assert pack_words(text, "document_sentences", 8)[0] == rows
+
+
+def test_segment_pairs_fill_the_row_and_part_between_any_sentences():
+    documents = ["A1 a2. B1. C1 c2. D1 d2 d3."]
+    seen = {tuple(pack_words(documents, "segment_pair", 8, sentence_pairs="consecutive", seed=s)[0]) for s in range(20)}
+    # D alone is parted in its middle.
+    last = "[CLS] D1 [SEP] d2 d3. [SEP]"
+    assert seen == {("[CLS] A1 a2. [SEP] B1. C1 c2. [SEP]", last), ("[CLS] A1 a2. B1. [SEP] C1 c2. [SEP]", last)}
+
+
+def test_sentence_pairs_are_single_sentences_and_a_third_left_over_joins():
+    documents = ["A1 a2. B1 b2. C1 c2. D1. E1."]
+    examples, packed, _ = pack_words(documents, "sentence_pair", 12, sentence_pairs="consecutive")
+    assert examples == ["[CLS] A1 a2. [SEP] B1 b2. [SEP]", "[CLS] C1 c2. [SEP] D1. E1. [SEP]"]
+    assert packed["token_type_ids"][:] == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]
+    assert packed["sentence_labels"][:] == [0, 0]
+
+
+def test_a_third_sentence_that_does_not_fit_is_parted_in_its_middle():
+    examples, *_ = pack_words(["A1 a2 a3. B1 b2. C1 c2 c3 c4 c5."], "sentence_pair", 8, sentence_pairs="consecutive")
+    assert examples == ["[CLS] A1 a2 a3. [SEP] B1 b2. [SEP]", "[CLS] C1 c2 [SEP] c3 c4 c5. [SEP]"]
+
+
+@pytest.mark.parametrize("mode", PAIR_MODES)
+def test_a_document_of_one_sentence_is_parted_in_its_middle(mode):
+    examples, *_ = pack_words(["A1 a2 a3 a4 a5.", "B1 b2"], mode, 8, sentence_pairs="consecutive")
+    assert examples == ["[CLS] A1 a2 [SEP] a3 a4 a5. [SEP]", "[CLS] B1 [SEP] b2 [SEP]"]
+
+
+@pytest.mark.parametrize("mode", PAIR_MODES)
+def test_a_last_single_token_takes_a_sentence_or_a_token_from_the_pair_before(mode):
+    examples, *_ = pack_words(["A1 a2 a3. B1 b2. C1."], mode, 8, sentence_pairs="consecutive")
+    assert examples == ["[CLS] A1 [SEP] a2 a3. [SEP]", "[CLS] B1 b2. [SEP] C1. [SEP]"]
+    examples, *_ = pack_words(["A1 a2 a3 a4 a5. C1."], mode, 8, sentence_pairs="consecutive")
+    assert examples == ["[CLS] A1 a2 [SEP] a3 a4 [SEP]", "[CLS] a5. [SEP] C1. [SEP]"]
+
+
+def test_nsp_exchanges_the_second_segments_of_two_documents():
+    documents = ["A1 a2. B1 b2.", "C1 c2. D1 d2."]
+    seen = {}
+    for seed in range(40):
+        examples, packed, report = pack_words(documents, "sentence_pair", 8, seed=seed)
+        assert report.negative_pairs == sum(packed["sentence_labels"])
+        seen[tuple(packed["sentence_labels"])] = examples
+    assert seen == {
+        (0, 0): ["[CLS] A1 a2. [SEP] B1 b2. [SEP]", "[CLS] C1 c2. [SEP] D1 d2. [SEP]"],
+        (1, 1): ["[CLS] A1 a2. [SEP] D1 d2. [SEP]", "[CLS] C1 c2. [SEP] B1 b2. [SEP]"],
+    }
+
+
+def test_best_fit_puts_each_document_into_the_fullest_row_that_has_room():
+    # With [CLS] and [SEP]: 6, 3, 5, 4 tokens. 6 opens a row; 5 opens another; 4 joins the 6 (exactly); 3 joins the 5.
+    documents = ["A1 a2 a3 a4.", "B1.", "C1 c2 c3.", "D1 d2."]
+    examples, packed, report = pack_words(documents, "best_fit", 10)
+    assert examples == ["[CLS] A1 a2 a3 a4. [SEP] [CLS] D1 d2. [SEP]", "[CLS] B1. [SEP] [CLS] C1 c2 c3. [SEP]"]
+    assert packed["document_ids"][:] == [[1] * 6 + [2] * 4, [1] * 3 + [2] * 5]
+    assert report.fill == pytest.approx(18 / 20)
+
+
+def test_best_fit_cuts_long_documents_at_sentence_ends():
+    documents = ["A1 a2 a3. B1 b2. C1 c2 c3 c4. D1.", "E1 e2 e3 e4 e5 e6 e7 e8."]
+    examples, packed, _ = pack_words(documents, "best_fit", 9)
+    assert examples == [
+        "[CLS] A1 a2 a3. B1 b2. [SEP]",
+        "[CLS] C1 c2 c3 c4. D1. [SEP]",
+        "[CLS] E1 e2 e3 e4 e5 e6 e7 [SEP]",
+        "[CLS] e8. [SEP]",
+    ]
+    assert all(set(ids) == {1} for ids in packed["document_ids"])
+
+
+def test_sentence_starts_count_characters_and_leave_blanks_before_them():
+    text = "Ünï 😀 ça.  Žb.\n\n\n最後。次の"
+    starts = packing._sentence_starts(text, "ja")
+    # The last of two spaces goes with the word, line ends go with the sentence before.
+    assert [text[a:b] for a, b in pairwise([0, *starts, len(text)])] == ["Ünï 😀 ça. ", " Žb.\n\n\n", "最後。", "次の"]
+    assert packing._sentence_starts("\n\n A. \n", "en") == []
+
+
+def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
+    text = " ".join(numbered([[3, 1, 7, 2, 5] * 20]))
+    expected = packing._sentence_starts(text, "en")
+    assert len(expected) == 99
+    for size in (40, 61, 100):
+        monkeypatch.setattr(packing, "SPLIT_TOGETHER", size)
+        assert packing._sentence_starts(text, "en") == expected
+    # Shorter than a sentence: no start is made up.
+    monkeypatch.setattr(packing, "SPLIT_TOGETHER", 3)
+    assert set(packing._sentence_starts(text, "en")) <= set(expected)
+
+
+@pytest.mark.parametrize("max_length", [8, 13, 32, 64])
+@pytest.mark.parametrize("mode, pairs", [*[(m, "nsp") for m in MODES], *[(m, "consecutive") for m in PAIR_MODES]])
+def test_every_token_comes_once_in_order_and_cuts_are_at_sentence_ends(mode, pairs, max_length):
+    generator = random.Random(f"{mode} {max_length}")
+    room = max_length - (3 if mode in PAIR_MODES else 2)
+    for seed in range(6):
+        lengths = random_lengths(generator)
+        documents = numbered(lengths)
+        examples, packed, report = pack_words(
+            documents, mode, max_length, sentence_pairs=pairs, seed=seed, batch_size=generator.choice([5, 1000])
+        )
+        assert max(map(len, packed["input_ids"])) <= max_length
+        document_of = [d for d, sentences in enumerate(lengths) for _ in range(sum(sentences))]
+        sentence_of, starts, sizes = [], set(), [size for sentences in lengths for size in sentences]
+        for s, size in enumerate(sizes):
+            starts.add(len(sentence_of))
+            sentence_of += [s] * size
+        parts = [[[number(word) for word in segment] for segment in segments(example)] for example in examples]
+        for part in (part for row in parts for part in row):
+            assert part == list(range(part[0], part[-1] + 1)), "a segment is a run of tokens"
+            assert document_of[part[0]] == document_of[part[-1]], "of one document"
+            if mode not in PAIR_MODES and part[0] not in starts:
+                assert sizes[sentence_of[part[0]]] > room, "only a sentence longer than a row is cut"
+        seen = [token for row in parts for part in row for token in part]
+        dropped = [d for d, sentences in enumerate(lengths) if mode in PAIR_MODES and sum(sentences) == 1]
+        assert sorted(seen) == [i for i, d in enumerate(document_of) if d not in dropped], "each token once"
+        if mode.endswith("sentences") or (pairs == "consecutive" and mode in PAIR_MODES):
+            assert seen == sorted(seen), "in the order of the corpus"
+        if mode in PAIR_MODES:
+            for (A, B), label, types in zip(parts, packed["sentence_labels"], packed["token_type_ids"], strict=True):
+                assert label == (document_of[A[0]] != document_of[B[0]])
+                assert label or B[0] == A[-1] + 1
+                assert types == [0] * (len(A) + 2) + [1] * (len(B) + 1)
+        assert report.documents == len(documents) and report.short_documents == len(dropped)
+        assert report.tokens == len(document_of) == report.packed_tokens + report.dropped_tokens
+        assert report.packed_tokens == len(seen) and report.examples == len(packed)
+        assert report.mean_length == pytest.approx(sum(map(len, packed["input_ids"])) / len(packed))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_non_ascii_and_multi_line_documents_come_back_to_the_byte(mode):
+    documents = [
+        "Ünï 😀 wörld.\nNext line! «Ça va?»\n\n\tNew paragraph… e\u0301 end",
+        "最後の文書。これは二番目です。\r\n三番目。",
+        "  leading. Trailing.  \n",
+        "Привет, мир. Как дела? \u200d👩‍👩‍👧 family. " * 5,
+    ]
+    tokenizer = train_byte_level_bpe(documents, 300, model_max_length=8, show_progress=False)
+    for max_length in (8, 24, 512):
+        packed, _ = pack(
+            from_documents(documents), tokenizer, mode=mode, max_length=max_length, sentence_pairs="consecutive"
+        )
+        special = set(tokenizer.all_special_ids)
+        got = [id_ for ids in packed["input_ids"] for id_ in ids if id_ not in special]
+        expected = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in documents]
+        if mode == "best_fit":
+            assert sorted(got) == sorted(list(chain(*expected)))
+        else:
+            assert got == list(chain(*expected))
+            assert tokenizer.decode(got, clean_up_tokenization_spaces=False) == "".join(documents)
+
+
+@pytest.mark.parametrize("mode", PAIR_MODES)
+@pytest.mark.parametrize("max_length", [24, 128])
+def test_about_half_of_the_pairs_are_negatives(mode, max_length):
+    generator = random.Random(0)
+    lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(300)]
+    _, packed, report = pack_words(numbered(lengths), mode, max_length)
+    n = len(packed)
+    # Five standard deviations of n fair draws, and one pair in fifty that finds no partner.
+    assert 0.5 * n - 2.5 * n**0.5 - 0.02 * n < report.negative_pairs < 0.5 * n + 2.5 * n**0.5
+
+
+def test_negatives_have_the_lengths_of_positives():
+    """Else the label could be read from the length."""
+    generator = random.Random(0)
+    lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(600)]
+    _, packed, _ = pack_words(numbered(lengths), "segment_pair", 128)
+    for measure in (len, lambda types: types.count(0)):
+        sizes = {label: [] for label in (0, 1)}
+        for types, label in zip(packed["token_type_ids"], packed["sentence_labels"], strict=True):
+            sizes[label].append(measure(types))
+        means = [sum(s) / len(s) for s in sizes.values()]
+        deviation = (sum((size - means[0]) ** 2 for size in sizes[0]) / len(sizes[0])) ** 0.5
+        assert abs(means[0] - means[1]) < 3 * deviation * (1 / len(sizes[0]) + 1 / len(sizes[1])) ** 0.5
+
+
+def test_a_document_with_half_of_the_pairs_exchanges_with_all_others():
+    documents = numbered([[2] * 200, *[[2, 2]] * 100])
+    negatives = [pack_words(documents, "sentence_pair", 8, seed=seed)[2].negative_pairs for seed in range(5)]
+    # 50 of each half are drawn, with a deviation of 5: what one half has less finds no partner.
+    assert sum(negatives) / 5 > 85
+
+
+def test_the_first_segment_has_any_number_of_sentences_equally_often():
+    _, packed, _ = pack_words(numbered([[2, 2, 2, 2]] * 1500), "segment_pair", 12, sentence_pairs="consecutive")
+    counts = [sum(types.count(0) == size for types in packed["token_type_ids"]) for size in (4, 6, 8)]
+    assert sum(counts) == 1500
+    # Chi-square with 2 degrees of freedom, p = 0.001.
+    assert sum((count - 500) ** 2 / 500 for count in counts) < 13.8
+
+
+def test_no_negatives_within_a_single_document():
+    _, packed, report = pack_words(numbered([[3] * 50]), "sentence_pair", 16)
+    assert report.negative_pairs == 0 and not any(packed["sentence_labels"])
+
+
+def test_choices_depend_on_the_seed_and_on_nothing_else():
+    documents = numbered([[3, 4, 5, 6]] * 40)
+    state = random.getstate()
+    one, again, other = (pack_words(documents, "segment_pair", 16, seed=s, cache=False)[0] for s in (1, 1, 2))
+    assert one == again != other
+    assert random.getstate() == state
+
+
+def test_empty_and_short_documents_are_dropped_and_counted():
+    documents = ["", None, " \n\t ", "A1", "B1 b2.", "C1 c2 c3."]
+    _, packed, report = pack_words(documents, "full_sentences", 8, min_tokens=3)
+    assert len(packed) == 1
+    assert report.as_dict() == {
+        "documents": 6, "empty_documents": 3, "short_documents": 2, "tokens": 6, "dropped_tokens": 3,
+        "packed_tokens": 3, "negative_pairs": 0, "examples": 1, "max_length": 8, "mean_length": 5.0, "fill": 5 / 8,
+    }  # fmt: skip
+    assert report.summary() == (
+        "6 documents (3 empty and 2 short ones dropped), 6 tokens (3 dropped) -> 1 examples of at most 8 tokens, "
+        "5.0 on average (62.5% filled)"
+    )
+    # A pair needs two tokens.
+    assert pack_words(documents, "sentence_pair", 8)[2].short_documents == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_without_a_kept_document_are_counted_and_leave_no_row(mode):
+    documents = ["", "A1 a2.", None, " ", "B1 b2."]
+    _, packed, report = pack_words(documents, mode, 8, batch_size=1)
+    assert (report.documents, report.empty_documents, report.examples, len(packed)) == (5, 3, 2, 2)
+    assert all(len(ids) >= 4 for ids in packed["input_ids"])
+    assert "counts" not in packed.column_names
+
+
+def test_white_space_tokens_of_blank_documents_are_counted_as_dropped():
+    tokenizer = train_byte_level_bpe(["some text"], 261, show_progress=False)
+    _, report = pack(from_documents(["ab", "\n\n"]), tokenizer, mode="full_sentences", max_length=8)
+    assert (report.tokens, report.dropped_tokens, report.packed_tokens, report.empty_documents) == (4, 2, 2, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_give_the_same_examples_and_report(mode):
+    documents = numbered(random_lengths(random.Random(3), documents=8))
+    one = pack_words(documents, mode, 16, batch_size=4)
+    two = pack_words(documents, mode, 16, batch_size=4, num_proc=2)
+    assert one[0] == two[0] and one[2] == two[2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_streaming_gives_the_same_examples(mode):
+    documents = ["", *numbered(random_lengths(random.Random(4), documents=9))]
+    _, packed, _ = pack_words(documents, mode, 16, batch_size=4)
+    corpus = from_documents(documents).to_iterable_dataset()
+    stream, report = pack(corpus, word_tokenizer(documents), mode=mode, max_length=16, batch_size=4)
+    assert report is None
+    assert stream.column_names == packed.column_names
+    assert list(stream) == list(packed)
+
+
+def test_a_second_call_takes_the_result_from_the_cache(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(numbered([[3, 4], [5, 6], [1]])))
+    corpus = load_corpus(path, documents="line", cache_dir=tmp_path / "cache")
+    tokenizer = word_tokenizer(corpus["text"])
+    first, report = pack(corpus, tokenizer, mode="best_fit", max_length=16)
+    monkeypatch.setattr(packing, "_tokenize", None)
+    again, same_report = pack(corpus, tokenizer, mode="best_fit", max_length=16)
+    assert list(again) == list(first) and report == same_report
+    with pytest.raises(TypeError):
+        pack(corpus, tokenizer, mode="best_fit", max_length=16, cache=False)
+    with pytest.raises(TypeError):
+        pack(corpus, tokenizer, mode="best_fit", max_length=17)
+
+
+def test_texts_longer_than_the_model_takes_give_no_warning(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    pack_words(numbered([[20, 20]]), "full_sentences", 16)
+    assert "longer than" not in caplog.text
+
+
+def test_long_documents_are_tokenised_in_parts_of_the_batch(monkeypatch):
+    documents = numbered([[5, 5]] * 10)
+    expected = pack_words(documents, "full_sentences", 16)[0]
+    monkeypatch.setattr(packing, "TOKENIZED_TOGETHER", 50)
+    assert pack_words(documents, "full_sentences", 16, cache=False)[0] == expected
+
+
+def test_wrong_arguments_are_reported():
+    corpus, tokenizer = from_documents(["A b."]), word_tokenizer(["A b."])
+    with pytest.raises(ValueError, match=f"mode must be one of {', '.join(MODES)}, got 'sentences'"):
+        pack(corpus, tokenizer, mode="sentences", max_length=8)
+    with pytest.raises(ValueError, match="sentence_pairs must be nsp or consecutive, got 'sop'"):
+        pack(corpus, tokenizer, mode="segment_pair", sentence_pairs="sop", max_length=8)
+    with pytest.raises(ValueError, match="max_length must be at least 8, special tokens included, got 7"):
+        pack(corpus, tokenizer, mode="best_fit", max_length=7)
+    with pytest.raises(ValueError, match="min_tokens must be at least 1, got 0"):
+        pack(corpus, tokenizer, mode="best_fit", max_length=8, min_tokens=0)
+    with pytest.raises(ValueError, match=r'must have a column "text", got \[\'body\'\]'):
+        pack(corpus.rename_column("text", "body"), tokenizer, mode="best_fit", max_length=8)
+    with pytest.raises(ValueError, match="num_proc is for a Dataset"):
+        pack(corpus.to_iterable_dataset(), tokenizer, mode="best_fit", max_length=8, num_proc=2)
+    with pytest.raises(ValueError, match="empty corpus: 3 documents, all empty or shorter than min_tokens = 5"):
+        pack_words(["", "A b.", None], "full_sentences", 8, min_tokens=5)
+    tokenizer.sep_token = None
+    with pytest.raises(ValueError, match=r"must have \[CLS\] and \[SEP\], got cls_token \[CLS\] and sep_token None"):
+        pack(corpus, tokenizer, mode="best_fit", max_length=8)
+
+
+@pytest.mark.skipif("DEBERTA_EXT_DATA" not in os.environ, reason="DEBERTA_EXT_DATA does not name the folder of real data")
+def test_no_token_of_real_articles_is_lost():
+    path = os.path.join(os.environ["DEBERTA_EXT_DATA"], "wikipedia_en", "validation.jsonl.gz")
+    corpus = from_documents([row["text"] for row in load_corpus(path, streaming=True).take(10)])
+    tokenizer = train_byte_level_bpe(corpus["text"], 1000, show_progress=False)
+    specials = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    expected = sorted(chain(*tokenizer(corpus["text"][:], add_special_tokens=False, verbose=False)["input_ids"]))
+    for mode in MODES:
+        packed, report = pack(corpus, tokenizer, mode=mode, max_length=128)
+        assert sorted(id_ for ids in packed["input_ids"] for id_ in ids if id_ not in specials) == expected
+        assert len(expected) == report.packed_tokens == report.tokens

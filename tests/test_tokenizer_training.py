@@ -1,0 +1,522 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trained tokenizers: ids, sizes, words, normaliser against sentencepiece, round trips, saving, the same every time."""
+
+import argparse
+import gzip
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+import unicodedata
+import unittest.case
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+
+from hf_deberta_ext.pretraining.tokenizer_training import (
+    tokenizer_report,
+    train_byte_level_bpe,
+    train_tokenizer,
+    train_unigram,
+)
+from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and nobody minds; in 1999 it was 42.5 %.",
+    "Dès Noël, où un zéphyr haï me vêt de glaçons würmiens, je dîne d'exquis rôtis de bœuf.",
+    "Tôi có thể ăn thủy tinh mà không hại gì; những người khác cũng thế, phải không?",
+    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "いろはにほへと ちりぬるを がぎぐげご ガラスを食べられます。",
+    "我能吞下玻璃而不伤身体,你呢?",
+    "키스의 고유조건은 입술끼리 만나야 하고 특별한 기술은 필요치 않다.",
+    "أنا قادر على أكل الزجاج و هذا لا يؤلمني، وأنت؟",
+    "मैं काँच खा सकता हूँ और मुझे उससे कोई चोट नहीं पहुंचती।",
+    "ฉันกินกระจกได้ แต่มันไม่ทำให้ฉันเจ็บ",
+    "Mo fẹ́ràn ilé-ẹ̀kọ́ wa.",
+]
+
+# With at most one mark on a letter: NFKC sorts marks and joins what follows a joined letter, SentencePiece does not.
+NASTY = {
+    "only_spaces": "   ",
+    "many_spaces": "  the   quick    fox  ",
+    "newlines_and_tabs": "the\nquick\tbrown\r\nfox\n\n",
+    "control_characters": "the\x01 quick\x07\x7f fox\x1b",
+    "ligatures": "ﬁne ﬂow oﬃce ﬆ",
+    "full_width": "Ｔｈｅ ｑｕｉｃｋ　ｆｏｘ１２３！ ～",
+    "no_break_spaces": "the\u00a0quick\u202ffox\u2007jumps\u00a0",
+    "zero_width": "the\u200bquick\u200dbrown\u200cfox\ufeff",
+    "soft_hyphen_and_marks_of_direction": "quick\u00adfox \u200ethe\u200f \u202ethe \u061cthe",
+    "superscripts_and_fractions": "x² + ½ ③ ™ … №5 ㍿",
+    "one_accent": "De\u0300s Noe\u0308l, ou\u0300",
+    "half_width_katakana": "ｶﾞﾗｽ ﾊﾟﾝ",
+    "decomposed_kana": unicodedata.normalize("NFD", SENTENCES[4]),
+    "decomposed_hangul": unicodedata.normalize("NFD", SENTENCES[6]),
+    "emoji": "👍🏽 the 👩‍👩‍👧‍👦 fox 🏳️‍🌈 1️⃣ ☺️ 🇩🇪",
+    "arabic_presentation_forms": "ﻼ ﷺ",
+    "mathematical_letters": "𝕿𝖍𝖊 𝓺𝓾𝓲𝓬𝓴",
+    "lower_one_eighth_block": "▁the▁▁fox ▁",
+}
+
+
+def lines():
+    """English lines of docstrings, and SENTENCES."""
+    objects = [member for module in (argparse, tarfile, unittest.case) for member in (module, *vars(module).values())]
+    objects += [member for owner in objects if inspect.isclass(owner) for member in vars(owner).values()]
+    texts = [line.strip() for item in objects for line in (inspect.getdoc(item) or "").splitlines()]
+    return [*(line for line in dict.fromkeys(texts) if len(line) > 20)] + SENTENCES * 3
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """trained(kind): a tokenizer of 1000 tokens, trained once: "bpe", "unigram" or "bytes" (unigram with byte fallback)."""
+    kinds = {
+        "bpe": lambda: train_byte_level_bpe(lines(), 1000, show_progress=False),
+        "unigram": lambda: train_unigram(lines(), 1000, show_progress=False),
+        "bytes": lambda: train_unigram(lines(), 1000, byte_fallback=True, show_progress=False),
+    }
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = kinds[kind]()
+        return made[kind]
+
+    return get
+
+
+def ids(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def pieces(tokenizer, text):
+    return tokenizer.convert_ids_to_tokens(ids(tokenizer, text))
+
+
+def normalized(tokenizer, text):
+    return tokenizer.backend_tokenizer.normalizer.normalize_str(text)
+
+
+def state(tokenizer):
+    return tokenizer.backend_tokenizer.to_str()
+
+
+def plane(number, step=1):
+    """Every step-th character of a Unicode plane, assigned or not."""
+    codes = range(number << 16, (number + 1) << 16, step)
+    return "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+
+
+def in_parts(text, length=2000):
+    return [text[start : start + length] for start in range(0, len(text), length)]
+
+
+# Small cases made by hand
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
+def test_special_ids_are_as_published_and_mask_is_last(kind, trained):
+    tokenizer = trained(kind)
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 999]) == ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(1000)) and len(tokenizer) == 1000
+    check_tokenizer(tokenizer, SimpleNamespace(vocab_size=1000, pad_token_id=0), needs_mask=True)
+
+
+def test_the_bytes_follow_the_special_tokens(trained):
+    tokenizer = trained("bytes")
+    assert tokenizer.convert_ids_to_tokens(range(4, 260)) == [f"<0x{byte:02X}>" for byte in range(256)]
+    assert ids(tokenizer, "ꙮ")[1:] == [4 + byte for byte in "ꙮ".encode()]
+
+
+def test_unigram_finds_the_words_of_a_small_text():
+    tokenizer = train_unigram(["aa bb cc aa bb cc dd"] * 3, 50, show_progress=False)
+    assert {"▁aa", "▁bb", "▁cc", "▁dd"} < {*tokenizer.get_vocab()}
+    assert pieces(tokenizer, "dd aa cc") == ["▁dd", "▁aa", "▁cc"]
+
+
+def test_a_frequent_word_that_is_no_part_of_another_is_a_piece(trained):
+    """The trainer of tokenizers, given words without punctuation, would only know ▁tha + t."""
+    texts = [f"{word} that." for word in "ab ac bc bd cd ce de df ef eg fg fh".split()]
+    assert pieces(train_unigram(texts * 3, 40, show_progress=False), "that") == ["▁that"]
+    assert pieces(trained("unigram"), "argument from which") == ["▁argument", "▁from", "▁which"]
+
+
+def test_the_piece_of_a_repeated_letter_has_at_most_16():
+    tokenizer = train_unigram(["a" * 40_000], 100, show_progress=False)
+    assert max(map(len, {*tokenizer.get_vocab()} - {"▁"})) == 16
+    assert tokenizer.decode(ids(tokenizer, "a" * 1000)) == "a" * 1000
+
+
+def test_report_counts_by_hand():
+    tokenizer = train_unigram(["ab cd"], 100, character_coverage=1, show_progress=False)
+    report = tokenizer_report(tokenizer, iter(["ab cd", "", "ab xyz", "z"]))
+    tokens = [pieces(tokenizer, "ab"), pieces(tokenizer, "cd"), pieces(tokenizer, "ab"), ["▁", "[UNK]"], ["▁", "[UNK]"]]
+    count = sum(map(len, tokens))
+    assert report == dict(
+        characters=12, words=5, tokens=count, unknown_tokens=2, unknown_rate=2 / count,
+        characters_per_token=12 / count, tokens_per_word=count / 5,
+    )  # fmt: skip
+    assert tokenizer_report(tokenizer, [])["unknown_rate"] == 0
+
+
+def test_train_tokenizer_goes_by_the_name_of_the_kind():
+    texts = ["the fox", "the dog"]
+    options = dict(show_progress=False, model_max_length=32)
+    bpe, unigram = (train_tokenizer(kind, texts, 300, **options) for kind in ("byte-level-bpe", "unigram"))
+    assert state(bpe) == state(train_byte_level_bpe(texts, 300, show_progress=False)) and bpe.model_max_length == 32
+    assert state(unigram) == state(train_unigram(texts, 300, show_progress=False)) and unigram.model_max_length == 32
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("size", [261, 262, 333, 700])
+def test_byte_level_bpe_has_exactly_the_size_that_is_asked_for(size):
+    tokenizer = train_byte_level_bpe(lines(), size, show_progress=False)
+    assert len(tokenizer) == size and tokenizer.mask_token_id == size - 1
+
+
+@pytest.mark.parametrize("size, byte_fallback", [(293, False), (500, False), (2003, False), (557, True), (1201, True)])
+def test_unigram_has_exactly_the_size_that_is_asked_for(size, byte_fallback):
+    tokenizer = train_unigram(lines(), size, byte_fallback=byte_fallback, show_progress=False)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(size)) and tokenizer.mask_token_id == size - 1
+
+
+def test_byte_level_bpe_smallest_vocabulary_is_the_bytes():
+    assert pieces(train_byte_level_bpe(["the fox", "the dog"], 261, show_progress=False), "the") == ["t", "h", "e"]
+
+
+def test_unigram_smallest_vocabulary_is_the_characters():
+    tokenizer = train_unigram(["the fox"], 12, show_progress=False)
+    assert {*tokenizer.get_vocab()} == {*"▁thefox", "[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"}
+
+
+@pytest.mark.parametrize("text", ["a", "!", "aaaa", "👩‍👩", "the fox", "a\0b\0 \0"])
+def test_a_text_too_short_for_the_size_gives_a_smaller_vocabulary(text):
+    for train in (train_unigram, train_byte_level_bpe):
+        tokenizer = train([text], 700, show_progress=False)
+        assert len(tokenizer) < 700 and tokenizer.mask_token_id == len(tokenizer) - 1
+        assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+
+
+# Invariants
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
+def test_pairs_have_one_separator_and_types_0_and_1(kind, trained):
+    tokenizer = trained(kind)
+    A, B = ids(tokenizer, "The quick fox"), ids(tokenizer, "jumps over")
+    pair = tokenizer("The quick fox", "jumps over")
+    assert pair["input_ids"] == [1, *A, 2, *B, 2]
+    assert pair["token_type_ids"] == [0] * (len(A) + 2) + [1] * (len(B) + 1)
+    assert tokenizer("The quick fox")["input_ids"] == [1, *A, 2]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bytes"])
+def test_unigram_offsets_cut_the_surface_of_each_token_out_of_the_text(kind, trained):
+    tokenizer = trained(kind)
+    for text in [line for line in lines()[-200:] if normalized(tokenizer, line) == line]:
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens, spans = pieces(tokenizer, text), encoding["offset_mapping"]
+        # A lone ▁ before the first word has the span of the first character (huggingface/tokenizers#1775).
+        first = tokens[0] == "▁"
+        for token, (start, end) in zip(tokens[first:], spans[first:], strict=True):
+            unspelled = token == "[UNK]" or token.startswith("<0x")
+            assert text[start:end].strip() == token.removeprefix("▁") or (unspelled and end > start), (text, token)
+        covered = {position for start, end in spans for position in range(start, end)}
+        assert covered == {*range(len(text))}
+
+
+def test_byte_level_offsets_cut_the_surface_of_each_token_out_of_the_text(trained):
+    tokenizer = trained("bpe")
+    for text in lines()[-200:]:
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        for i, (start, end) in zip(encoding["input_ids"], encoding["offset_mapping"], strict=True):
+            surface = tokenizer.decode([i])
+            assert text[start:end] == surface or ("�" in surface and end - start >= 1), text
+
+
+def test_pieces_begin_words_and_keep_letters_digits_and_punctuation_apart(trained):
+    def kind(character):
+        return {"L": "letter", "M": "mark", "N": "digit"}.get(unicodedata.category(character)[0], "other")
+
+    for tokenizer in (trained("unigram"), trained("bytes")):
+        vocabulary = {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens}
+        for piece in vocabulary - {f"<0x{byte:02X}>" for byte in range(256)}:
+            assert "▁" not in piece[1:]
+            assert len({*map(kind, piece.removeprefix("▁"))} - {"mark"}) <= 1, piece
+
+
+def test_marks_stay_with_their_letters():
+    """Also where Unicode has no letter that holds both."""
+    tokenizer = train_unigram(["Mo fẹ́ràn ilé-ẹ̀kọ́ wa."] * 3, 100, show_progress=False)
+    assert "▁fẹ́ràn" in tokenizer.get_vocab()
+
+
+def test_parts_of_one_document_train_the_same_as_their_lines():
+    """Documents are cut before they are counted, at spaces and line ends."""
+    texts = lines()
+    assert sum(map(len, texts)) > 20_000
+    one, other = (train_unigram(t, 700, show_progress=False) for t in (texts, ["\n".join(texts)]))
+    assert state(one) == state(other)
+
+
+def test_a_long_document_without_spaces_is_trained_on():
+    tokenizer = train_unigram(["我能吞下玻璃而不伤身体" * 10_000], 100, show_progress=False)
+    assert tokenizer_report(tokenizer, ["我能吞下玻璃而不伤身体"])["unknown_tokens"] == 0
+
+
+def test_texts_are_read_once_and_lazily(capfd):
+    read = Counter()
+
+    def stream():
+        for line in ["", "  ", *SENTENCES]:
+            read[line] += 1
+            yield line
+
+    train_byte_level_bpe(stream(), 300, show_progress=False)
+    train_unigram(stream(), 300, show_progress=False)
+    assert {*read.values()} == {2}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
+def test_the_same_texts_give_the_same_tokenizer(kind, trained):
+    """The trainer's hash maps have another order each time; only sorted pieces and rounded scores are equal."""
+    again = {
+        "bpe": lambda: train_byte_level_bpe(iter(lines()), 1000, show_progress=False),
+        "unigram": lambda: train_unigram(iter(lines()), 1000, show_progress=False),
+        "bytes": lambda: train_unigram(iter(lines()), 1000, byte_fallback=True, show_progress=False),
+    }
+    assert state(again[kind]()) == state(trained(kind))
+
+
+# Special tokens and bytes written out in a text
+
+
+def test_mask_in_a_text_is_one_token(trained):
+    assert pieces(trained("bpe"), "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
+    for kind in ("unigram", "bytes"):
+        assert pieces(trained(kind), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
+
+
+def test_a_special_token_that_only_the_normaliser_makes_is_not_one(trained):
+    tokens = pieces(trained("bytes"), "［ＭＡＳＫ］")
+    assert "[MASK]" not in tokens and "".join(tokens) == "▁[MASK]"
+
+
+def test_the_name_of_a_byte_is_spelled(trained):
+    tokens = pieces(trained("bytes"), "a<0x41> <0xFF>")
+    assert not {"<0x41>", "<0xFF>"} & {*tokens}
+    assert trained("bytes").decode(ids(trained("bytes"), "a<0x41> <0xFF>")) == "a<0x41> <0xFF>"
+
+
+# Against sentencepiece
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory):
+    prefix = str(tmp_path_factory.mktemp("spm") / "spm")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines()), model_prefix=prefix, vocab_size=500, normalization_rule_name="nmt_nfkc",
+        character_coverage=0.995, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def spelled(spm, text):
+    """The text as SentencePiece normalises it: unknown pieces are given as they are spelled."""
+    return "".join(spm.encode(text, out_type=str)).replace("▁", " ").removeprefix(" ")
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_normaliser_equals_sentencepiece_on_nasty_text(name, spm, trained):
+    assert normalized(trained("unigram"), NASTY[name]) == spelled(spm, NASTY[name])
+
+
+def test_normaliser_equals_sentencepiece_on_every_character(spm, trained):
+    """Of the blocks to which Unicode has added no rules lately.
+
+    But U+0344, which it parts into two marks (NFKC joins one to the letter), and the noncharacter that stands for ～ here.
+    """
+    tokenizer = trained("unigram")
+    codes = {*range(1, 0x32FF), *range(0x3300, 0xA000), *range(0xF900, 0xFFFE)} - {0x344, 0xFDD2}
+    texts = [f"a{chr(code)}b" for code in sorted(codes)]
+    different = [ascii(text) for text in texts if normalized(tokenizer, text) != spelled(spm, text)]
+    assert different == []
+
+
+def test_unigram_needs_no_more_tokens_than_sentencepiece(spm):
+    tokenizer = train_unigram(lines(), 500, character_coverage=0.995, show_progress=False)
+    theirs = sum(len(spm.encode(line)) for line in lines())
+    assert tokenizer_report(tokenizer, lines())["tokens"] < 1.02 * theirs
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("number", range(17))
+def test_byte_level_bpe_gives_every_character_of_a_plane_back(number, trained):
+    tokenizer = trained("bpe")
+    for part in in_parts(plane(number)):
+        encoded = ids(tokenizer, part)
+        assert tokenizer.decode(encoded) == part
+        assert 3 not in encoded
+
+
+@pytest.mark.parametrize("number", range(17))
+def test_unigram_with_bytes_gives_every_character_back_that_is_normalised_already(number, trained):
+    tokenizer = trained("bytes")
+    for part in in_parts(plane(number, step=5)):
+        text = normalized(tokenizer, part)
+        encoded = ids(tokenizer, text)
+        assert 3 not in encoded
+        assert tokenizer.decode(encoded) == text
+
+
+def test_decode_gives_plain_text_back(trained):
+    text = "The quick brown fox, and nobody minds."
+    for kind in ("bpe", "unigram", "bytes"):
+        assert trained(kind).decode(trained(kind)(text)["input_ids"], skip_special_tokens=True) == text
+
+
+# Characters outside of the vocabulary
+
+
+def test_characters_beyond_the_coverage_are_unknown_or_bytes():
+    texts = ["the fox and the dog"] * 999 + ["the ꙮ fox"]
+    tokens = {}
+    for coverage, byte_fallback in ((0.9995, False), (0.9995, True), (1, False)):
+        options = dict(character_coverage=coverage, byte_fallback=byte_fallback, show_progress=False)
+        tokens[coverage, byte_fallback] = pieces(train_unigram(texts, 350, **options), "the ꙮ fox")
+    assert tokens[0.9995, False] == ["▁the", "▁", "[UNK]", "▁fox"]
+    assert tokens[0.9995, True] == ["▁the", "▁", "<0xEA>", "<0x99>", "<0xAE>", "▁fox"]
+    assert "[UNK]" not in tokens[1, False] and "".join(tokens[1, False]) == "▁the▁ꙮ▁fox"
+
+
+def test_the_noncharacters_that_end_words_in_training_are_never_in_a_piece():
+    tokenizer = train_unigram(["+\ufdd3! +\ufdd3? a\ufdd3b"] * 9, 350, byte_fallback=True, show_progress=False)
+    assert not any("\ufdd3" in piece for piece in tokenizer.get_vocab())
+    assert tokenizer.decode(ids(tokenizer, "a\ufdd3b")) == "a\ufdd3b"
+
+
+def test_the_report_tells_the_unknown_rate_of_held_out_characters(trained):
+    held_out = ["the 𓀀𓀁 fox ꙮ", "ᚠᛇ"]
+    unknown = tokenizer_report(trained("unigram"), held_out)
+    # A run of unknown characters is one token.
+    assert unknown["unknown_tokens"] == 3 and unknown["unknown_rate"] == 3 / unknown["tokens"]
+    for kind in ("bpe", "bytes"):
+        assert tokenizer_report(trained(kind), held_out)["unknown_tokens"] == 0
+
+
+def test_unigram_of_24_languages_knows_everything_by_its_bytes():
+    if "DEBERTA_EXT_DATA" not in os.environ:
+        pytest.skip("DEBERTA_EXT_DATA does not name a folder with multilingual/flores200")
+    folder = Path(os.environ["DEBERTA_EXT_DATA"]) / "multilingual" / "flores200"
+    parts = []
+    for name, rows in (("dev", 25), ("devtest", 15)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            parts.append([text for line in list(file)[:rows] for key, text in json.loads(line).items() if "_" in key])
+    train, held_out = parts
+    assert len(train) >= 24 * 25
+    with_bytes, without = (train_unigram(train, 4000, byte_fallback=b, show_progress=False) for b in (True, False))
+    assert len(with_bytes) == len(without) == 4000
+    assert tokenizer_report(with_bytes, held_out)["unknown_tokens"] == 0
+    assert 0 < tokenizer_report(without, held_out)["unknown_rate"] < 0.03
+    for text in held_out:
+        assert with_bytes.decode(ids(with_bytes, text)) == normalized(with_bytes, text)
+
+
+# Saving and loading
+
+
+RELOAD = """
+    import json, sys
+    from transformers import AutoTokenizer
+
+    results = []
+    for folder in sys.argv[1:]:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        pair = tokenizer("the \\ufb01ne e\\u0302 [MASK] fox", "over\\u00a0it \\ua66e", return_offsets_mapping=True)
+        results.append([dict(pair), tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()])
+    assert "hf_deberta_ext" not in sys.modules
+    print(json.dumps(results))
+"""
+
+
+def test_saved_tokenizers_load_the_same_with_and_without_this_package(trained, tmp_path):
+    kinds, expected = ("bpe", "unigram", "bytes"), []
+    for kind in kinds:
+        trained(kind).save_pretrained(tmp_path / kind)
+        (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+        pair = trained(kind)("the ﬁne e\u0302 [MASK] fox", "over\u00a0it ꙮ", return_offsets_mapping=True)
+        expected.append(json.loads(json.dumps([dict(pair), 512, state(trained(kind))])))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert state(load_tokenizer(tmp_path / kind)) == state(trained(kind))
+        assert state(AutoTokenizer.from_pretrained(tmp_path / kind)) == state(trained(kind))
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", textwrap.dedent(RELOAD), *kinds],
+        cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == expected
+
+
+# Errors
+
+
+@pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
+@pytest.mark.parametrize("texts", [[], [""], ["  ", "\n"]], ids=["no_texts", "empty_text", "blank_texts"])
+def test_training_refuses_empty_text(train, texts):
+    with pytest.raises(ValueError, match="no text to train on"):
+        train(texts, 300, show_progress=False)
+
+
+@pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram, lambda t, n, **_: tokenizer_report(None, t)])
+def test_one_string_and_rows_are_refused(train):
+    with pytest.raises(TypeError, match=r"iterable of strings, got one string; pass \[text\]"):
+        train("some text", 300, show_progress=False)
+    with pytest.raises(TypeError, match="must hold strings, got dict"):
+        train([{"text": "some text"}], 300, show_progress=False)
+
+
+def test_rows_after_the_first_are_checked_too():
+    for train in (train_byte_level_bpe, train_unigram):
+        with pytest.raises(TypeError, match="must hold strings, got NoneType"):
+            train(["some text", None], 300, show_progress=False)
+
+
+def test_byte_level_bpe_refuses_a_vocabulary_that_is_too_small():
+    with pytest.raises(ValueError, match=r"vocab_size must be at least 261 .*got 260"):
+        train_byte_level_bpe(["text"], 260, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    "byte_fallback, message",
+    [
+        (False, "at least 12: 7 characters make up 99.95% of the text, 5 tokens are special; got 11"),
+        (True, "at least 268: 7 characters make up 99.95% of the text, 261 tokens are special or bytes; got 11"),
+    ],
+)
+def test_unigram_refuses_a_vocabulary_that_is_too_small_and_says_how_many_characters_there_are(byte_fallback, message):
+    with pytest.raises(ValueError, match=message):
+        train_unigram(["the fox"], 11, byte_fallback=byte_fallback, show_progress=False)
+
+
+@pytest.mark.parametrize("coverage", [0, -1, 1.1])
+def test_unigram_refuses_a_coverage_that_is_no_share(coverage):
+    with pytest.raises(ValueError, match=f"character_coverage must be above 0 and at most 1, got {coverage}"):
+        train_unigram(["text"], 300, character_coverage=coverage, show_progress=False)
+
+
+def test_train_tokenizer_names_the_kinds():
+    with pytest.raises(ValueError, match="must be one of byte-level-bpe, unigram, got 'wordpiece'"):
+        train_tokenizer("wordpiece", ["text"], 300)
