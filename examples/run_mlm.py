@@ -156,6 +156,8 @@ def run(model_args, data_args, masking_args, args):
     if data_args.streaming:
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
+        # Numbered before they are shuffled anew in each epoch, so that static masks recur.
+        train_set = train_set.map(lambda row, number: {"example": number}, with_indices=True)
         train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
         eval_set = first(eval_set, data_args.max_eval_samples)
     else:
@@ -168,7 +170,7 @@ def run(model_args, data_args, masking_args, args):
         model,
         args,
         data_collator=collator,
-        train_dataset=(NumberedStream if data_args.streaming else NumberedExamples)(train_set),
+        train_dataset=NumberedStream(train_set, endless=True) if data_args.streaming else NumberedExamples(train_set),
         eval_dataset=NumberedExamples(eval_set, fixed=True),
         processing_class=tokenizer,
     )

@@ -186,6 +186,19 @@ def test_workers_do_not_change_the_examples_and_masks_of_a_stream(collator, work
         assert source.epoch == epoch
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_endless_stream_goes_on_with_the_next_epoch(workers):
+    dataset = NumberedStream(Stream([{"x": x} for x in range(4)]), endless=True)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
+    got = [(row["x"], row["example"], row["epoch"]) for row, _ in zip(loader, range(10), strict=False)]
+    assert got == [(i % 4, i % 4, i // 4) for i in range(10)]
+
+
+def test_an_endless_stream_without_examples_stops():
+    with pytest.raises(ValueError, match="the stream has no example at all"):
+        next(iter(NumberedStream(Stream([]), endless=True)))
+
+
 def test_a_shuffled_stream_has_another_order_in_each_epoch():
     datasets = pytest.importorskip("datasets")
     source = datasets.Dataset.from_list([{"x": i} for i in range(50)]).to_iterable_dataset()

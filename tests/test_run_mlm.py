@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import transformers
 from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -201,6 +204,33 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+        dict(streaming="true", masking_duplicates=2),
+        dict(packing="best_fit", masking="span", sbo_weight=1),
+    ],
+    ids=["stream", "static masks of a stream", "packed documents"],
+)
+def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm, text, tmp_path):
+    flags = flags | dict(max_steps=32, save_steps=24, per_device_train_batch_size=32, learning_rate=1e-3)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run_mlm.main(arguments(text, whole, **flags))
+    (resumed / "checkpoint-24").mkdir(parents=True)
+    for name in ("run_arguments.json", "tokenizer", "checkpoint-24"):
+        copy = shutil.copytree if (whole / name).is_dir() else shutil.copy
+        copy(whole / name, resumed / name, **(dict(dirs_exist_ok=True) if copy is shutil.copytree else {}))
+    run_mlm.main(arguments(text, resumed, **flags, resume_from_checkpoint="last"))
+    if "streaming" not in flags:
+        examples = json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"]
+        assert examples < 24 * 32
+    weights, again = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    for name, weight in weights.items():
+        assert torch.equal(weight, again[name]), name
+    assert losses(whole) == losses(resumed)
+
+
 @exact_accumulation
 def test_two_processes_equal_one_with_twice_the_accumulation(text, tmp_path):
     """Losses of each objective, gradients and evaluation, with dropout and several epochs."""
@@ -260,8 +290,6 @@ def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm
 
 
 def test_vocabulary_that_does_not_match_the_checkpoint_is_refused(finished, run_mlm, text, tmp_path):
-    from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
-
     larger = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350)
     larger.save_pretrained(tmp_path / "larger")
     with pytest.raises(SystemExit, match="but the model only 300 rows"):

@@ -11,6 +11,7 @@ the batch and resuming do not change it.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +21,18 @@ from transformers import TrainerCallback
 
 from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask
 
-__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"]
+__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator", "spread_seed"]
+
+
+def spread_seed(*numbers: int) -> int:
+    """63 bits that neighbouring numbers do not share: torch's generators give related streams for neighbouring seeds."""
+    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:
     """CPU generator for one example in one epoch; neighbouring numbers give unrelated ones."""
-    digest = hashlib.blake2b(f"{seed} {epoch} {example}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator().manual_seed(spread_seed(seed, epoch, example))
 
 
 class _Epoch:
@@ -84,30 +90,47 @@ class NumberedStream(IterableDataset):
         dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
             `set_epoch`, which may shuffle anew, is called, too.
         fixed (`bool`): the epoch stays 0, as evaluation needs.
+        endless (`bool`): when all is read, begin the next epoch. For Trainer, which does not know how long a stream is,
+            and thus resumes a run in the right place only if it never ends.
     Raises:
         TypeError: `dataset` is an iterator, which can be read only once.
+        ValueError: the stream is `endless` and has no row; comes while iterating.
     """
 
-    def __init__(self, dataset: Any, *, fixed: bool = False):
+    def __init__(self, dataset: Any, *, fixed: bool = False, endless: bool = False):
         if isinstance(dataset, Iterator):
             raise TypeError(
                 f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
                 "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
             )
-        self.dataset = dataset
+        self.dataset, self.endless = dataset, endless
         self.epoch = _Epoch(fixed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from self._pass(self.epoch.get())
+        for epoch in itertools.count(self.epoch.get() + 1) if self.endless else ():
+            self._shuffle_for(epoch)
+            yield from self._pass(epoch)
+
+    def _pass(self, epoch: int) -> Iterator[dict[str, Any]]:
+        """This worker's examples of one epoch."""
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        epoch = self.epoch.get()
+        empty = True
         for i, row in enumerate(_rows(self.dataset)):
+            empty = False
             if i % workers == number:
                 yield {"example": i, **row, "epoch": epoch}
+        if empty and self.endless:
+            raise ValueError("the stream has no example at all; check its sources, and min_tokens if it was packed")
 
     def set_epoch(self, epoch: int):
         self.epoch.set(epoch)
-        if not self.epoch.fixed and hasattr(self.dataset, "set_epoch"):
+        if not self.epoch.fixed:
+            self._shuffle_for(epoch)
+
+    def _shuffle_for(self, epoch: int):
+        if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PretrainingTrainer`: a weighted sum of objectives, each averaged over its own targets and logged on its own."""
 
-import hashlib
 import math
 import os
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
-from .dynamic_masking import EpochCallback
+from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer"]
@@ -104,7 +103,7 @@ class PretrainingTrainer(Trainer):
             self._step, self._micro_batch = self.state.global_step, 0
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + self._micro_batch
         self._micro_batch += 1
-        torch.manual_seed(_hash(self.args.seed, accumulated * self.args.world_size + self.args.process_index))
+        torch.manual_seed(spread_seed(self.args.seed, accumulated * self.args.world_size + self.args.process_index))
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -154,9 +153,3 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         if name in ("mlm", "sbo"):
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
-
-
-def _hash(seed: int, number: int) -> int:
-    """63 bits, well spread: neighbouring seeds of torch's generators give related streams."""
-    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
