@@ -26,9 +26,15 @@ from matplotlib.figure import Figure
 from scipy.stats import chisquare
 from tqdm import tqdm
 
-from hf_deberta_ext.pretraining.dynamic_masking import example_generator
-from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, choose, replace, units
-from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta_ext.pretraining import (
+    MaskingOptions,
+    MaskingVocabulary,
+    choose,
+    example_generator,
+    replace,
+    train_tokenizer,
+    units,
+)
 from hf_deberta_ext.tasks.docstrings import collect_docstrings
 from hf_deberta_ext.tokenization import load_tokenizer
 
@@ -50,13 +56,13 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--texts", nargs="+", type=Path, help="UTF-8 files, one document a line; default: docstrings of this Python")
     add("--tokenizer", default=TRAINED[0], help=f"folder or name, or {' or '.join(TRAINED)}, trained on the text (default)")
-    add("--vocab-size", type=int, default=8000, help="of a trained tokenizer (default 8000)")
+    add("--vocab_size", type=int, default=8000, help="of a trained tokenizer (default 8000)")
     add("--tokens", type=int, default=100_000, help="how much of the text is used (default 100000)")
     add("--length", type=int, default=512, help="of a sequence, with [CLS] and [SEP] (default 512)")
     add("--epochs", type=int, default=10, help="times that each sequence is masked (default 10)")
     add("--rate", type=float, default=0.15, help="share to mask (default 0.15)")
     add("--seed", type=int, default=0)
-    add("--output-dir", type=Path, default=Path("masking_statistics"), help="default masking_statistics")
+    add("--output_dir", type=Path, default=Path("masking_statistics"), help="default masking_statistics")
     args = parser.parse_args()
     try:
         args.options = {

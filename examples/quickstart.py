@@ -307,7 +307,7 @@ def main():
 
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
     from hf_deberta_ext.plots import plot_curves
-    from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+    from hf_deberta_ext.pretraining import train_byte_level_bpe
     from hf_deberta_ext.tasks import docstrings as task
     from hf_deberta_ext.tokenization import check_tokenizer
 

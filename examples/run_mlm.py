@@ -37,15 +37,28 @@ import transformers
 from transformers import HfArgumentParser, set_seed
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining.corpus import load_corpus, texts
-from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
-from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
-from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-from hf_deberta_ext.pretraining.packing import pack
-from hf_deberta_ext.pretraining.report import CURVES_FILE, evaluation_table, plot_objectives, write_model_card
-from hf_deberta_ext.pretraining.run_folder import TOKENIZER_FOLDER, begin_run, resume_checkpoint
-from hf_deberta_ext.pretraining.tokenizer_training import tokenizer_report, train_tokenizer
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from hf_deberta_ext.pretraining import (
+    MaskingCollator,
+    MaskingOptions,
+    MaskingVocabulary,
+    MultiObjectiveMaskedLM,
+    NumberedExamples,
+    NumberedStream,
+    PretrainingArguments,
+    PretrainingTrainer,
+    begin_run,
+    evaluation_table,
+    load_corpus,
+    pack,
+    plot_objectives,
+    resume_checkpoint,
+    texts,
+    tokenizer_report,
+    train_tokenizer,
+    write_model_card,
+)
+from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.pretraining.run_folder import TOKENIZER_FOLDER
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 
 

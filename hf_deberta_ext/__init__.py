@@ -32,6 +32,7 @@ from .model.modeling_deberta_ext import (
 from .model.relative_position import RelativePosition
 from .model.replaced_token_detection import ReplacedTokenDetectionHead
 from .model.unpadding import PackedSequences
+from .pretraining.span_boundary import SpanBoundaryHead
 from .replace_attention import ReplacedAttention, replace_attention, restore_attention
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "RelativePosition",
     "ReplacedAttention",
     "ReplacedTokenDetectionHead",
+    "SpanBoundaryHead",
     "__version__",
     "disentangled_attention_blocked",
     "disentangled_attention_eager",

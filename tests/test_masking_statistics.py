@@ -46,8 +46,8 @@ def run(example, *arguments):
 def report(example, texts, tmp_path_factory, request):
     """What a run on the file writes, and its folder."""
     folder = tmp_path_factory.mktemp("statistics")
-    sizes = ["--vocab-size", 400, "--tokens", 5000, "--length", 256, "--epochs", 12]
-    run(example, "--texts", texts, "--tokenizer", request.param, *sizes, "--output-dir", folder)
+    sizes = ["--vocab_size", 400, "--tokens", 5000, "--length", 256, "--epochs", 12]
+    run(example, "--texts", texts, "--tokenizer", request.param, *sizes, "--output_dir", folder)
     return json.loads((folder / "masking_statistics.json").read_text(encoding="utf-8")), folder
 
 
@@ -95,8 +95,8 @@ def test_the_report_tells_lengths_and_places(report):
 def test_the_figure_is_drawn_and_the_table_printed(report, example, texts, tmp_path, capsys):
     _, folder = report
     assert (folder / "masking_statistics.png").read_bytes()[:4] == b"\x89PNG"
-    sizes = ["--vocab-size", 400, "--tokens", 300, "--length", 64, "--epochs", 1]
-    run(example, "--texts", texts, *sizes, "--output-dir", tmp_path)
+    sizes = ["--vocab_size", 400, "--tokens", 300, "--length", 64, "--epochs", 1]
+    run(example, "--texts", texts, *sizes, "--output_dir", tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("248 tokens in 4 sequences of 64")
     assert [line.split("  ")[0] for line in lines[1:8]] == ["masker", *MASKERS]
@@ -110,16 +110,16 @@ def test_the_figure_is_drawn_and_the_table_printed(report, example, texts, tmp_p
         (["--epochs", 0], "--epochs at least 1"),
         (["--length", 10], "--length must be at least 18"),
         (["--tokenizer", "no_such_folder/here"], "no_such_folder/here"),
-        (["--vocab-size", 10], "vocab_size must be at least 261"),
+        (["--vocab_size", 10], "vocab_size must be at least 261"),
     ],
 )
 def test_what_cannot_be_done_is_an_error_of_one_line(example, texts, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit:
-        run(example, "--texts", texts, "--vocab-size", 400, *arguments, "--output-dir", tmp_path)
+        run(example, "--texts", texts, "--vocab_size", 400, *arguments, "--output_dir", tmp_path)
     assert exit.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_missing_file_is_an_error_of_one_line(example, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        run(example, "--texts", tmp_path / "none.txt", "--output-dir", tmp_path)
+        run(example, "--texts", tmp_path / "none.txt", "--output_dir", tmp_path)
     assert "none.txt" in capsys.readouterr().err

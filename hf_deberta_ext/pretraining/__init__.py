@@ -1,2 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer."""
+"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer. Names are imported when asked for."""
+
+import importlib
+from typing import Any
+
+_MODULES = {
+    "corpus": ("load_corpus", "texts"),
+    "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"),
+    "masking": ("MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"),
+    "objectives": ("OBJECTIVES", "MultiObjectiveMaskedLM", "count_targets", "row_statistics"),
+    "packing": ("PackingReport", "pack"),
+    "report": ("evaluation_table", "plot_objectives", "write_model_card"),
+    "run_folder": ("begin_run", "resume_checkpoint"),
+    "span_boundary": ("SpanBoundaryHead", "span_boundaries"),
+    "tokenizer_training": ("tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"),
+    "trainer": ("PretrainingArguments", "PretrainingTrainer"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "OBJECTIVES",
+    "EpochCallback",
+    "MaskingCollator",
+    "MaskingOptions",
+    "MaskingVocabulary",
+    "MultiObjectiveMaskedLM",
+    "NumberedExamples",
+    "NumberedStream",
+    "PackingReport",
+    "PretrainingArguments",
+    "PretrainingTrainer",
+    "SpanBoundaryHead",
+    "begin_run",
+    "choose",
+    "count_targets",
+    "evaluation_table",
+    "example_generator",
+    "load_corpus",
+    "mask",
+    "pack",
+    "plot_objectives",
+    "replace",
+    "resume_checkpoint",
+    "row_statistics",
+    "span_boundaries",
+    "texts",
+    "tokenizer_report",
+    "train_byte_level_bpe",
+    "train_tokenizer",
+    "train_unigram",
+    "units",
+    "write_model_card",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
