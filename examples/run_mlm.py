@@ -15,9 +15,10 @@ Further from an official checkpoint, its head and its Enhanced Mask Decoder kept
 
 A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives beside masked-language modelling:
 
-    python examples/run_mlm.py --train_data README.md.txt --documents line --train_tokenizer byte-level-bpe \\
-        --vocab_size 600 --preset v3-xsmall --config_overrides num_hidden_layers=2,hidden_size=64,intermediate_size=128 \\
-        --packing segment_pair --sop_weight 1 --sbo_weight 1 --masking span --max_length 64 --max_steps 20 --output_dir tiny
+    python -c "import this" > zen.txt
+    python examples/run_mlm.py --train_data zen.txt --documents line --validation_documents 5 --max_steps 20 \\
+        --train_tokenizer byte-level-bpe --vocab_size 300 --packing segment_pair --masking span --sop_weight 1 \\
+        --sbo_weight 1 --preset electra-small --config_overrides num_hidden_layers=2 --max_length 64 --output_dir tiny
 
 A run that was stopped goes on with the same command and `--resume_from_checkpoint last`; on CPU its weights are those of
 a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2 examples/run_mlm.py ...` trains on two processes.
@@ -191,12 +192,12 @@ def run(model_args, data_args, masking_args, args):
     trainer.save_model()
     trainer.log_metrics("train", result.metrics)
     trainer.save_metrics("train", result.metrics)
-    trainer.save_state()
 
     # 5. Evaluate and report
     metrics = trainer.evaluate()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
+    trainer.save_state()
     if args.should_save:
         reports = {"train": packing_report, "held_out": eval_report}
         facts = dict(
@@ -208,7 +209,7 @@ def run(model_args, data_args, masking_args, args):
             ),
         )  # fmt: skip
         Path(args.output_dir, "run_report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts)
+        write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts, reports)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
     return metrics
 
@@ -373,27 +374,28 @@ def fixed_arguments(model_args, data_args, masking_args, args) -> dict:
     return ours | {name: getattr(args, name) for name in names}
 
 
-def write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts):
+def shown(source: str) -> str:
+    """A Hub id, or the name of a file or folder without its place on this machine."""
+    return Path(source).resolve().name if Path(source).exists() else source
+
+
+def write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts, reports):
     history = trainer.state.log_history
     copies = masking_args.masking_duplicates
-    packed = {
-        f"packing, {name}": ", ".join(f"{key} {value}" for key, value in report.items())
-        for name, report in facts["packing"].items()
-    }
     plot_objectives(history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
     masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
+    tokenizer = {name: shown(value) if name == "source" else value for name, value in facts["tokenizer"].items()}
     card_facts = {
-        "data": data_args.train_data,
+        "data": [shown(source) for source in data_args.train_data],
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
-        **packed,
-        "masking": ", ".join(f"{name} {value}" for name, value in masking.items())
-        + (", dynamic" if copies is None else f", {copies} static copies"),
-        "tokenizer": ", ".join(f"{name} {value}" for name, value in facts["tokenizer"].items()),
+        **{f"packed, {name}": report.summary() for name, report in reports.items() if report is not None},
+        "masking": masking | {"copies": "dynamic" if copies is None else f"{copies}, static"},
+        "tokenizer": tokenizer,
         "steps": trainer.state.global_step,
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type}, warm-up {args.warmup_steps}",
+        "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
         "seed": args.seed,
-        "versions": ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+        "versions": facts["versions"],
     }
     write_model_card(
         args.output_dir,
@@ -401,7 +403,7 @@ def write_report(model_args, data_args, options, masking_args, args, trainer, me
         objectives=args.objectives,
         facts=card_facts,
         parameters=trainer.model.num_parameters(),
-        base_model=model_args.model if model_args.model and not Path(model_args.model).exists() else None,
+        base_model=model_args.model,
         language=data_args.language,
     )
 

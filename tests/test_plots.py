@@ -100,3 +100,12 @@ def test_plot_curves_names_the_extra_where_matplotlib_is_missing(tmp_path, monke
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
     with pytest.raises(ImportError, match=r"hf_deberta_ext\[train\]"):
         plot_curves({"run": HISTORY}, tmp_path / "curves.png")
+
+
+def test_log_scale_has_plain_numbers_on_its_axis(tmp_path, drawn_axes):
+    history = [{"step": 1, "eval_mlm_perplexity": 2000.0}, {"step": 2, "eval_mlm_perplexity": 30.0}]
+    plot_curves({"run": history}, tmp_path / "curves.png", panels=[("", ["run"], ["eval_mlm_perplexity"])], log_scale=True)
+    (axes,) = drawn_axes
+    assert axes.get_yscale() == "log" and axes.get_ylabel() == "held-out perplexity"
+    shown = {label.get_text() for label in axes.get_yticklabels()}
+    assert {"50", "100", "1000"} <= shown

@@ -217,11 +217,13 @@ def test_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config
         build(model, tmp_path)
 
 
-def test_evaluation_without_targets_says_so(tiny_config, tmp_path):
+def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_config, tmp_path):
     example = rows(1)[0] | dict(labels=torch.full((20,), -100))
     model = MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS])
-    with pytest.raises(ValueError, match="no row of the evaluation data has a target of mlm"):
-        build(model, tmp_path, evaluate=[example]).evaluate()
+    with pytest.raises(ValueError, match="none of the 3 rows of the evaluation data has a target of mlm, sbo: give it more"):
+        build(model, tmp_path, evaluate=[example] * 3)
+    with pytest.raises(ValueError, match="none of the 2 rows of the evaluation data has a target of sop"):
+        evaluation_metrics(torch.tensor([[[1.0, 1, 1], [0, 0, 0]]] * 2), dict(mlm=1.0, sop=1.0))
 
 
 def test_cross_entropy_is_computed_in_float32(tiny_config):

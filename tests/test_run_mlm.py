@@ -116,6 +116,8 @@ def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
     packed = report["packing"]["train"]
     assert packed["tokens"] == packed["packed_tokens"] and packed["documents"] == 110
     assert report["tokenizer"]["vocabulary"] == 300
+    history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert history[-1]["eval_mlm_loss"] == results["eval_mlm_loss"]
 
 
 def test_card_names_results_objectives_and_training(finished):
@@ -166,6 +168,7 @@ def test_training_goes_on_from_a_checkpoint_with_its_head_and_decoder(finished, 
     before = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
     for name in ("mlm", "sop", "sbo"):
         assert metrics[f"eval_{name}_loss"] == pytest.approx(before[f"eval_{name}_loss"], rel=1e-5)
+    assert f"trained further from {finished.name}" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, text, tmp_path):

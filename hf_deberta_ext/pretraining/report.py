@@ -82,15 +82,19 @@ def write_model_card(
     Args:
         metrics (`dict[str, float]`): what the last evaluation returned.
         objectives (`dict[str, float]`): the objectives and their weights.
-        facts (`dict[str, Any]`): rows of the table of the training: data, packing, masking, steps, versions, ...
+        facts (`dict[str, Any]`): rows of the table of the training: data, packing, masking, steps, versions, ...; a value is
+            text, a number, a list, or a dictionary of these.
         parameters (`int`): of the model.
-        base_model (`str`, *optional*): the checkpoint that was trained further; None = from random weights.
+        base_model (`str`, *optional*): the checkpoint that was trained further, a Hub id or a folder, of which the card
+            has the name only; None = from random weights.
         language (`str` or `list[str]`, *optional*): ISO codes for the Hub.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
     folder = Path(folder)
     title = folder.resolve().name
+    is_local = base_model is not None and Path(base_model).exists()
+    base_name = Path(base_model).resolve().name if is_local else base_model
     results = [
         EvalResult(
             task_type="fill-mask", task_name=NAMES["mlm"], dataset_type="text", dataset_name="held-out text",
@@ -100,7 +104,7 @@ def write_model_card(
     ]  # fmt: skip
     data = ModelCardData(
         model_name=title, library_name="transformers", pipeline_tag="fill-mask", tags=["deberta", "hf_deberta_ext"],
-        base_model=base_model, language=language, eval_results=results,
+        base_model=None if is_local else base_model, language=language, eval_results=results,
     )  # fmt: skip
     weights = ", ".join(f"{NAMES[name]} (weight {weight:g})" for name, weight in objectives.items())
     rows = {"objectives": weights} | dict(facts)
@@ -108,7 +112,7 @@ def write_model_card(
     card = CARD.format(
         title=title,
         folder=title,
-        beginning="trained from random weights" if base_model is None else f"trained further from {base_model}",
+        beginning="trained from random weights" if base_model is None else f"trained further from {base_name}",
         size=f"It has {parameters / 1e6:.1f} million parameters.",
         table=evaluation_table(metrics, [*objectives]),
         targets="Perplexity is the exponential of the loss under the mask.",
@@ -121,5 +125,9 @@ def write_model_card(
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} {_cell(part)}" for name, part in value.items()]
+    if isinstance(value, float):
+        return f"{value:.4g}"
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(text.split()).replace("|", "\\|")

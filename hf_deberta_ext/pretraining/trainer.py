@@ -62,7 +62,8 @@ class PretrainingTrainer(Trainer):
     twice the accumulation drop the same, and a resumed run what the first would have.
 
     Raises:
-        ValueError: the model's objectives are not those of the arguments, or several GPUs under one process.
+        ValueError: the model's objectives are not those of the arguments, several GPUs under one process, or an objective
+            has no target in the whole evaluation data (found before the training, not after it).
     """
 
     loss_is_scaled_for_ga = True
@@ -82,6 +83,17 @@ class PretrainingTrainer(Trainer):
         self.add_callback(EpochCallback())
         self._sums = torch.zeros(len(self.objectives), 2, dtype=torch.float64, device=args.device)
         self._step, self._micro_batch = -1, 0
+        if self.eval_dataset is not None and hasattr(self.eval_dataset, "__len__"):
+            self._check_targets(self.eval_dataset)
+
+    def _check_targets(self, dataset):
+        counts = torch.zeros(len(self.objectives))
+        for row in range(len(dataset)):
+            counts += count_targets(self.data_collator([dataset[row]]), self.objectives)
+            if counts.all():
+                return
+        missing = [name for name, count in zip(self.objectives, counts.tolist(), strict=True) if not count]
+        raise ValueError(no_targets(missing, len(dataset)))
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
         """The micro-batches of a step, and the targets of each objective in them, over all processes."""
@@ -146,10 +158,14 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
     metrics: dict[str, Any] = {"loss": 0.0}
     for name, (total, right, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
         if not count:
-            raise ValueError(f"no row of the evaluation data has a target of {name}: give it more or longer texts")
+            raise ValueError(no_targets([name], len(statistics)))
         loss = total / count
         metrics["loss"] += weights[name] * loss
         metrics |= {f"{name}_loss": loss, f"{name}_accuracy": right / count, f"{name}_targets": int(count)}
         if name in ("mlm", "sbo"):
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
+
+
+def no_targets(names: list[str], rows: int) -> str:
+    return f"none of the {rows} rows of the evaluation data has a target of {', '.join(names)}: give it more or longer texts"
