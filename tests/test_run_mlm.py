@@ -17,9 +17,11 @@ import torch
 import transformers
 from packaging.version import Version
 from safetensors.torch import load_file
+from test_checkpoint_layouts import microsoft, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining import train_tokenizer
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -169,6 +171,29 @@ def test_training_goes_on_from_a_checkpoint_with_its_head_and_decoder(finished, 
     for name in ("mlm", "sop", "sbo"):
         assert metrics[f"eval_{name}_loss"] == pytest.approx(before[f"eval_{name}_loss"], rel=1e-5)
     assert f"trained further from {finished.name}" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tmp_path):
+    """Microsoft's layout and tokenizer files, with more rows than the tokenizer has tokens; learning rate zero."""
+    weights = microsoft(kind, heads=("lm",))
+    generator = torch.Generator().manual_seed(1)
+    weights["deberta.embeddings.word_embeddings.weight"] = torch.randn(300, 32, generator=generator)
+    weights["lm_predictions.lm_head.bias"] = torch.randn(300, generator=generator)
+    folder = tmp_path / "official"
+    folder.mkdir()
+    write(folder, kind, weights, vocab_size=300)
+    tokenizer = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 290)
+    tokenizer.save_pretrained(folder)
+    run_mlm.main(
+        arguments(text, tmp_path / "run", model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0)
+    )
+    expected = DebertaExtForMaskedLM.from_pretrained(folder)
+    trained = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run")
+    assert (trained.config.emd_layers, trained.config.emd_input) == (2, "position+hidden")
+    assert trained.config.hidden_dropout_prob == 0 and trained.config.vocab_size == 300
+    for (name, a), b in zip(expected.state_dict().items(), trained.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
 
 
 def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, text, tmp_path):
