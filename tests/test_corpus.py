@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import random
 import time
 
 import pytest
@@ -300,3 +301,22 @@ def test_real_articles_are_read_whole():
     with gzip.open(path, "rt", encoding="utf-8") as file:
         expected = [json.loads(line)["text"] for line in file]
     assert rows(load_corpus(path, streaming=True)) == expected
+
+
+def test_damage_in_the_midst_of_a_gz_file_is_named(tmp_path):
+    """It is a zlib.error, neither a BadGzipFile nor an early end."""
+    generator = random.Random(0)
+    text = "".join(f"{generator.getrandbits(256):x}\n\n" for _ in range(2000))
+    data = bytearray(gzip.compress(text.encode()))
+    for place in range(1000, 1200):
+        data[place] ^= 0xFF
+    (tmp_path / "a.txt.gz").write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="a.txt.gz is damaged"):
+        list(load_corpus(tmp_path / "a.txt.gz", streaming=True))
+
+
+def test_a_quote_that_is_never_closed_is_named(tmp_path):
+    """Otherwise the rest of the file would be one document."""
+    (tmp_path / "a.csv").write_text('text\none\n"two\nthree\nfour\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="a.csv, line 5: unexpected end of data.*quote"):
+        list(load_corpus(tmp_path / "a.csv", streaming=True))

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -216,7 +217,7 @@ def _documents(files: list[tuple[str, int, int]], documents: str, text_column: s
                 found = read(path, text_column)
             for text in found:
                 yield {"text": text}
-        except (gzip.BadGzipFile, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
 
 
@@ -289,7 +290,8 @@ def _csv_texts(path: str, text_column: str) -> Iterator[str]:
     # The default of 128 KB is less than a long article.
     csv.field_size_limit(2**31 - 1)
     delimiter = "\t" if ".tsv" in path.lower()[-7:] else ","
-    rows = csv.reader(_lines(path), delimiter=delimiter)
+    # Strict: a quote that is never closed would make the rest of the file one text.
+    rows = csv.reader(_lines(path), delimiter=delimiter, strict=True)
     try:
         header = next(rows, [])
         if text_column not in header:
@@ -304,7 +306,9 @@ def _csv_texts(path: str, text_column: str) -> Iterator[str]:
             if row:
                 yield row[column]
     except csv.Error as error:
-        raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
+        raise ValueError(
+            f"{path}, line {rows.line_num}: {error}; a field that begins with a quote must end with one, quotes in it doubled"
+        ) from error
 
 
 def _parquet_texts(path: str, text_column: str) -> Iterator[str]:
