@@ -311,12 +311,12 @@ def test_damage_in_the_midst_of_a_gz_file_is_named(tmp_path):
     for place in range(1000, 1200):
         data[place] ^= 0xFF
     (tmp_path / "a.txt.gz").write_bytes(bytes(data))
-    with pytest.raises(ValueError, match="a.txt.gz is damaged"):
+    with pytest.raises(ValueError, match=r"a\.txt\.gz is damaged"):
         list(load_corpus(tmp_path / "a.txt.gz", streaming=True))
 
 
 def test_a_quote_that_is_never_closed_is_named(tmp_path):
     """Otherwise the rest of the file would be one document."""
     (tmp_path / "a.csv").write_text('text\none\n"two\nthree\nfour\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="a.csv, line 5: unexpected end of data.*quote"):
+    with pytest.raises(ValueError, match=r"a\.csv, line 5: unexpected end of data.*quote"):
         list(load_corpus(tmp_path / "a.csv", streaming=True))

@@ -307,7 +307,7 @@ def _csv_texts(path: str, text_column: str) -> Iterator[str]:
                 yield row[column]
     except csv.Error as error:
         raise ValueError(
-            f"{path}, line {rows.line_num}: {error}; a field that begins with a quote must end with one, quotes in it doubled"
+            f"{path}, line {rows.line_num}: {error}; a field that begins with a quote ends with one, quotes in it doubled"
         ) from error
 
 
