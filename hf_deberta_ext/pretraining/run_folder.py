@@ -59,7 +59,10 @@ def begin_run(folder: str | os.PathLike, arguments: Mapping[str, Any], resuming:
         names = [name for name in sorted({*begun, *wanted}) if begun.get(name) != wanted.get(name)]
         if names:
             changed = "; ".join(f"{name} = {wanted.get(name)!r}, begun with {begun.get(name)!r}" for name in names)
-            raise ValueError(f"a resumed run must have the arguments that it began with: {changed}")
+            raise ValueError(
+                f"a resumed run must have the arguments that it began with: {changed}. To train its model further with "
+                "others, begin a new run from the model in the folder, with another --output_dir"
+            )
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
