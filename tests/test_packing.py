@@ -415,3 +415,24 @@ def test_no_token_of_real_articles_is_lost():
         packed, report = pack(corpus, tokenizer, mode=mode, max_length=128)
         assert sorted(id_ for ids in packed["input_ids"] for id_ in ids if id_ not in specials) == expected
         assert len(expected) == report.packed_tokens == report.tokens
+
+
+def test_another_release_does_not_take_what_this_one_packed(tmp_path, monkeypatch):
+    """The cache of datasets knows a function by its name: changed code would not be seen."""
+    corpus = from_documents(["a b c"]).map(lambda row: row, cache_file_name=str(tmp_path / "a.arrow"))
+    files = []
+    for version in ("1", "1", "2"):
+        monkeypatch.setattr(packing, "__version__", version)
+        packed, _ = pack(corpus, word_tokenizer(["a b c"]), mode="full_sentences", max_length=8)
+        files.append(packed.cache_files[0]["filename"])
+    assert files[0] == files[1] != files[2]
+
+
+def test_modes_without_chance_are_cached_once_for_all_seeds(tmp_path):
+    corpus = datasets.Dataset.from_list([{"text": "a b c d"}]).map(
+        lambda row: row, cache_file_name=str(tmp_path / "a.arrow")
+    )
+    tokenizer = word_tokenizer(["a b c d"])
+    for mode, same in (("best_fit", True), ("segment_pair", False)):
+        packed = [pack(corpus, tokenizer, mode=mode, max_length=8, seed=seed)[0] for seed in (0, 1)]
+        assert (packed[0].cache_files == packed[1].cache_files) == same

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from huggingface_hub import HfApi, is_offline_mode
 
+from .._version import __version__
+
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
@@ -149,7 +151,7 @@ def _load_files(
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
-    arguments = dict(files=files, documents=documents, text_column=text_column)
+    arguments = dict(files=files, documents=documents, text_column=text_column, version=__version__)
     _check_not_empty(_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
     features = Features({"text": Value("string")})
     if streaming:
@@ -205,8 +207,13 @@ def _check_not_empty(corpus: Iterable[dict[str, Any]], where: str) -> None:
         raise ValueError(f"empty corpus: no document with a visible character in {where}")
 
 
-def _documents(files: list[tuple[str, int, int]], documents: str, text_column: str) -> Iterator[dict[str, str]]:
-    """The rows of all files; one list argument, which datasets shares out among processes and workers."""
+def _documents(
+    files: list[tuple[str, int, int]], documents: str, text_column: str, version: str = __version__
+) -> Iterator[dict[str, str]]:
+    """The rows of all files; one list argument, which datasets shares out among processes and workers.
+
+    Sizes, times and `version` are for the key of the cache: changed files, or what another release read, are read anew.
+    """
     for path, _, _ in files:
         kind = _kind(path)
         try:

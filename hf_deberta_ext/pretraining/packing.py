@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .._version import __version__
+
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
@@ -136,7 +138,9 @@ def pack(
         sentence_pairs=sentence_pairs,
         language=language,
         min_tokens=min_tokens,
-        seed=seed,
+        # What draws nothing is packed, and cached, once for all seeds.
+        seed=seed if mode in PAIR_MODES else 0,
+        version=__version__,
     )
     arguments = dict(
         batched=True,
@@ -228,9 +232,13 @@ def _pack_batch(
     language: str,
     min_tokens: int,
     seed: int,
+    version: str,
     counts: dict[str, int] | None = None,
 ) -> dict[str, list]:
-    """Columns of the examples of a batch of documents, arrays but for the labels; adds to `counts`."""
+    """Columns of the examples of a batch of documents, arrays but for the labels; adds to `counts`.
+
+    `version` is for the key of the cache, which knows functions by their names: what another release packed is not taken.
+    """
     counts = dict.fromkeys(COUNTS, 0) if counts is None else counts
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
     documents = list(_kept_documents(batch["text"], tokenizer, language, least, counts))
