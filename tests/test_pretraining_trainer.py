@@ -222,6 +222,8 @@ def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_con
     model = MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS])
     with pytest.raises(ValueError, match="none of the 3 rows of the evaluation data has a target of mlm, sbo: give it more"):
         build(model, tmp_path, evaluate=[example] * 3)
+    with pytest.raises(ValueError, match="none of the 1 rows of the evaluation data has a target of mlm, sbo"):
+        build(model, tmp_path, evaluate={"good": rows(), "bad": [example]})
     with pytest.raises(ValueError, match="none of the 2 rows of the evaluation data has a target of sop"):
         evaluation_metrics(torch.tensor([[[1.0, 1, 1], [0, 0, 0]]] * 2), dict(mlm=1.0, sop=1.0))
 

@@ -83,8 +83,10 @@ class PretrainingTrainer(Trainer):
         self.add_callback(EpochCallback())
         self._sums = torch.zeros(len(self.objectives), 2, dtype=torch.float64, device=args.device)
         self._step, self._micro_batch = -1, 0
-        if self.eval_dataset is not None and hasattr(self.eval_dataset, "__len__"):
-            self._check_targets(self.eval_dataset)
+        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        for dataset in evaluated.values():
+            if hasattr(dataset, "__len__"):
+                self._check_targets(dataset)
 
     def _check_targets(self, dataset):
         counts = torch.zeros(len(self.objectives))
