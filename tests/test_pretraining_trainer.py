@@ -203,7 +203,11 @@ def test_first_loss_of_a_new_model_is_that_of_a_guess(tiny_config, tmp_path):
         (dict(sop_weight=1.0, nsp_weight=1.0), "choose one of them"),
         (dict(sbo_weight=-1.0), "sbo_weight must be 0 or a positive number, got -1.0"),
         (dict(mlm_weight=float("nan")), "mlm_weight must be 0 or a positive number, got nan"),
-        (dict(remove_unused_columns=True), "remove_unused_columns must be False"),
+        (dict(remove_unused_columns=True), "remove_unused_columns must be False, got True: masks are drawn from columns"),
+        (dict(label_smoothing_factor=0.1), "label_smoothing_factor must be 0.0, got 0.1"),
+        (dict(prediction_loss_only=True), "prediction_loss_only must be False"),
+        (dict(batch_eval_metrics=True), "batch_eval_metrics must be False"),
+        (dict(eval_do_concat_batches=False), "eval_do_concat_batches must be True"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message, tmp_path):

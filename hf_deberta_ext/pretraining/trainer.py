@@ -15,6 +15,16 @@ from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, co
 __all__ = ["PretrainingArguments", "PretrainingTrainer"]
 
 
+# Arguments of Trainer that would change the result silently, or fail at the first evaluation.
+NEEDED = {
+    "remove_unused_columns": (False, "masks are drawn from columns that no model reads"),
+    "label_smoothing_factor": (0.0, "the objectives are defined without it"),
+    "prediction_loss_only": (False, "an evaluation gives the loss and the accuracy of each objective"),
+    "batch_eval_metrics": (False, "an evaluation averages over all targets"),
+    "eval_do_concat_batches": (True, "an evaluation averages over all targets"),
+}
+
+
 @dataclass
 class PretrainingArguments(TrainingArguments):
     """`TrainingArguments` with a weight for each objective; 0 = it is not part of the training.
@@ -36,8 +46,9 @@ class PretrainingArguments(TrainingArguments):
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
         check_objectives([name for name in OBJECTIVES if weights[name] > 0])
-        if self.remove_unused_columns:
-            raise ValueError("remove_unused_columns must be False: masks are drawn from columns that no model reads")
+        for name, (value, reason) in NEEDED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
         if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
