@@ -27,6 +27,7 @@ The output folder holds model, tokenizer, README.md (the model card), curves.png
 
 import dataclasses
 import json
+import os
 import platform
 import sys
 import time
@@ -35,6 +36,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import HfArgumentParser, set_seed
 
 from hf_deberta_ext import DebertaExtConfig
@@ -92,7 +94,7 @@ class DataArguments:
     data_config: str | None = option(None, "configuration of a Hub data set")
     train_split: str = option("train", "of Hub data")
     validation_split: str = option("validation", "of Hub data")
-    streaming: bool = option(False, "read, tokenise and pack while training; needs --max_steps")
+    streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
     shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
     packing: str = option(
         "full_sentences",
@@ -129,32 +131,30 @@ def main(argv: list[str] | None = None):
         return run(*parsed)
     except (ValueError, OSError) as error:
         # What a user can mend; anything else deserves its traceback.
-        if "--debug" in sys.argv:
-            raise
         sys.exit(f"run_mlm: {error}")
 
 
 def run(model_args, data_args, masking_args, args):
     began = time.perf_counter()
-    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
-    if not data_args.train_data:
-        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
-    if data_args.streaming and args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
-    if not (args.eval_strategy == "no" or args.do_eval or args.do_train):
-        args.do_eval = True
-    set_seed(args.seed)
 
     # 1. What is wrong shows here, before anything long begins.
+    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    check_arguments(data_args, model_args, args)
     options = masking_options(masking_args, data_args.max_length)
     config = model_config(model_args)
     check_length(config, data_args.max_length, model_args)
-    check_packing(data_args.packing, args)
+    check_model(config, model_args, args)
+    if model_args.train_tokenizer is None:
+        tokenizer, tokenizer_facts = get_tokenizer(model_args, data_args)
+        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
     corpus, held_out = corpora(data_args, model_args)
 
     # 2. Tokenizer and model
-    with args.main_process_first(desc="training the tokenizer"):
-        tokenizer, tokenizer_facts = get_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    if model_args.train_tokenizer is not None:
+        with args.main_process_first(desc="training the tokenizer"):
+            tokenizer, tokenizer_facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    set_seed(args.seed)
     model = get_model(model_args, args, config, tokenizer)
     if args.should_save:
         begin_run(args.output_dir, fixed_arguments(model_args, data_args, masking_args, args), checkpoint is not None)
@@ -172,20 +172,26 @@ def run(model_args, data_args, masking_args, args):
         args.accelerator_config.dispatch_batches = False
         # Numbered before they are shuffled anew in each epoch, so that static masks recur.
         train_set = train_set.map(lambda row, number: {"example": number}, with_indices=True)
+        if data_args.max_train_samples is not None:
+            train_set = train_set.take(data_args.max_train_samples)
         train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
-        eval_set = first(eval_set, data_args.max_eval_samples)
+        train_set = NumberedStream(train_set, endless=True, block=args.train_batch_size * args.world_size)
     else:
-        train_set = first(train_set, data_args.max_train_samples)
-        eval_set = first(eval_set, data_args.max_eval_samples)
         print(f"train: {packing_report.summary()}\nheld out: {eval_report.summary()}", flush=True)
+        if args.nsp_weight and not packing_report.negative_pairs:
+            raise ValueError(
+                f"no pair of the training data has a B of another document ({packing_report.documents} documents): there is "
+                "nothing to learn for next sentence prediction; give more documents (--documents says what one is)"
+            )
+        train_set = NumberedExamples(first(train_set, data_args.max_train_samples))
 
     # 4. Train
     trainer = PretrainingTrainer(
         model,
         args,
         data_collator=collator,
-        train_dataset=NumberedStream(train_set, endless=True) if data_args.streaming else NumberedExamples(train_set),
-        eval_dataset=NumberedExamples(eval_set, fixed=True),
+        train_dataset=train_set,
+        eval_dataset=NumberedExamples(first(eval_set, data_args.max_eval_samples), fixed=True),
         processing_class=tokenizer,
     )
     result = trainer.train(resume_from_checkpoint=checkpoint)
@@ -212,6 +218,36 @@ def run(model_args, data_args, masking_args, args):
         write_report(model_args, data_args, options, masking_args, args, trainer, metrics, facts, reports)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
     return metrics
+
+
+def check_arguments(data_args: "DataArguments", model_args: "ModelArguments", args: PretrainingArguments):
+    """Flags that are wrong by themselves, or together.
+
+    Raises:
+        ValueError: says which, and what to give.
+    """
+    if not data_args.train_data:
+        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+    if data_args.streaming and args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+    if data_args.streaming and data_args.num_proc is not None:
+        raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
+    smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
+    smallest |= dict(num_proc=1, max_train_samples=1, max_eval_samples=1)
+    for name, least in smallest.items():
+        value = getattr(data_args, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    pairs = data_args.packing in ("segment_pair", "sentence_pair")
+    if pairs and not (args.nsp_weight or args.sop_weight):
+        raise ValueError(
+            f"--packing {data_args.packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences"
+        )
+    if not pairs and (args.nsp_weight or args.sop_weight):
+        raise ValueError(f"--packing {data_args.packing} makes no pairs to judge: choose segment_pair or sentence_pair")
+    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    if nodes > 1 and model_args.train_tokenizer is not None:
+        raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
@@ -246,6 +282,10 @@ def overrides(text: str | None) -> dict:
 def model_config(model_args: ModelArguments) -> DebertaExtConfig:
     """The configuration without regard to the vocabulary of a tokenizer that does not exist yet."""
     changes = overrides(model_args.config_overrides)
+    fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
+    if unknown := {name: value for name, value in changes.items() if name not in fields}:
+        # Says what is meant; loading a checkpoint would leave them out.
+        DebertaExtConfig(**unknown)
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
             raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
@@ -274,12 +314,12 @@ def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArg
         )
 
 
-def check_packing(packing: str, args: PretrainingArguments):
-    pairs = packing in ("segment_pair", "sentence_pair")
-    if pairs and not (args.nsp_weight or args.sop_weight):
-        raise ValueError(f"--packing {packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences")
-    if not pairs and (args.nsp_weight or args.sop_weight):
-        raise ValueError(f"--packing {packing} makes no pairs to judge: choose segment_pair or sentence_pair")
+def check_model(config: DebertaExtConfig, model_args: ModelArguments, args: PretrainingArguments):
+    """Builds the model without its weights: heads and `--attn_implementation` fit it, or it says why not."""
+    with torch.device("meta"):
+        model = MultiObjectiveMaskedLM(config, args.objectives)
+    if model_args.attn_implementation is not None:
+        model.set_attn_implementation(model_args.attn_implementation)
 
 
 def corpora(data_args: DataArguments, model_args: ModelArguments):
@@ -288,15 +328,22 @@ def corpora(data_args: DataArguments, model_args: ModelArguments):
         documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
         cache_dir=model_args.cache_dir, token=model_args.token,
     )  # fmt: skip
-    corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
-    if data_args.validation_data:
-        return corpus, load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
     count = data_args.validation_documents
+    if data_args.validation_data:
+        held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
+    corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
     if data_args.streaming:
         from datasets import Dataset
 
-        return corpus.skip(count), Dataset.from_list(list(corpus.take(count)))
-    if not 0 < count < len(corpus):
+        if not data_args.validation_data:
+            held_out = Dataset.from_list(list(corpus.take(count)))
+            if next(iter(corpus.skip(count)), None) is None:
+                raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
+        # Skipping, even nothing, keeps the files in their order when the stream is shuffled.
+        return corpus.skip(0 if data_args.validation_data else count), held_out
+    if data_args.validation_data:
+        return corpus, held_out
+    if count >= len(corpus):
         raise ValueError(
             f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give --validation_data, or a number "
             f"from 1 to {len(corpus) - 1} (--documents line makes each line a document)"
@@ -305,12 +352,18 @@ def corpora(data_args: DataArguments, model_args: ModelArguments):
     return split["train"], split["test"]
 
 
-def get_tokenizer(model_args, data_args, args, corpus, resuming: bool):
-    """The tokenizer, and what is known about one that was trained here."""
+def get_tokenizer(model_args: ModelArguments, data_args: DataArguments):
+    """The tokenizer that --tokenizer or --model names, and where it is from."""
+    where = download(model_args)
+    if model_args.tokenizer is not None:
+        where.pop("revision", None)
+    source = model_args.tokenizer or model_args.model
+    return load_tokenizer(source, model_max_length=data_args.max_length, **where), {"source": source}
+
+
+def trained_tokenizer(model_args, data_args, args, corpus, resuming: bool):
+    """The tokenizer trained on the corpus, and what is known about it."""
     folder = Path(args.output_dir, TOKENIZER_FOLDER)
-    if model_args.train_tokenizer is None:
-        source = model_args.tokenizer or model_args.model
-        return load_tokenizer(source, model_max_length=data_args.max_length), {"source": source}
     facts = folder / "training.json"
     # The main process comes first; the others, and a resumed run, find what it made.
     if facts.is_file() and (resuming or not args.should_save):
@@ -328,21 +381,20 @@ def get_tokenizer(model_args, data_args, args, corpus, resuming: bool):
 
 def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObjectiveMaskedLM:
     options = {} if model_args.attn_implementation is None else {"attn_implementation": model_args.attn_implementation}
+    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if model_args.model is not None:
-        check_tokenizer(tokenizer, config, needs_mask=True)
-        return MultiObjectiveMaskedLM.from_pretrained(
-            model_args.model,
-            config=config,
-            objectives=args.objectives,
-            # Half-precision checkpoints too: the parameters of a training are float32.
-            dtype=torch.float32,
-            **options,
-            **download(model_args),
-        )
+        # Half-precision checkpoints too: the parameters of a training are float32.
+        options |= dict(config=config, objectives=args.objectives, dtype=torch.float32)
+        try:
+            return MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options, **download(model_args))
+        except (RuntimeError, SafetensorError) as error:
+            raise ValueError(
+                f"the weights of {model_args.model} cannot be read, or do not fit its configuration with --config_overrides "
+                f"{model_args.config_overrides}: {error}"
+            ) from error
     config.vocab_size = max(tokenizer.get_vocab().values()) + 1
     config.pad_token_id = tokenizer.pad_token_id
     check_tokenizer(tokenizer, config, needs_mask=True)
-    set_seed(args.seed)
     model = MultiObjectiveMaskedLM(config, args.objectives)
     if options:
         model.set_attn_implementation(options["attn_implementation"])

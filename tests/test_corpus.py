@@ -320,3 +320,11 @@ def test_a_quote_that_is_never_closed_is_named(tmp_path):
     (tmp_path / "a.csv").write_text('text\none\n"two\nthree\nfour\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.csv, line 5: unexpected end of data.*quote"):
         list(load_corpus(tmp_path / "a.csv", streaming=True))
+
+
+def test_files_of_a_folder_that_are_left_out_are_counted(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(corpus_module.logger, "propagate", True)
+    for name in ("a.txt", "b.jsonl.zst", "c.md", "d.md", ".hidden", "LICENSE"):
+        (tmp_path / name).write_text("text", encoding="utf-8")
+    load_corpus(tmp_path, streaming=True)
+    assert f"{tmp_path}: 1 files are read; left out by their ending: 2 x .md, 1 x .zst, 1 x no ending" in caplog.text

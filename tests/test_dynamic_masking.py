@@ -66,16 +66,17 @@ def unpadded(batch):
 
 
 class Stream:
-    """A stream that can be read again, and notes the epochs that it is told."""
+    """A stream that can be read again, and tells in each row the epoch that it was told, shared as datasets does."""
 
     def __init__(self, examples):
-        self.examples, self.epochs = examples, []
+        self.examples, self.told = examples, torch.zeros(1).long().share_memory_()
 
     def __iter__(self):
-        return iter(self.examples)
+        for example in self.examples:
+            yield example | {"told": int(self.told)}
 
     def set_epoch(self, epoch):
-        self.epochs.append(epoch)
+        self.told[0] = epoch
 
 
 # ------- generators and numbers
@@ -112,8 +113,8 @@ def test_a_stream_is_numbered_in_its_order_and_passes_the_epoch_on():
     source = Stream([{"x": 5}, {"x": 6}])
     dataset = NumberedStream(source)
     dataset.set_epoch(2)
-    assert [*dataset] == [{"x": 5, "example": 0, "epoch": 2}, {"x": 6, "example": 1, "epoch": 2}]
-    assert source.epochs == [2] and len([*dataset]) == 2
+    expected = [{"x": 5, "example": 0, "epoch": 2, "told": 2}, {"x": 6, "example": 1, "epoch": 2, "told": 2}]
+    assert [*dataset] == expected and [*dataset] == expected
 
 
 def test_a_row_of_a_stream_keeps_the_number_that_it_has():
@@ -126,8 +127,8 @@ def test_fixed_examples_stay_in_epoch_0():
     examples, stream = NumberedExamples([{"x": 5}], fixed=True), NumberedStream(Stream([{"x": 5}]), fixed=True)
     for dataset in (examples, stream):
         dataset.set_epoch(3)
-    assert examples[0]["epoch"] == next(iter(stream))["epoch"] == 0
-    assert stream.dataset.epochs == []
+    row = next(iter(stream))
+    assert examples[0]["epoch"] == row["epoch"] == row["told"] == 0
 
 
 # ------- dynamic and static masks
@@ -183,15 +184,32 @@ def test_workers_do_not_change_the_examples_and_masks_of_a_stream(collator, work
         dataset.set_epoch(epoch)
         seen = sorted(row for batch in loader for row in unpadded(batch))
         assert seen == sorted(masks(collator(), examples, epoch))
-        assert source.epoch == epoch
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_endless_stream_goes_on_with_the_next_epoch(workers):
     dataset = NumberedStream(Stream([{"x": x} for x in range(4)]), endless=True)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
-    got = [(row["x"], row["example"], row["epoch"]) for row, _ in zip(loader, range(10), strict=False)]
-    assert got == [(i % 4, i % 4, i // 4) for i in range(10)]
+    got = [(row["x"], row["example"], row["epoch"], row["told"]) for row, _ in zip(loader, range(10), strict=False)]
+    assert got == [(i % 4, i % 4, i // 4, i // 4) for i in range(10)]
+
+
+def test_a_fast_worker_does_not_take_a_slow_one_into_its_epoch():
+    """The epoch of a datasets.IterableDataset lies in memory that all copies in workers share."""
+    source = Stream([{"x": x} for x in range(3)])
+    slow, fast = (iter(NumberedStream(source, endless=True)) for _ in range(2))
+    first = next(slow)
+    ahead = [next(fast) for _ in range(5)]
+    assert (first["told"], ahead[-1]["told"]) == (0, 1)
+    assert [next(slow)["told"] for _ in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_blocks_keep_the_order_of_batches_whatever_the_workers(workers):
+    dataset = NumberedStream(Stream([{"x": x} for x in range(10)]), endless=True, block=4)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=workers)
+    got = [batch["x"].tolist() for batch, _ in zip(loader, range(6), strict=False)]
+    assert got == [[(4 * i + j) % 10 for j in range(4)] for i in range(6)]
 
 
 def test_an_endless_stream_without_examples_stops():

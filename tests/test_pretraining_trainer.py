@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import default_data_collator
 
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics, first_rows
 
 pytest.importorskip("accelerate")
 WEIGHTS = dict(mlm=1.0, sop=0.5, sbo=2.0)
@@ -191,6 +191,20 @@ def test_first_loss_of_a_new_model_is_that_of_a_guess(tiny_config, tmp_path):
     assert metrics["eval_mlm_loss"] == pytest.approx(math.log(64), rel=0.02)
     assert metrics["eval_sbo_loss"] == pytest.approx(math.log(64), rel=0.05)
     assert metrics["eval_sop_loss"] == pytest.approx(math.log(2), rel=0.02)
+
+
+def test_first_rows_of_a_batch_need_less_padding():
+    batch = dict(
+        labels=torch.tensor([[1, 2, -100, -100], [3, 4, 5, 6]]), sentence_labels=torch.tensor([0, 1]),
+        attention_mask=torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]),
+    )  # fmt: skip
+    assert first_rows(batch, 2) is batch and first_rows(batch, 5) is batch
+    one = first_rows(batch, 1)
+    assert one["labels"].tolist() == [[1, 2]] and one["sentence_labels"].tolist() == [0]
+    for count in (0, -3):
+        none = first_rows(batch, count)
+        assert none["labels"].tolist() == [[-100, -100]] and none["sentence_labels"].tolist() == [-100]
+    assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, 4, 5, 6]]
 
 
 # ------- errors

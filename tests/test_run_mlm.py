@@ -148,7 +148,7 @@ def test_model_loads_with_auto_classes_and_fills_masks(finished):
         dict(train_tokenizer="unigram", vocab_size=90, byte_fallback="false", gradient_accumulation_steps=2),
         dict(config_overrides=TINY + ",emd_layers=1,emd_input=hidden", attn_implementation="eager", bf16="true"),
         dict(gradient_checkpointing="true", num_proc=2),
-        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2, max_train_samples=30),
         dict(documents="line", text_column="words"),
     ],
     ids=["best_fit", "static", "nsp", "official", "unigram", "bf16", "checkpointing", "streaming", "jsonl"],
@@ -260,12 +260,20 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
 
 
 @exact_accumulation
-def test_two_processes_equal_one_with_twice_the_accumulation(text, tmp_path):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # 13 batches an epoch, the last of two rows.
+        dict(max_train_samples=50, dataloader_num_workers=1),
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+    ],
+    ids=["uneven epochs", "stream"],
+)
+def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_path):
     """Losses of each objective, gradients and evaluation, with dropout and several epochs."""
-    flags = dict(
-        packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, max_steps=24, learning_rate=1e-3,
-        max_train_samples=64, dataloader_num_workers=1,
-    )  # fmt: skip
+    flags = flags | dict(
+        packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, max_steps=16, learning_rate=1e-3
+    )
     one, two = tmp_path / "one", tmp_path / "two"
     single = start(sys.executable, str(SCRIPT), *arguments(text, one, gradient_accumulation_steps=4, **flags))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend"]
@@ -274,7 +282,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(text, tmp_path):
     finish(single)
     finish(double)
     curves = torch.tensor(losses(one)), torch.tensor(losses(two))
-    assert curves[0].shape == (24, 5)
+    assert curves[0].shape == (16, 5)
     difference = (curves[0] - curves[1]).abs() / curves[0]
     assert difference.max() < 1e-3 and difference[:, :4].max() < 1e-4, difference
     results = [json.loads((folder / "eval_results.json").read_text(encoding="utf-8")) for folder in (one, two)]
@@ -296,6 +304,13 @@ def test_two_processes_equal_one_with_twice_the_accumulation(text, tmp_path):
         (dict(sbo_weight=-1), "sbo_weight must be 0 or a positive number"),
         (dict(masking_rate=1.5), "rate"),
         (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
+        (dict(max_length=4), "--max_length must be at least 8, got 4"),
+        (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
+        (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
+        (dict(streaming="true", validation_documents=500), "--validation_documents 500 leaves no document"),
+        (dict(validation_data="nowhere.txt"), "nowhere.txt"),
+        (dict(dataloader_drop_last="true"), "dataloader_drop_last must be False"),
+        (dict(documents="file", packing="segment_pair", nsp_weight=1, validation_data="{text}"), "(1 documents)"),
         (dict(validation_documents=500), "leaves nothing of 120 documents"),
         (dict(config_overrides="hidden_size"), "--config_overrides takes name=value"),
         (dict(config_overrides="hiden_size=3"), "did you mean 'hidden_size'"),
@@ -310,7 +325,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(text, tmp_path):
 def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm, text, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
-    flags = {name: str(value).format(folder=tmp_path) for name, value in flags.items()}
+    flags = {name: str(value).format(folder=tmp_path, text=text) for name, value in flags.items()}
     with pytest.raises(SystemExit) as caught:
         run_mlm.main(arguments(text, tmp_path / "run", **flags))
     assert message in str(caught.value), caught.value
@@ -324,6 +339,23 @@ def test_vocabulary_that_does_not_match_the_checkpoint_is_refused(finished, run_
         run_mlm.main(arguments(text, tmp_path / "run", model=finished, tokenizer=tmp_path / "larger"))
     with pytest.raises(SystemExit, match="knows only the ids of its own tokenizer"):
         run_mlm.main(arguments(text, tmp_path / "run", model=finished, train_tokenizer="unigram"))
+
+
+def test_overrides_that_do_not_fit_a_checkpoint_are_refused(finished, run_mlm, text, tmp_path):
+    for change, message in (
+        ("hiden_size=3", "did you mean 'hidden_size'"),
+        ("hidden_size=64", "with --config_overrides hid"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run_mlm.main(arguments(text, tmp_path / "run", model=finished, config_overrides=change))
+        assert message in str(caught.value)
+
+
+def test_damaged_checkpoint_is_named(finished, run_mlm, text, tmp_path):
+    damaged = shutil.copytree(finished, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(SystemExit, match=r"the weights of .*damaged cannot be read"):
+        run_mlm.main(arguments(text, tmp_path / "run", model=damaged))
 
 
 def test_new_model_without_a_tokenizer_is_refused(run_mlm, text, tmp_path):

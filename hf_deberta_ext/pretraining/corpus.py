@@ -12,10 +12,12 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from huggingface_hub import HfApi, is_offline_mode
+from transformers.utils import logging
 
 from .._version import __version__
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 __all__ = ["DOCUMENTS", "load_corpus", "texts"]
+
+logger = logging.get_logger(__name__)
 
 DOCUMENTS = ("blank_line", "line", "file")
 KINDS = {
@@ -50,7 +54,8 @@ def load_corpus(
 
     Args:
         sources: one or several of: a file (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz); a folder
-            (all such files below it, sorted, hidden ones skipped); else the name of a data set on the Hub.
+            (all such files below it, sorted; hidden ones skipped, others counted in a warning); else the name of a data set
+            on the Hub.
         documents: what a document is in plain text: what stands between blank lines ("blank_line"), each line that is
             not blank ("line"), or a file ("file"). Line ends become "\\n", a byte order mark is dropped.
         text_column (`str`): the column of the text in JSON, tables and Hub data sets; null is an empty document.
@@ -109,12 +114,16 @@ def _files(source: str) -> list[tuple[str, int, int]] | None:
     """(path, size, time of change) of each file of a source, which makes the cache see changes; None for a Hub name."""
     path = os.path.expanduser(source)
     if os.path.isdir(path):
-        paths = []
+        found = []
         for folder, subfolders, names in os.walk(path):
             subfolders[:] = [s for s in subfolders if not s.startswith(".")]
-            paths += [os.path.join(folder, n) for n in names if not n.startswith(".") and _kind(n)]
+            found += [os.path.join(folder, n) for n in names if not n.startswith(".")]
+        paths = [p for p in found if _kind(p)]
         if not paths:
             raise ValueError(f"the folder {source} holds no file with one of the endings {ENDINGS}")
+        if left_out := Counter(os.path.splitext(p)[1] or "no ending" for p in found if not _kind(p)):
+            endings = ", ".join(f"{count} x {ending}" for ending, count in sorted(left_out.items()))
+            logger.warning(f"{source}: {len(paths)} files are read; left out by their ending: {endings}")
         paths.sort(key=lambda p: os.path.relpath(p, path).split(os.sep))
     elif os.path.isfile(path):
         if not _kind(path):

@@ -10,6 +10,7 @@ the batch and resuming do not change it.
     Trainer(model, arguments, collator, train_dataset, callbacks=[EpochCallback()])
 """
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,9 +83,9 @@ class NumberedExamples(Dataset):
 class NumberedStream(IterableDataset):
     """A stream whose examples are numbered from 0 in its order, and say in which pass ("epoch") they are read.
 
-    With DataLoader workers, each reads the whole stream and passes on every w-th example, so the numbers, and the examples
-    that one pass has, do not depend on the workers. A row that has an "example" number keeps it: static masks of a stream
-    that is shuffled anew need one, as an example has another place in each epoch.
+    With DataLoader workers, each reads the whole stream and passes on every w-th block of examples, so the numbers, and the
+    examples that one pass has, do not depend on the workers. A row that has an "example" number keeps it: static masks of
+    a stream that is shuffled anew need one, as an example has another place in each epoch.
 
     Args:
         dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
@@ -92,46 +93,45 @@ class NumberedStream(IterableDataset):
         fixed (`bool`): the epoch stays 0, as evaluation needs.
         endless (`bool`): when all is read, begin the next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
+        block (`int`): neighbouring examples that go to one worker. Batch size x number of processes keeps the order of the
+            batches whatever the number of workers and processes.
     Raises:
         TypeError: `dataset` is an iterator, which can be read only once.
         ValueError: the stream is `endless` and has no row; comes while iterating.
     """
 
-    def __init__(self, dataset: Any, *, fixed: bool = False, endless: bool = False):
+    def __init__(self, dataset: Any, *, fixed: bool = False, endless: bool = False, block: int = 1):
         if isinstance(dataset, Iterator):
             raise TypeError(
                 f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
                 "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
             )
-        self.dataset, self.endless = dataset, endless
+        self.dataset, self.endless, self.block = dataset, endless, block
         self.epoch = _Epoch(fixed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from self._pass(self.epoch.get())
-        for epoch in itertools.count(self.epoch.get() + 1) if self.endless else ():
-            self._shuffle_for(epoch)
-            yield from self._pass(epoch)
-
-    def _pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """This worker's examples of one epoch."""
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        empty = True
-        for i, row in enumerate(_rows(self.dataset)):
-            empty = False
-            if i % workers == number:
-                yield {"example": i, **row, "epoch": epoch}
-        if empty and self.endless:
-            raise ValueError("the stream has no example at all; check its sources, and min_tokens if it was packed")
+        for place, row in enumerate(self._all()):
+            if place // self.block % workers == number:
+                yield row
+
+    def _all(self) -> Iterator[dict[str, Any]]:
+        # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
+        dataset = copy.deepcopy(self.dataset)
+        for epoch in itertools.count(self.epoch.get()):
+            if hasattr(dataset, "set_epoch") and not self.epoch.fixed:
+                dataset.set_epoch(epoch)
+            number = -1
+            for number, row in enumerate(_rows(dataset)):
+                yield {"example": number, **row, "epoch": epoch}
+            if not self.endless:
+                return
+            if number < 0:
+                raise ValueError("the stream has no example at all; check its sources, and min_tokens if it was packed")
 
     def set_epoch(self, epoch: int):
         self.epoch.set(epoch)
-        if not self.epoch.fixed:
-            self._shuffle_for(epoch)
-
-    def _shuffle_for(self, epoch: int):
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
 
 
 def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:

@@ -65,10 +65,11 @@ class PackingReport:
 
     def summary(self) -> str:
         """One line for a log."""
+        negative = f", {self.negative_pairs} with a B of another document" if self.negative_pairs else ""
         return (
             f"{self.documents} documents ({self.empty_documents} empty and {self.short_documents} short ones dropped), "
             f"{self.tokens} tokens ({self.dropped_tokens} dropped) -> {self.examples} examples of at most "
-            f"{self.max_length} tokens, {self.mean_length:.1f} on average ({self.fill:.1%} filled)"
+            f"{self.max_length} tokens, {self.mean_length:.1f} on average ({self.fill:.1%} filled){negative}"
         )
 
 

@@ -20,6 +20,7 @@ NEEDED = {
     "remove_unused_columns": (False, "masks are drawn from columns that no model reads"),
     "label_smoothing_factor": (0.0, "the objectives are defined without it"),
     "prediction_loss_only": (False, "an evaluation gives the loss and the accuracy of each objective"),
+    "dataloader_drop_last": (False, "it would leave rows out of every evaluation"),
     "batch_eval_metrics": (False, "an evaluation averages over all targets"),
     "eval_do_concat_batches": (True, "an evaluation averages over all targets"),
 }
@@ -29,7 +30,7 @@ NEEDED = {
 class PretrainingArguments(TrainingArguments):
     """`TrainingArguments` with a weight for each objective; 0 = it is not part of the training.
 
-    On a machine without CUDA (or another accelerator) `use_cpu` is set, and gloo is the backend of distributed runs.
+    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
     """
 
     mlm_weight: float = field(default=1.0, metadata={"help": "weight of masked-language modelling"})
@@ -49,7 +50,7 @@ class PretrainingArguments(TrainingArguments):
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
-        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        if not torch.accelerator.is_available():
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             self.ddp_backend = "gloo"
@@ -92,7 +93,9 @@ class PretrainingTrainer(Trainer):
         self.objectives = args.objectives
         super().__init__(model, args, compute_metrics=self._evaluation_metrics, **kwargs)
         self.add_callback(EpochCallback())
-        self._sums = torch.zeros(len(self.objectives), 2, dtype=torch.float64, device=args.device)
+        # Apple's GPUs have no float64.
+        precision = torch.float32 if args.device.type == "mps" else torch.float64
+        self._sums = torch.zeros(len(self.objectives), 2, dtype=precision, device=args.device)
         self._step, self._micro_batch = -1, 0
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for dataset in evaluated.values():
@@ -118,10 +121,26 @@ class PretrainingTrainer(Trainer):
             batches.append(batch)
         if not batches:
             return batches, None
+        batches = self._without_repeated_rows(batches)
         counts = sum(count_targets(batch, self.objectives) for batch in batches).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
+
+    def _without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """At the end of an epoch accelerate gives processes without a (whole) batch the first rows again, so that all have
+        as many. Those have been trained on: they are taken out, and where none is left, one stays without a target."""
+        if self.args.world_size == 1 or not hasattr(self.train_dataset, "__len__"):
+            return batches
+        size, processes = self.args.train_batch_size, self.args.world_size
+        rounds = math.ceil(len(self.train_dataset) / (size * processes))
+        steps = math.ceil(rounds / self.args.gradient_accumulation_steps)
+        first = self.state.global_step % steps * self.args.gradient_accumulation_steps
+        kept = []
+        for round_, batch in enumerate(batches, first):
+            began = (round_ * processes + self.args.process_index) * size
+            kept.append(first_rows(batch, len(self.train_dataset) - began))
+        return kept
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         if self._step != self.state.global_step:
@@ -178,6 +197,21 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         if name in ("mlm", "sbo"):
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
+
+
+def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """The first rows of a batch, and no more padding than they need; one row without targets for `count` 0 or less."""
+    if count >= len(batch["labels"]):
+        return batch
+    batch = {name: values[: max(count, 1)] for name, values in batch.items()}
+    if "attention_mask" in batch:
+        width = int(batch["attention_mask"].any(0).nonzero().max()) + 1
+        batch = {name: values[:, :width] if values.dim() > 1 else values for name, values in batch.items()}
+    if count <= 0:
+        for name in ("labels", "sentence_labels"):
+            if name in batch:
+                batch[name] = torch.full_like(batch[name], -100)
+    return batch
 
 
 def no_targets(names: list[str], rows: int) -> str:
