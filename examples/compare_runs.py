@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what several runs logged into one figure, and puts their last evaluations into one table.
 
-    python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" --metrics eval_mlm_perplexity --log_scale \\
-        --output comparison
+    python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" \\
+        --metrics eval_mlm_perplexity eval_mlm_accuracy --output comparison
 
 Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
 comparison.png, comparison.md and comparison.json into the output folder.
@@ -22,7 +22,6 @@ def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, output folders of Trainer scripts")
     parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; a panel and a column each")
-    parser.add_argument("--log_scale", action="store_true", help="a logarithmic axis for the values")
     parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder to write to")
     return parser.parse_args(argv)
 
@@ -91,8 +90,9 @@ def main(argv=None):
         sys.exit(f"compare_runs: {error}")
     args.output.mkdir(parents=True, exist_ok=True)
     panels = [("", [*histories], [metric]) for metric in args.metrics]
+    logarithmic = [metric for metric in args.metrics if metric.endswith("perplexity")]
     firsts = {name: logs[0] for name, logs in histories.items()}
-    plot_curves(firsts, args.output / "comparison.png", panels=panels, log_scale=args.log_scale)
+    plot_curves(firsts, args.output / "comparison.png", panels=panels, log_scale=logarithmic)
     text = table(summary, args.metrics)
     (args.output / "comparison.md").write_text(text + "\n", encoding="utf-8")
     (args.output / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

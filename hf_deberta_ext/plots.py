@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures: the curves of one or several Trainer runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def plot_curves(
     path: str | Path,
     *,
     panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
-    log_scale: bool = False,
+    log_scale: Collection[str] = (),
 ) -> Path:
     """Draws what Trainer logged against its steps, and saves the figure.
 
@@ -31,7 +31,7 @@ def plot_curves(
         path (`Path`): where to write; the ending decides the format (.png, .svg, .pdf). Its folder is made if need be.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
             panel with all runs and the metrics "loss" and "eval_loss".
-        log_scale (`bool`): a logarithmic axis for the values, as perplexities need.
+        log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
     Returns:
         `path`.
     Raises:
@@ -50,7 +50,7 @@ def plot_curves(
     for axes, (title, names, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, histories, names, metrics)
         axes.set_title(title, fontsize=12)
-        if log_scale:
+        if {*metrics} & {*log_scale}:
             _use_log_scale(axes)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ def plot_curves(
 
 
 def _use_log_scale(axes):
-    """Plain numbers at 1, 2 and 5 of each power of ten."""
+    """Plain numbers on a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 

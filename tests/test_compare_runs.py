@@ -30,7 +30,7 @@ def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_pat
     a, b, c = (finished(tmp_path / name, 9.0, last) for name, last in dict(a=4.0, b=6.0, c=7.0).items())
     runs = [f"EMD={a}", f"EMD={b}", f"no EMD={c}"]
     output = ["--output", str(tmp_path / "out")]
-    compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", "--log_scale", *output])
+    compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", *output])
     printed = capsys.readouterr().out
     assert "| EMD | 2 | 20 | 5 ± 1.4 |" in printed and "| no EMD | 1 | 20 | 7 |" in printed
     assert (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8") == printed

@@ -102,10 +102,12 @@ def test_plot_curves_names_the_extra_where_matplotlib_is_missing(tmp_path, monke
         plot_curves({"run": HISTORY}, tmp_path / "curves.png")
 
 
-def test_log_scale_has_plain_numbers_on_its_axis(tmp_path, drawn_axes):
-    history = [{"step": 1, "eval_mlm_perplexity": 2000.0}, {"step": 2, "eval_mlm_perplexity": 30.0}]
-    plot_curves({"run": history}, tmp_path / "curves.png", panels=[("", ["run"], ["eval_mlm_perplexity"])], log_scale=True)
-    (axes,) = drawn_axes
-    assert axes.get_yscale() == "log" and axes.get_ylabel() == "held-out perplexity"
-    shown = {label.get_text() for label in axes.get_yticklabels()}
-    assert {"50", "100", "1000"} <= shown
+def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(tmp_path, drawn_axes):
+    names = ("eval_mlm_perplexity", "eval_mlm_accuracy")
+    history = [{"step": step, names[0]: value, names[1]: 0.1 * step} for step, value in ((1, 2000.0), (2, 30.0))]
+    panels = [("", ["run"], [name]) for name in names]
+    plot_curves({"run": history}, tmp_path / "curves.png", panels=panels, log_scale=names[:1])
+    perplexity, accuracy = drawn_axes
+    assert (perplexity.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
+    assert (perplexity.get_ylabel(), accuracy.get_ylabel()) == ("held-out perplexity", "held-out accuracy")
+    assert {"50", "100", "1000"} <= {label.get_text() for label in perplexity.get_yticklabels()}
