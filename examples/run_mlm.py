@@ -147,7 +147,8 @@ def run(model_args, data_args, masking_args, args):
     if model_args.train_tokenizer is None:
         tokenizer, tokenizer_facts = get_tokenizer(model_args, data_args)
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    if args.should_save:
+        begin_run(args.output_dir, fixed_arguments(model_args, data_args, masking_args, args), checkpoint is not None)
     corpus, held_out = corpora(data_args, model_args)
 
     # 2. Tokenizer and model
@@ -156,8 +157,6 @@ def run(model_args, data_args, masking_args, args):
             tokenizer, tokenizer_facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
     set_seed(args.seed)
     model = get_model(model_args, args, config, tokenizer)
-    if args.should_save:
-        begin_run(args.output_dir, fixed_arguments(model_args, data_args, masking_args, args), checkpoint is not None)
 
     # 3. Documents -> examples -> masked batches
     with args.main_process_first(desc="packing"):
@@ -220,7 +219,7 @@ def run(model_args, data_args, masking_args, args):
     return metrics
 
 
-def check_arguments(data_args: "DataArguments", model_args: "ModelArguments", args: PretrainingArguments):
+def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: PretrainingArguments):
     """Flags that are wrong by themselves, or together.
 
     Raises:
