@@ -2,7 +2,7 @@
 """Draws what several runs logged into one figure, and puts their last evaluations into one table.
 
     python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" \\
-        --metrics eval_mlm_perplexity eval_mlm_accuracy --output comparison
+        --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
 Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
 comparison.png, comparison.md and comparison.json into the output folder.
@@ -22,7 +22,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, output folders of Trainer scripts")
     parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; a panel and a column each")
-    parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder to write to")
+    parser.add_argument("--output_dir", type=Path, default=Path("comparison"), help="folder to write to")
     return parser.parse_args(argv)
 
 
@@ -44,12 +44,12 @@ def read_runs(runs: list[str]) -> dict[str, list[list[dict]]]:
     return dict(histories)
 
 
-def last_values(history: list[dict], metric: str) -> tuple[int, float]:
+def last_values(name: str, history: list[dict], metric: str) -> tuple[int, float]:
     """The step and the value of the last entry that has the metric."""
     found = [(entry["step"], entry[metric]) for entry in history if metric in entry]
     if not found:
-        names = sorted({name for entry in history for name in entry})
-        raise ValueError(f"the runs did not log {metric}; they logged {', '.join(names)}")
+        logged = sorted({key for entry in history for key in entry})
+        raise ValueError(f"the run {name} did not log {metric}; it logged {', '.join(logged)}")
     return found[-1]
 
 
@@ -59,7 +59,7 @@ def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dic
     for name, logs in histories.items():
         summary[name] = {}
         for metric in metrics:
-            steps, values = zip(*(last_values(log, metric) for log in logs), strict=True)
+            steps, values = zip(*(last_values(name, log, metric) for log in logs), strict=True)
             deviation = statistics.stdev(values) if len(values) > 1 else None
             summary[name][metric] = dict(
                 mean=statistics.mean(values), standard_deviation=deviation, values=values, steps=steps
@@ -88,14 +88,14 @@ def main(argv=None):
         summary = summarise(histories, args.metrics)
     except ValueError as error:
         sys.exit(f"compare_runs: {error}")
-    args.output.mkdir(parents=True, exist_ok=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     panels = [("", [*histories], [metric]) for metric in args.metrics]
     logarithmic = [metric for metric in args.metrics if metric.endswith("perplexity")]
     firsts = {name: logs[0] for name, logs in histories.items()}
-    plot_curves(firsts, args.output / "comparison.png", panels=panels, log_scale=logarithmic)
+    plot_curves(firsts, args.output_dir / "comparison.png", panels=panels, log_scale=logarithmic)
     text = table(summary, args.metrics)
-    (args.output / "comparison.md").write_text(text + "\n", encoding="utf-8")
-    (args.output / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    (args.output_dir / "comparison.md").write_text(text + "\n", encoding="utf-8")
+    (args.output_dir / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(text)
 
 

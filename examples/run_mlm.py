@@ -22,7 +22,8 @@ A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives besid
 
 A run that was stopped goes on with the same command and `--resume_from_checkpoint last`; on CPU its weights are those of
 a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2 examples/run_mlm.py ...` trains on two processes.
-The output folder holds model, tokenizer, README.md (the model card), curves.png, all_results.json, and run_arguments.json.
+The output folder holds model, tokenizer, README.md (the model card), curves.png, all_results.json, run_arguments.json (what
+a resumed run must repeat), run_report.json (tokenizer, packing, duration) and checkpoints.
 """
 
 import dataclasses
@@ -88,7 +89,9 @@ class ModelArguments:
 class DataArguments:
     train_data: list[str] = field(default_factory=list, metadata={"help": "files, folders or one Hub data set"})
     validation_data: list[str] = field(default_factory=list, metadata={"help": "the same; default: split off"})
-    validation_documents: int = option(100, "documents of the training data to hold out, without --validation_data")
+    validation_documents: int | None = option(
+        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
+    )
     documents: str = option("blank_line", "what ends a document of a text file", choices=["blank_line", "line", "file"])
     text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set")
@@ -195,8 +198,10 @@ def run(model_args, data_args, masking_args, args):
     )
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+    # None if the run had finished before: what it wrote then stays.
+    if result.metrics:
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
 
     # 5. Evaluate and report
     metrics = trainer.evaluate()
@@ -327,13 +332,14 @@ def corpora(data_args: DataArguments, model_args: ModelArguments):
         documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
         cache_dir=model_args.cache_dir, token=model_args.token,
     )  # fmt: skip
-    count = data_args.validation_documents
     if data_args.validation_data:
         held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
     corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
+    count = data_args.validation_documents
     if data_args.streaming:
         from datasets import Dataset
 
+        count = count or 100
         if not data_args.validation_data:
             held_out = Dataset.from_list(list(corpus.take(count)))
             if next(iter(corpus.skip(count)), None) is None:
@@ -342,10 +348,11 @@ def corpora(data_args: DataArguments, model_args: ModelArguments):
         return corpus.skip(0 if data_args.validation_data else count), held_out
     if data_args.validation_data:
         return corpus, held_out
+    count = count or min(100, max(1, len(corpus) // 10))
     if count >= len(corpus):
         raise ValueError(
-            f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give --validation_data, or a number "
-            f"from 1 to {len(corpus) - 1} (--documents line makes each line a document)"
+            f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give fewer, or --validation_data "
+            "(--documents line makes each line a document)"
         )
     split = corpus.train_test_split(test_size=count, seed=0)
     return split["train"], split["test"]
@@ -373,6 +380,8 @@ def trained_tokenizer(model_args, data_args, args, corpus, resuming: bool):
     )
     sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
     made = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | tokenizer_report(tokenizer, texts(sample))
+    few = f" of {model_args.vocab_size} asked for: the text has no more" if len(tokenizer) < model_args.vocab_size else ""
+    print(f"tokenizer: {len(tokenizer)} tokens{few}", flush=True)
     tokenizer.save_pretrained(folder)
     facts.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     return tokenizer, made
@@ -389,7 +398,7 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
         except (RuntimeError, SafetensorError) as error:
             raise ValueError(
                 f"the weights of {model_args.model} cannot be read, or do not fit its configuration with --config_overrides "
-                f"{model_args.config_overrides}: {error}"
+                f"{model_args.config_overrides}: {str(error).splitlines()[0]}"
             ) from error
     config.vocab_size = max(tokenizer.get_vocab().values()) + 1
     config.pad_token_id = tokenizer.pad_token_id

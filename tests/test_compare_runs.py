@@ -29,7 +29,7 @@ def finished(folder, *values):
 def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_path, capsys):
     a, b, c = (finished(tmp_path / name, 9.0, last) for name, last in dict(a=4.0, b=6.0, c=7.0).items())
     runs = [f"EMD={a}", f"EMD={b}", f"no EMD={c}"]
-    output = ["--output", str(tmp_path / "out")]
+    output = ["--output_dir", str(tmp_path / "out")]
     compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", *output])
     printed = capsys.readouterr().out
     assert "| EMD | 2 | 20 | 5 ± 1.4 |" in printed and "| no EMD | 1 | 20 | 7 |" in printed
@@ -44,7 +44,7 @@ def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_pat
     [
         (["{folder}"], ["eval_loss"], "takes NAME=FOLDER"),
         (["a={folder}/nothing"], ["eval_loss"], "is no output folder of a finished run"),
-        (["a={folder}"], ["eval_f1"], "did not log eval_f1; they logged eval_loss, eval_mlm_perplexity, step"),
+        (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; it logged eval_loss, eval_mlm_perplexity, step"),
     ],
 )
 def test_what_cannot_be_compared_is_named(runs, metrics, message, compare_runs, tmp_path):

@@ -229,6 +229,11 @@ def test_impossible_arguments_are_refused(arguments, message, tmp_path):
         PretrainingArguments(str(tmp_path), **arguments)
 
 
+def test_the_output_folder_must_be_named():
+    with pytest.raises(ValueError, match="output_dir is missing"):
+        PretrainingArguments()
+
+
 def test_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
     model = MultiObjectiveMaskedLM(tiny_config())
     with pytest.raises(ValueError, match="the model has heads for mlm, the weights are for mlm, sop, sbo"):

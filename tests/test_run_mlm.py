@@ -232,6 +232,19 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
 
 
+def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
+    """Trainer alone takes one more step."""
+    flags = dict(learning_rate=1e-3, lr_scheduler_type="constant")
+    run_mlm.main(arguments(text, tmp_path / "run", **flags))
+    names = ("model.safetensors", "train_results.json", "trainer_state.json")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    run_mlm.main(arguments(text, tmp_path / "run", **flags, resume_from_checkpoint="last"))
+    for name in names[:2]:
+        assert (tmp_path / "run" / name).read_bytes() == before[name], name
+    assert losses(tmp_path / "run") and not (tmp_path / "run" / "checkpoint-5").exists()
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text(encoding="utf-8"))["global_step"] == 4
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -141,6 +141,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "lm_predictions.lm_head.decoder.bias": "lm_predictions.lm_head.bias",
     }
+    # Heads of objectives that were trained beside this one.
+    _keys_to_ignore_on_load_unexpected = [r"^span_boundary\.", r"^sentence_relationship\."]  # noqa: RUF012
     _decodes_absolute_positions = True
 
     def __init__(self, config: DebertaExtConfig):

@@ -29,7 +29,7 @@ transformers' Trainer. {size}
 ```python
 from transformers import pipeline
 
-fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)
+fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
 print(fill_mask("Paris is the [MASK] of France."))
 ```
 

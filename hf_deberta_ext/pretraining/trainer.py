@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import EvalPrediction, Trainer, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
@@ -37,11 +38,21 @@ class PretrainingArguments(TrainingArguments):
     nsp_weight: float = field(default=0.0, metadata={"help": "weight of next sentence prediction (BERT)"})
     sop_weight: float = field(default=0.0, metadata={"help": "weight of sentence order prediction (ALBERT)"})
     sbo_weight: float = field(default=0.0, metadata={"help": "weight of the span boundary objective (SpanBERT)"})
+    output_dir: str | None = field(default=None, metadata={"help": "where checkpoints, model and report go; must be given"})
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
+    )
+    logging_steps: float = field(default=0.01, metadata={"help": "log so often: steps, or below 1 a share of all steps"})
+    eval_steps: float | None = field(
+        default=0.1, metadata={"help": "evaluate so often, with eval_strategy steps: steps, or below 1 a share of all steps"}
+    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "must stay False: the collator reads columns that the model does not"}
     )
 
     def __post_init__(self):
+        if self.output_dir is None:
+            raise ValueError("output_dir is missing: say where checkpoints, model and report go")
         weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
         for name, weight in weights.items():
             if not (math.isfinite(weight) and weight >= 0):
@@ -101,6 +112,16 @@ class PretrainingTrainer(Trainer):
         for dataset in evaluated.values():
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step."""
+        if isinstance(resume_from_checkpoint, str):
+            state = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, "trainer_state.json"))
+            if 0 < state.max_steps <= state.global_step:
+                self._load_from_checkpoint(resume_from_checkpoint)
+                self.state = state
+                return TrainOutput(state.global_step, 0.0, {})
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _check_targets(self, dataset):
         counts = torch.zeros(len(self.objectives))
