@@ -131,6 +131,16 @@ def test_fixed_examples_stay_in_epoch_0():
     assert examples[0]["epoch"] == row["epoch"] == row["told"] == 0
 
 
+def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
+    """Runs with other seeds are compared on the same masks."""
+    examples = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 4
+    fixed, free = (NumberedExamples(examples, fixed=fixed) for fixed in (True, False))
+    labels = [collator(seed=seed)([fixed[i] for i in range(4)])["labels"] for seed in (0, 7)]
+    assert torch.equal(*labels) and (labels[0] != -100).any()
+    others = [collator(seed=seed)([free[i] for i in range(4)])["labels"] for seed in (0, 7)]
+    assert torch.equal(labels[0], others[0]) and not torch.equal(*others)
+
+
 # ------- dynamic and static masks
 
 

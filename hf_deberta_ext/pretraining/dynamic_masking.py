@@ -54,6 +54,10 @@ class _Epoch:
     def get(self) -> int:
         return int(self.shared[0])
 
+    def columns(self, epoch: int) -> dict[str, Any]:
+        """What a row says of its epoch."""
+        return {"epoch": epoch, "fixed": True} if self.fixed else {"epoch": epoch}
+
 
 class NumberedExamples(Dataset):
     """A data set of which each row says its number ("example") and in which pass over the data it is read ("epoch").
@@ -63,7 +67,8 @@ class NumberedExamples(Dataset):
 
     Args:
         dataset (`Sequence[dict]` or `datasets.Dataset`): rows that `MaskingCollator` can read.
-        fixed (`bool`): the epoch stays 0, as evaluation needs: it must see the same masks each time.
+        fixed (`bool`): the epoch stays 0, and the collator's seed does not count, as evaluation needs: it must see the same
+            masks each time, and in runs with other seeds.
     """
 
     def __init__(self, dataset: Sequence[Mapping[str, Any]], *, fixed: bool = False):
@@ -74,7 +79,7 @@ class NumberedExamples(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        return {**self.dataset[i], "example": int(i), "epoch": self.epoch.get()}
+        return {**self.dataset[i], "example": int(i), **self.epoch.columns(self.epoch.get())}
 
     def set_epoch(self, epoch: int):
         self.epoch.set(epoch)
@@ -90,7 +95,7 @@ class NumberedStream(IterableDataset):
     Args:
         dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
             `set_epoch`, which may shuffle anew, is called, too.
-        fixed (`bool`): the epoch stays 0, as evaluation needs.
+        fixed (`bool`): as in `NumberedExamples`.
         endless (`bool`): when all is read, begin the next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
         block (`int`): neighbouring examples that go to one worker. Batch size x number of processes keeps the order of the
@@ -124,7 +129,7 @@ class NumberedStream(IterableDataset):
                 dataset.set_epoch(epoch)
             number = -1
             for number, row in enumerate(_rows(dataset)):
-                yield {"example": number, **row, "epoch": epoch}
+                yield {"example": number, **row, **self.epoch.columns(epoch)}
             if not self.endless:
                 return
             if number < 0:
@@ -162,7 +167,7 @@ class MaskingCollator:
     Args:
         vocabulary (`MaskingVocabulary`): of the tokenizer that encoded the examples.
         options (`MaskingOptions`): what is masked.
-        seed (`int`): of all masks.
+        seed (`int`): of all masks, but for those of examples that are `fixed`.
         duplicates (`int`, *optional*): None masks anew in each epoch (dynamic); 1 always alike (static); 10 is RoBERTa's
             description of BERT's static masking, ten masks for each example, which recur every ten epochs.
         sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
@@ -241,7 +246,8 @@ class MaskingCollator:
         if "sentence_labels" in feature:
             row["sentence_labels"] = feature["sentence_labels"]
         epoch = feature["epoch"] % self.duplicates if self.duplicates else feature["epoch"]
-        generator = example_generator(self.seed, epoch, feature["example"])
+        seed = 0 if feature.get("fixed") else self.seed
+        generator = example_generator(seed, epoch, feature["example"])
         if self.sentence_order:
             row = self._reordered(row, generator)
         row["input_ids"], row["labels"] = mask(row["input_ids"], self.vocabulary, self.options, generator)
