@@ -61,6 +61,9 @@ from hf_deberta_ext.pretraining import (
     train_tokenizer,
     write_model_card,
 )
+from hf_deberta_ext.pretraining.corpus import DOCUMENTS
+from hf_deberta_ext.pretraining.masking import POLICIES, UNITS
+from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.pretraining.run_folder import TOKENIZER_FOLDER
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
@@ -92,7 +95,7 @@ class DataArguments:
     validation_documents: int | None = option(
         None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
     )
-    documents: str = option("blank_line", "what ends a document of a text file", choices=["blank_line", "line", "file"])
+    documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
     text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set")
     train_split: str = option("train", "of Hub data")
@@ -102,7 +105,7 @@ class DataArguments:
     packing: str = option(
         "full_sentences",
         "how documents become examples",
-        choices=["full_sentences", "document_sentences", "segment_pair", "sentence_pair", "best_fit"],
+        choices=[*MODES],
     )
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included")
     min_tokens: int = option(1, "shorter documents are left out, and counted")
@@ -114,14 +117,14 @@ class DataArguments:
 
 @dataclass
 class MaskingArguments:
-    masking: str = option("word", "what is masked together", choices=["token", "word", "ngram", "span"])
+    masking: str = option("word", "what is masked together", choices=[*UNITS])
     masking_rate: float = option(0.15, "share of the tokens to mask")
     max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
     span_p: float = option(0.2, "of the geometric distribution of span lengths")
     max_span: int = option(10, "longest span, in words")
     mask_share: float = option(0.8, "of the masked tokens, how many become [MASK]")
     random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
-    masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=["uniform", "official"])
+    masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=[*POLICIES])
     masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
 
 
@@ -242,7 +245,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         value = getattr(data_args, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
-    pairs = data_args.packing in ("segment_pair", "sentence_pair")
+    pairs = data_args.packing in PAIR_MODES
     if pairs and not (args.nsp_weight or args.sop_weight):
         raise ValueError(
             f"--packing {data_args.packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences"
@@ -388,24 +391,24 @@ def trained_tokenizer(model_args, data_args, args, corpus, resuming: bool):
 
 
 def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObjectiveMaskedLM:
-    options = {} if model_args.attn_implementation is None else {"attn_implementation": model_args.attn_implementation}
     config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if model_args.model is not None:
+    if model_args.model is None:
+        config.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        config.pad_token_id = tokenizer.pad_token_id
+        check_tokenizer(tokenizer, config, needs_mask=True)
+        model = MultiObjectiveMaskedLM(config, args.objectives)
+    else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        options |= dict(config=config, objectives=args.objectives, dtype=torch.float32)
+        options = dict(config=config, objectives=args.objectives, dtype=torch.float32)
         try:
-            return MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options, **download(model_args))
+            model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options, **download(model_args))
         except (RuntimeError, SafetensorError) as error:
             raise ValueError(
                 f"the weights of {model_args.model} cannot be read, or do not fit its configuration with --config_overrides "
                 f"{model_args.config_overrides}: {str(error).splitlines()[0]}"
             ) from error
-    config.vocab_size = max(tokenizer.get_vocab().values()) + 1
-    config.pad_token_id = tokenizer.pad_token_id
-    check_tokenizer(tokenizer, config, needs_mask=True)
-    model = MultiObjectiveMaskedLM(config, args.objectives)
-    if options:
-        model.set_attn_implementation(options["attn_implementation"])
+    if model_args.attn_implementation is not None:
+        model.set_attn_implementation(model_args.attn_implementation)
     return model
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import decoders
 
-__all__ = ["MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"]
+__all__ = ["POLICIES", "UNITS", "MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"]
 
 UNITS = ("token", "word", "ngram", "span")
 POLICIES = ("uniform", "official")

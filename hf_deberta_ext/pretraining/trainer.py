@@ -53,11 +53,11 @@ class PretrainingArguments(TrainingArguments):
     def __post_init__(self):
         if self.output_dir is None:
             raise ValueError("output_dir is missing: say where checkpoints, model and report go")
-        weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
-        for name, weight in weights.items():
+        for name in OBJECTIVES:
+            weight = getattr(self, f"{name}_weight")
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
-        check_objectives([name for name in OBJECTIVES if weights[name] > 0])
+        check_objectives([*self.objectives])
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
