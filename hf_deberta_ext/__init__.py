@@ -6,6 +6,7 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -22,6 +23,7 @@ from .model.enhanced_mask_decoder import EnhancedMaskDecoder
 from .model.modeling_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
     DebertaExtForQuestionAnswering,
     DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
@@ -39,6 +41,7 @@ __all__ = [
     "DebertaExtConfig",
     "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice",
+    "DebertaExtForPreTraining",
     "DebertaExtForQuestionAnswering",
     "DebertaExtForReplacedTokenDetection",
     "DebertaExtForSequenceClassification",
@@ -64,6 +67,7 @@ __all__ = [
 AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
 for auto_class, model_class in {
     AutoModel: DebertaExtModel,
+    AutoModelForPreTraining: DebertaExtForPreTraining,
     AutoModelForMaskedLM: DebertaExtForMaskedLM,
     AutoModelForSequenceClassification: DebertaExtForSequenceClassification,
     AutoModelForTokenClassification: DebertaExtForTokenClassification,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The curves: a readable file comes out, nothing global changes, and mistakes are named."""
+"""Curves, similarities and comparisons: a readable file comes out, nothing global changes, and mistakes are named."""
 
 import builtins
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from hf_deberta_ext.plots import plot_curves
+from hf_deberta_ext.plots import plot_comparison, plot_curves, plot_embedding_similarity
 
 HISTORY = [
     {"step": 0, "eval_loss": 3.0, "eval_accuracy": 0.1},
@@ -111,3 +111,108 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(tmp_pa
     assert (perplexity.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
     assert (perplexity.get_ylabel(), accuracy.get_ylabel()) == ("held-out perplexity", "held-out accuracy")
     assert {"50", "100", "1000"} <= {label.get_text() for label in perplexity.get_yticklabels()}
+
+
+RTD_METRICS = [
+    "generator_loss", "discriminator_loss", "replaced_share", "discriminator_precision", "discriminator_recall",
+    "eval_discriminator_precision", "eval_discriminator_recall",
+    "eval_generator_similarity", "eval_discriminator_similarity",
+]  # fmt: skip
+RTD_HISTORY = [{"step": step, **{metric: 0.1 * step for metric in RTD_METRICS}} for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "metrics, y_label, legend",
+    [
+        (["generator_loss"], "loss", ["training loss"]),
+        (["generator_loss", "discriminator_loss"], "loss", ["generator loss", "discriminator loss"]),
+        (
+            [f"{kind}discriminator_{name}" for kind in ("", "eval_") for name in ("precision", "recall")],
+            "precision, recall",
+            ["precision", "recall", "held-out precision", "held-out recall"],
+        ),
+        (
+            ["eval_generator_similarity", "eval_discriminator_similarity"],
+            "average cosine similarity",
+            ["generator", "discriminator"],
+        ),
+        (["replaced_share"], "replaced share", ["replaced share"]),
+    ],
+    ids=["generator", "losses", "precision_recall", "similarity", "share"],
+)
+def test_plot_curves_names_the_metrics_of_replaced_token_detection(metrics, y_label, legend, tmp_path, drawn_axes):
+    plot_curves({"GDES": RTD_HISTORY}, tmp_path / "curves.png", panels=[("", ["GDES"], metrics)])
+    (axes,) = drawn_axes
+    assert axes.get_ylabel() == y_label
+    assert [line.get_label() for line in axes.lines] == legend
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_plot_curves_tells_every_curve_of_a_panel_from_the_others(names, tmp_path, drawn_axes):
+    plot_curves({name: RTD_HISTORY for name in names}, tmp_path / "curves.png", panels=[("", names, RTD_METRICS[:3])])
+    plot_curves({name: RTD_HISTORY for name in names}, tmp_path / "curves.png", panels=[("", names, RTD_METRICS[3:])])
+    for axes in drawn_axes:
+        looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+        assert len({*looks}) == len(looks) == len({line.get_label() for line in axes.lines}) >= 3
+
+
+SIMILARITIES = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
+
+
+def test_plot_embedding_similarity_draws_a_bar_for_each_value_and_prints_it(tmp_path, drawn_axes):
+    path = plot_embedding_similarity(SIMILARITIES, tmp_path / "new" / "similarity.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and 10_000 < len(data) < 300_000
+    (axes,) = drawn_axes
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
+    assert heights == {"generator": [0.3], "discriminator": [-0.02, 0.25]}
+    assert {text.get_text() for text in axes.texts} == {"0.300", "-0.020", "0.250"}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["NES", "ES"]
+    # A run with one table has its bar in the middle of its place.
+    bar = axes.containers[1][1]
+    assert bar.get_x() + bar.get_width() / 2 == pytest.approx(1)
+    colours = {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
+    assert colours["generator"] != colours["discriminator"]
+
+
+def test_plot_embedding_similarity_of_one_kind_names_that_kind_alone(tmp_path, drawn_axes):
+    path = plot_embedding_similarity({"MLM": {"generator": 0.3}}, tmp_path / "similarity.svg")
+    assert "<svg" in path.read_text(encoding="utf-8")[:1000]
+    assert [bars.get_label() for bars in drawn_axes[0].containers] == ["generator"]
+
+
+@pytest.mark.parametrize(
+    "similarities, message",
+    [
+        ({}, "nothing to draw"),
+        ({"ES": {}}, "'ES' needs a value for 'generator' or 'discriminator', got nothing"),
+        ({"ES": {"delta": 0.1}}, "got 'delta'"),
+        ({"ES": {"generator": float("nan")}}, r"the generator's similarity of 'ES' must be in \[-1, 1\], got nan"),
+        ({"ES": {"generator": 7.0}}, "got 7.0"),
+    ],
+)
+def test_plot_embedding_similarity_names_what_it_cannot_draw(similarities, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plot_embedding_similarity(similarities, tmp_path / "similarity.png")
+
+
+def test_plot_comparison_draws_every_seed_the_mean_and_its_spread(tmp_path, drawn_axes):
+    scores = {"GDES": [0.7, 0.8, 0.9], "MLM": [0.6]}
+    plot_comparison(scores, tmp_path / "scores.png", label="accuracy", baselines={"majority class": 0.5})
+    (axes,) = drawn_axes
+    seeds = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+    assert [[*values] for values in seeds] == [[0.7, 0.8, 0.9], [0.6]]
+    (segment,) = axes.containers[0][2][0].get_segments()
+    assert segment[:, 1] == pytest.approx([0.7, 0.9])
+    assert [text.get_text() for text in axes.texts] == ["0.8", "0.6"]
+    assert axes.get_ylabel() == "accuracy"
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_label().startswith("majority class")] == [0.5]
+
+
+@pytest.mark.parametrize(
+    "scores, message",
+    [({}, "nothing to draw"), ({"a": []}, "'a' needs finite scores"), ({"a": [1.0, float("inf")]}, "got .*inf")],
+)
+def test_plot_comparison_names_what_it_cannot_draw(scores, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plot_comparison(scores, tmp_path / "scores.png", label="accuracy")

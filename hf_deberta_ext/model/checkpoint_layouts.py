@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-__all__ = ["LoadingReport", "convert_official", "read_state_dict"]
+__all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict"]
 
 # In the order in which transformers looks for them.
 WEIGHT_FILES = (
@@ -132,7 +132,21 @@ def _read_file(path: str) -> dict:
         ) from error
 
 
-def convert_official(state_dict: dict, config) -> tuple[dict[str, torch.Tensor], LoadingReport]:
+def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:
+    """The generator that the v3 repos hold beside the discriminator: its tensors, and its configuration where there is one;
+    None without it."""
+    optional = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False, **download)
+    weights = cached_file(name_or_path, "pytorch_model.generator.bin", **optional)
+    if weights is None:
+        return None
+    stock = cached_file(name_or_path, "generator_config.json", **optional)
+    if stock is None:
+        return _read_file(weights), None
+    with open(stock, encoding="utf-8") as file:
+        return _read_file(weights), json.load(file)
+
+
+def convert_official(state_dict: dict, config, delta_bases: dict | None = None) -> tuple[dict[str, torch.Tensor], LoadingReport]:
     """The tensors of an official checkpoint under our names.
 
     v1's `in_proj.weight` [3·hidden, hidden] holds, head after head, d rows of q, d of k, d of v; it has no key bias, and
@@ -141,6 +155,8 @@ def convert_official(state_dict: dict, config) -> tuple[dict[str, torch.Tensor],
     Args:
         state_dict (`dict`): as read from the file.
         config (`DebertaExtConfig`): for the number of heads.
+        delta_bases (`dict`, *optional*): the generator's tables by name ("word_embeddings"), to which the deltas of a
+            checkpoint that holds nothing else are added.
 
     Returns:
         the converted tensors, and a report whose `converted` and `unused` are filled.
@@ -155,7 +171,13 @@ def convert_official(state_dict: dict, config) -> tuple[dict[str, torch.Tensor],
         if why is None and not torch.is_tensor(value):
             why = f"not a tensor but {type(value).__name__}"
         if match := _DELTA.match(key):
-            table = match[1] + "weight"
+            table, base = match[1] + "weight", (delta_bases or {}).get(match[1].split(".")[-2])
+            if table not in state_dict and base is not None and torch.is_tensor(value):
+                # In the precision of the file, which is that of the sum.
+                tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
+                report.converted[key] = [table]
+                report.notes.append(f"{key} was added to the generator's table")
+                continue
             if table not in state_dict:
                 raise ValueError(
                     f"the checkpoint has {key} but no {table}: it is the difference from the generator's table that "

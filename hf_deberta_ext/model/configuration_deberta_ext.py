@@ -3,6 +3,7 @@
 """`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, its presets, and what travels to the Hub."""
 
 import contextlib
+import copy
 import difflib
 import functools
 import os
@@ -26,6 +27,7 @@ __all__ = ["DebertaExtConfig"]
 AUTO_MAP = {
     "AutoConfig": "configuration_deberta_ext.DebertaExtConfig",
     "AutoModel": "modeling_deberta_ext.DebertaExtModel",
+    "AutoModelForPreTraining": "modeling_deberta_ext.DebertaExtForPreTraining",
     "AutoModelForMaskedLM": "modeling_deberta_ext.DebertaExtForMaskedLM",
     "AutoModelForSequenceClassification": "modeling_deberta_ext.DebertaExtForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_deberta_ext.DebertaExtForTokenClassification",
@@ -89,6 +91,13 @@ _COMMON_NAMES = {
 }  # fmt: skip
 
 
+# Fields of a joint model of generator and discriminator, which its parts do not have.
+_JOINT_FIELDS = (
+    "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
+)  # fmt: skip
+# Fields in which a generator that shares every weight with the discriminator may differ.
+_NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
+
 # Microsoft's and transformers' own DeBERTa classes.
 OFFICIAL_TYPES = tuple(_STOCK_DEFAULTS)
 
@@ -144,6 +153,16 @@ class DebertaExtConfig(PreTrainedConfig):
             alone; logits are then [number of labelled tokens, vocab_size].
         pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
         cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
+        generator (`dict`, *optional*): of `DebertaExtForPreTraining`, as the next five: fields in which the generator differs
+            from the discriminator, which this configuration describes. The generator has half the layers if it does not
+            say how many, and with another `hidden_size` heads of the same size and a feed-forward layer in proportion.
+        embedding_sharing (`str`): "gdes", E_D = sg(E_G) + E_delta (DeBERTaV3); "es", one table, which both train (ELECTRA);
+            "nes", two tables; "all", generator and discriminator of one size share the whole encoder (ELECTRA).
+        rtd_lambda (`float`): weight of the discriminator's loss. 50 as published; the official script's default is 10.
+        rtd_temperature (`float`): of the distribution that replacements are drawn from.
+        rtd_special_tokens (`bool`): count [CLS] and [SEP] in the discriminator's loss, as the official code does.
+        special_token_ids (`list[int]`, *optional*): never drawn as replacements: the tokenizer's special tokens, and rows of
+            the table that it has no token for. Must be given to train; [] = anything may be drawn.
         initializer_range, layer_norm_eps (`float`).
 
     Raises:
@@ -180,6 +199,12 @@ class DebertaExtConfig(PreTrainedConfig):
     pooler_dropout: float | int = 0.0
     pooler_hidden_act: str = "gelu"
     cls_dropout: float | int | None = None
+    generator: dict[str, Any] | None = None
+    embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
+    rtd_lambda: float | int = 50.0
+    rtd_temperature: float | int = 1.0
+    rtd_special_tokens: bool = True
+    special_token_ids: list[int] | None = None
     initializer_range: float | int = 0.02
     layer_norm_eps: float = 1e-7
     pad_token_id: int | None = 0
@@ -234,7 +259,7 @@ class DebertaExtConfig(PreTrainedConfig):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
             value = getattr(self, name)
             _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
-        for name in ("initializer_range", "layer_norm_eps"):
+        for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
             _require(self, name, getattr(self, name) > 0, "greater than 0")
         for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
             _require(self, name, getattr(self, name) in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
@@ -244,6 +269,9 @@ class DebertaExtConfig(PreTrainedConfig):
         _require(self, "tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
         pad = self.pad_token_id
         _require(self, "pad_token_id", pad is None or 0 <= pad < self.vocab_size, f"in [0, {self.vocab_size})")
+        special = self.special_token_ids or []
+        inside = all(0 <= token < self.vocab_size for token in special) and len({*special}) < self.vocab_size
+        _require(self, "special_token_ids", inside, f"ids in [0, {self.vocab_size}), and not all of them")
 
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -268,6 +296,59 @@ class DebertaExtConfig(PreTrainedConfig):
                 f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
                 "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
             )
+        if self.generator is not None:
+            self.generator_config()
+
+    def discriminator_config(self) -> "DebertaExtConfig":
+        """The configuration of the discriminator of a joint model, alone."""
+        config = copy.deepcopy(self)
+        for name in _JOINT_FIELDS:
+            setattr(config, name, getattr(type(self), name))
+        config.architectures = None
+        return config
+
+    def generator_config(self) -> "DebertaExtConfig":
+        """The configuration of the generator of a joint model, alone.
+
+        Raises:
+            ValueError: `generator` has an unknown field, or one that contradicts the discriminator or `embedding_sharing`.
+        """
+        config, changes = self.discriminator_config(), dict(self.generator or {})
+        names = {*self.__annotations__} - {*_JOINT_FIELDS, "model_type"}
+        if unknown := sorted(set(changes) - names):
+            raise ValueError("generator: " + "; ".join(map(_unknown_name, unknown)))
+        if self.embedding_sharing != "all":
+            changes.setdefault("num_hidden_layers", max(1, self.num_hidden_layers // 2))
+        if "hidden_size" in changes:
+            width, head_size = changes["hidden_size"], self.hidden_size // self.num_attention_heads
+            changes.setdefault("num_attention_heads", max(1, width // head_size))
+            changes.setdefault("intermediate_size", max(1, width * self.intermediate_size // self.hidden_size))
+            if self.embedding_sharing == "nes":
+                changes.setdefault("embedding_size", width)
+        try:
+            for name, value in changes.items():
+                setattr(config, name, value)
+            config.validate()
+        except ValueError as error:
+            raise ValueError(f"generator: {error}") from error
+        equal = ["vocab_size", "pad_token_id"]
+        if self.embedding_sharing != "nes":
+            equal += ["embedding_size", "position_biased_input"]
+            equal += ["max_position_embeddings"] if self.position_biased_input else []
+        if self.embedding_sharing == "all":
+            equal += sorted(names - {*equal} - _NOT_WEIGHTS)
+        for name in equal:
+            if getattr(config, name) != getattr(self, name):
+                raise ValueError(
+                    f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}"
+                    + (f", under embedding_sharing = {self.embedding_sharing!r}" if name not in equal[:2] else "")
+                )
+        return config
+
+    def difference(self, other: "DebertaExtConfig") -> dict[str, Any]:
+        """The fields of a single model in which this differs from `other`, with the values here."""
+        names = [name for name in self.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "DebertaExtConfig":

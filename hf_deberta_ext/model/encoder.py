@@ -57,7 +57,7 @@ class DebertaExtEmbeddings(nn.Module):
                 )
             if packed is not None:
                 return self.position_embeddings(packed.positions[None])
-            position_ids = torch.arange(length, device=self.position_embeddings.weight.device)[None]
+            position_ids = torch.arange(length, device=self.LayerNorm.weight.device)[None]
             if token_mask is not None:
                 first = token_mask.int().argmax(1, keepdim=True)
                 position_ids = (position_ids - first).clamp(min=0)
@@ -79,7 +79,7 @@ class DebertaExtEmbeddings(nn.Module):
         """[B, N] ids or [B, N, E] `inputs_embeds`, and `token_mask` [B, N] bool (False = padding) -> [B, N, hidden]."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
-        embeddings = inputs_embeds.to(self.word_embeddings.weight.dtype)
+        embeddings = inputs_embeds.to(self.LayerNorm.weight.dtype)
         if self.position_biased_input:
             embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids, token_mask, packed)
         if self.has_token_types:

@@ -14,14 +14,16 @@ from transformers.utils import cached_file, logging
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
+from .embedding_sharing import GradientDisentangledEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states"]
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "config_dict"]
 
+JOINT = "DebertaExtForPreTraining"
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
@@ -69,6 +71,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             init.copy_(module.rows, module.compute_rows())
         elif isinstance(module, LMTransform):
             init.zeros_(module.bias)
+        elif isinstance(module, GradientDisentangledEmbedding):
+            init.zeros_(module.delta.weight)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
         """Checks `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
@@ -221,24 +225,35 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
         """As in transformers. Takes official `deberta` and `deberta-v2` checkpoints, folder or repo id, as they are.
 
-        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused.
+        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`, tables
+        of a generator by name ("word_embeddings"), is for a discriminator that was saved with its deltas alone.
 
         Raises:
             ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
-                configuration has no counterpart, of which nothing fits, or an adapter for a v1 checkpoint.
+                configuration has no counterpart, of which nothing fits, a joint checkpoint of generator and
+                discriminator for another class, or an adapter for a v1 checkpoint.
         """
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         source = pretrained_model_name_or_path
         _refuse_adapter_of_v1(source, download)
         given = "state_dict" in kwargs or "gguf_file" in kwargs
-        if source is None or given or _model_type(source, download) not in OFFICIAL_TYPES:
+        delta_bases = kwargs.pop("delta_bases", None)
+        there = {} if source is None or given else config_dict(source, download) or {}
+        if JOINT in (there.get("architectures") or []) and cls.__name__ != JOINT:
+            raise ValueError(
+                f"{source} holds a generator and a discriminator; for {cls.__name__}, take one of them out first: "
+                f"{JOINT}.from_pretrained({str(source)!r}).export_discriminator().save_pretrained(folder), or "
+                "export_generator()"
+            )
+        if there.get("model_type") not in OFFICIAL_TYPES:
             result = super().from_pretrained(source, *model_args, config=config, **kwargs)
             (result[0] if isinstance(result, tuple) else result)._freeze_unread_positions()
             return result
-        return cls._from_official_checkpoint(source, *model_args, config=config, download=download, **kwargs)
+        kwargs |= dict(config=config, download=download, delta_bases=delta_bases)
+        return cls._from_official_checkpoint(source, *model_args, **kwargs)
 
     @classmethod
-    def _from_official_checkpoint(cls, source, *model_args, config, download, **kwargs):
+    def _from_official_checkpoint(cls, source, *model_args, config, download, delta_bases, **kwargs):
         state_dict = read_state_dict(
             str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
         )
@@ -251,7 +266,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             config = copy.deepcopy(config)
         else:
             config, kwargs = cls.config_class.from_pretrained(config or source, return_unused_kwargs=True, **kwargs)
-        state_dict, report = convert_official(state_dict, config)
+        state_dict, report = convert_official(state_dict, config, delta_bases)
         report.source = str(source)
         positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
         decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
@@ -295,17 +310,17 @@ def _refuse_adapter_of_v1(source, download: dict):
         return
     with open(path, encoding="utf-8") as file:
         base = json.load(file).get("base_model_name_or_path")
-    if base and _model_type(base, {}) == "deberta":
+    if base and (config_dict(base, {}) or {}).get("model_type") == "deberta":
         raise ValueError(
             f"{source} is an adapter for the official v1 checkpoint {base}: load that first, then the adapter, "
             "peft.PeftModel.from_pretrained(model, adapter)"
         )
 
 
-def _model_type(source, download: dict) -> str | None:
-    """What the config.json of a folder or repo says; None without one."""
+def config_dict(source, download: dict) -> dict | None:
+    """The config.json of a folder or repo; None without one."""
     try:
-        return PreTrainedConfig.get_config_dict(source, **download)[0].get("model_type")
+        return PreTrainedConfig.get_config_dict(source, **download)[0]
     except OSError:
         # transformers loads weights alone where it is given a config, or says what is missing.
         return None

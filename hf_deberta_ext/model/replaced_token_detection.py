@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""The head of replaced token detection (DeBERTa-v3; ELECTRA's objective)."""
+"""Replaced token detection (DeBERTa-v3; ELECTRA's objective): the head, and the discriminator with it."""
 
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.utils import can_return_tuple
 
-__all__ = ["ReplacedTokenDetectionHead"]
+from .base_model import DebertaExtModel
+from .configuration_deberta_ext import DebertaExtConfig
+from .losses import mean_loss
+from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
+
+__all__ = ["DebertaExtForReplacedTokenDetection", "ReplacedTokenDetectionHead"]
 
 
 class ReplacedTokenDetectionHead(nn.Module):
@@ -27,3 +34,54 @@ class ReplacedTokenDetectionHead(nn.Module):
         state for each token; None = the first token's."""
         states = self.LayerNorm((hidden_states[:, :1] if cls_states is None else cls_states) + hidden_states)
         return self.classifier(self.activation(self.dense(states))).squeeze(-1)
+
+
+class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
+    """The discriminator of DeBERTa-v3 with the official head: was this token replaced?"""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.mask_predictions = ReplacedTokenDetectionHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """`labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted either (label it -100
+        where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids)
+        states, cls = outputs.last_hidden_state, None
+        if packed is not None:
+            cls = states.index_select(1, packed.first_token)
+        elif attention_mask is not None:
+            cls = cls_states(states, attention_mask, None)[:, None]
+        logits = self.mask_predictions(states, cls)
+        logits = logits if packed is None else packed.pad(logits)
+        loss = None
+        if labels is not None:
+            counted = labels != -100
+            _, token_mask = attention_masks(attention_mask, labels.shape)
+            if document_ids is not None:
+                counted = counted & (document_ids != 0)
+            if token_mask is not None:
+                counted = counted & token_mask
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                logits.float(), labels.float(), weight=counted.float(), reduction="none"
+            )
+            loss = mean_loss(losses, counted.sum(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pre-training run leaves beside its model: curves as PNG, and a model card in Markdown."""
+"""What a pre-training run leaves beside its model: curves as PNG, and model cards in Markdown."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,15 @@ from typing import Any
 
 from ..plots import plot_curves
 
-__all__ = ["CURVES_FILE", "evaluation_table", "plot_objectives", "write_model_card"]
+__all__ = [
+    "CURVES_FILE",
+    "evaluation_table",
+    "plot_objectives",
+    "plot_replaced_tokens",
+    "replaced_token_table",
+    "write_model_card",
+    "write_replaced_token_cards",
+]
 
 CURVES_FILE = "curves.png"
 NAMES = {
@@ -21,32 +29,40 @@ NAMES = {
 CARD = """
 # {title}
 
-A DeBERTa masked language model, {beginning}, with hf_deberta_ext and
-transformers' Trainer. {size}
+{what}, {beginning}, with hf_deberta_ext and
+transformers' Trainer. It has {parameters:.1f} million parameters.
 
 ## How to use it
 
 ```python
-from transformers import pipeline
-
-fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
-print(fill_mask("Paris is the [MASK] of France."))
+{usage}
 ```
 
-The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed.
+{loading}
 
 ## Results on held-out text
 
-{table}
-
-Each loss is a mean over the targets of its objective. {targets}
-
-![Losses and held-out loss during the training]({curves})
+{results}
 
 ## Training
 
 {training}
 """
+LOADING = "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed."
+FILL_MASK = """from transformers import pipeline
+
+fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
+print(fill_mask("Paris is the [MASK] of France."))"""
+FINE_TUNE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = "{folder}"  # the path of this folder, or its Hub id
+model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=2)
+tokenizer = AutoTokenizer.from_pretrained(folder)"""
+JOINT = """from transformers import AutoModelForPreTraining
+
+# The path of this folder, or its Hub id. Folders in it: discriminator is what to fine-tune, generator fills masks.
+model = AutoModelForPreTraining.from_pretrained("{folder}", trust_remote_code=True)
+discriminator, generator = model.export_discriminator(), model.export_generator()"""
 
 
 def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) -> str:
@@ -61,9 +77,31 @@ def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) ->
     return "\n".join(lines)
 
 
+def replaced_token_table(metrics: Mapping[str, float]) -> str:
+    """What `ReplacedTokenTrainer.evaluate` returned, a row for generator and discriminator, as Markdown."""
+
+    def cell(name: str) -> str:
+        value = metrics.get(f"eval_{name}")
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+    columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
+    lines = [f"| part | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    for part, reads in {"generator": "masked tokens", "discriminator": "all tokens"}.items():
+        lines.append(f"| {part}, {reads} | {' | '.join(cell(f'{part}_{name}') for name in columns)} |")
+    return "\n".join(lines)
+
+
 def plot_objectives(history: Sequence[Mapping[str, Any]], path: str | os.PathLike, objectives: Sequence[str]) -> Path:
     """A panel with the training and the held-out loss of each objective."""
     panels = [(NAMES[name], ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
+    return plot_curves({"run": history}, Path(path), panels=panels)
+
+
+def plot_replaced_tokens(history: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Path:
+    """Panels with the losses of generator and discriminator, and the discriminator's precision and recall."""
+    panels = [(part, ["run"], [f"{part}_loss", f"eval_{part}_loss"]) for part in ("generator", "discriminator")]
+    names = [f"{prefix}discriminator_{name}" for name in ("precision", "recall") for prefix in ("", "eval_")]
+    panels.append(("replaced tokens found", ["run"], names))
     return plot_curves({"run": history}, Path(path), panels=panels)
 
 
@@ -89,34 +127,113 @@ def write_model_card(
             has the name only; None = from random weights.
         language (`str` or `list[str]`, *optional*): ISO codes for the Hub.
     """
+    weights = ", ".join(f"{NAMES[name]} (weight {weight:g})" for name, weight in objectives.items())
+    results = [
+        evaluation_table(metrics, [*objectives]),
+        "Each loss is a mean over the targets of its objective. Perplexity is the exponential of the loss under the mask.",
+        f"![Losses and held-out loss during the training]({CURVES_FILE})",
+    ]
+    return _write_card(
+        Path(folder),
+        "A DeBERTa masked language model",
+        FILL_MASK,
+        results,
+        facts={"objectives": weights} | dict(facts),
+        scores={name: metrics[f"eval_mlm_{name}"] for name in ("perplexity", "accuracy")},
+        task=("fill-mask", NAMES["mlm"]),
+        parameters=parameters,
+        base_model=base_model,
+        language=language,
+    )
+
+
+def write_replaced_token_cards(
+    folder: str | os.PathLike,
+    *,
+    metrics: Mapping[str, float],
+    facts: Mapping[str, Any],
+    parameters: Mapping[str, int],
+    base_model: str | None = None,
+    language: str | Sequence[str] | None = None,
+) -> list[Path]:
+    """Writes the cards of a joint model and of the generator and the discriminator in the folders of these names in it.
+
+    Args:
+        metrics (`dict[str, float]`): what the last `ReplacedTokenTrainer.evaluate` returned.
+        parameters (`dict[str, int]`): of the "joint" model, where what is shared counts once, of the "generator" and of the
+            "discriminator".
+        facts, base_model, language: as in `write_model_card`.
+    """
+    folder = Path(folder)
+    common = dict(facts=facts, base_model=base_model, language=language)
+    table = replaced_token_table(metrics)
+    explained = (
+        "The generator's loss is a mean over masked tokens; perplexity is its exponential. The discriminator tells which tokens "
+        f"were replaced, on average {metrics['eval_replaced_share']:.2%} of them: a sample that equals the original counts as "
+        "original. Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
+        f"similarity of word embeddings is {metrics['eval_generator_similarity']:.4f} in the generator and "
+        f"{metrics['eval_discriminator_similarity']:.4f} in the discriminator."
+    )
+    joint = _write_card(
+        folder,
+        "Generator and discriminator of replaced token detection (DeBERTaV3)",
+        JOINT,
+        [table, explained, f"![Losses, precision and recall during the training]({CURVES_FILE})"],
+        scores={},
+        parameters=parameters["joint"],
+        **common,
+    )
+    discriminator = _write_card(
+        folder / "discriminator",
+        "A DeBERTa encoder with the head of replaced token detection, the discriminator of a pre-training as in DeBERTaV3",
+        FINE_TUNE,
+        [table, explained],
+        scores={name: metrics[f"eval_discriminator_{name}"] for name in ("accuracy", "precision", "recall")},
+        task=("other", "replaced token detection"),
+        parameters=parameters["discriminator"],
+        **common,
+    )
+    generator = _write_card(
+        folder / "generator",
+        "A DeBERTa masked language model, the generator of a pre-training by replaced token detection",
+        FILL_MASK,
+        [table, explained],
+        scores={name: metrics[f"eval_generator_{name}"] for name in ("perplexity", "accuracy")},
+        task=("fill-mask", NAMES["mlm"]),
+        parameters=parameters["generator"],
+        **common,
+    )
+    return [joint, discriminator, generator]
+
+
+def _write_card(folder, what, usage, results, *, facts, scores, parameters, base_model, language, task=None) -> Path:
+    """README.md of one folder; `scores` of the `task` (type, name) go to the Hub's table of results."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    folder = Path(folder)
     title = folder.resolve().name
     is_local = base_model is not None and Path(base_model).exists()
     base_name = Path(base_model).resolve().name if is_local else base_model
-    results = [
+    values = [
         EvalResult(
-            task_type="fill-mask", task_name=NAMES["mlm"], dataset_type="text", dataset_name="held-out text",
-            metric_type=name, metric_value=round(metrics[f"eval_mlm_{name}"], 4),
+            task_type=task[0], task_name=task[1], dataset_type="text", dataset_name="held-out text",
+            metric_type=name, metric_value=round(value, 4),
         )
-        for name in ("perplexity", "accuracy")
+        for name, value in scores.items()
     ]  # fmt: skip
     data = ModelCardData(
-        model_name=title, library_name="transformers", pipeline_tag="fill-mask", tags=["deberta", "hf_deberta_ext"],
-        base_model=None if is_local else base_model, language=language, eval_results=results,
+        model_name=title, library_name="transformers", tags=["deberta", "hf_deberta_ext"],
+        pipeline_tag="fill-mask" if task and task[0] == "fill-mask" else None,
+        base_model=None if is_local else base_model, language=language, eval_results=values or None,
     )  # fmt: skip
-    weights = ", ".join(f"{NAMES[name]} (weight {weight:g})" for name, weight in objectives.items())
-    rows = {"objectives": weights} | dict(facts)
-    training = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())])
+    training = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())])
     card = CARD.format(
         title=title,
-        folder=title,
+        what=what,
         beginning="trained from random weights" if base_model is None else f"trained further from {base_name}",
-        size=f"It has {parameters / 1e6:.1f} million parameters.",
-        table=evaluation_table(metrics, [*objectives]),
-        targets="Perplexity is the exponential of the loss under the mask.",
-        curves=CURVES_FILE,
+        parameters=parameters / 1e6,
+        usage=usage.format(folder=title),
+        loading=LOADING,
+        results="\n\n".join(results),
         training=training,
     )
     file = folder / "README.md"

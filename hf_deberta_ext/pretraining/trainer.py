@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PretrainingTrainer`: a weighted sum of objectives, each averaged over its own targets and logged on its own."""
+"""`PretrainingTrainer`: a weighted sum of objectives, each averaged over its own targets and logged on its own.
+
+`TargetTrainer` and `TargetArguments` are what it shares with the trainer of replaced token detection.
+"""
 
 import math
 import os
@@ -13,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
-__all__ = ["PretrainingArguments", "PretrainingTrainer"]
+__all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
 
 # Arguments of Trainer that would change the result silently, or fail at the first evaluation.
@@ -28,16 +31,12 @@ NEEDED = {
 
 
 @dataclass
-class PretrainingArguments(TrainingArguments):
-    """`TrainingArguments` with a weight for each objective; 0 = it is not part of the training.
+class TargetArguments(TrainingArguments):
+    """`TrainingArguments` of a pre-training, refused where they would change its losses silently.
 
     On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
     """
 
-    mlm_weight: float = field(default=1.0, metadata={"help": "weight of masked-language modelling"})
-    nsp_weight: float = field(default=0.0, metadata={"help": "weight of next sentence prediction (BERT)"})
-    sop_weight: float = field(default=0.0, metadata={"help": "weight of sentence order prediction (ALBERT)"})
-    sbo_weight: float = field(default=0.0, metadata={"help": "weight of the span boundary objective (SpanBERT)"})
     output_dir: str | None = field(default=None, metadata={"help": "where checkpoints, model and report go; must be given"})
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
@@ -53,11 +52,6 @@ class PretrainingArguments(TrainingArguments):
     def __post_init__(self):
         if self.output_dir is None:
             raise ValueError("output_dir is missing: say where checkpoints, model and report go")
-        for name in OBJECTIVES:
-            weight = getattr(self, f"{name}_weight")
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
-        check_objectives([*self.objectives])
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
@@ -67,6 +61,24 @@ class PretrainingArguments(TrainingArguments):
             self.ddp_backend = "gloo"
         super().__post_init__()
 
+
+@dataclass
+class PretrainingArguments(TargetArguments):
+    """`TargetArguments` with a weight for each objective; 0 = it is not part of the training."""
+
+    mlm_weight: float = field(default=1.0, metadata={"help": "weight of masked-language modelling"})
+    nsp_weight: float = field(default=0.0, metadata={"help": "weight of next sentence prediction (BERT)"})
+    sop_weight: float = field(default=0.0, metadata={"help": "weight of sentence order prediction (ALBERT)"})
+    sbo_weight: float = field(default=0.0, metadata={"help": "weight of the span boundary objective (SpanBERT)"})
+
+    def __post_init__(self):
+        for name in OBJECTIVES:
+            weight = getattr(self, f"{name}_weight")
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
+        check_objectives([*self.objectives])
+        super().__post_init__()
+
     @property
     def objectives(self) -> dict[str, float]:
         """The objectives that are trained, with their weights."""
@@ -74,44 +86,62 @@ class PretrainingArguments(TrainingArguments):
         return {name: weight for name, weight in weights.items() if weight > 0}
 
 
-class PretrainingTrainer(Trainer):
-    """Trains `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
+class TargetTrainer(Trainer):
+    """Trains a weighted sum of losses, each the mean over its own targets.
 
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
-    number of processes changes the loss. Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss,
-    accuracy and, for masked tokens, perplexity of each objective.
+    number of processes changes the loss.
 
-    Dropout is drawn from (seed, number of the micro-batch in the order of the data): two processes and one process with
-    twice the accumulation drop the same, and a resumed run what the first would have.
+    Dropout, and whatever else a step draws, is drawn from (seed, number of the micro-batch in the order of the data): two
+    processes and one process with twice the accumulation draw the same, and a resumed run what the first would have.
+
+    A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums.
 
     Raises:
-        ValueError: the model's objectives are not those of the arguments, several GPUs under one process, or an objective
-            has no target in the whole evaluation data (found before the training, not after it).
+        ValueError: several GPUs under one process, or a loss has no target in the whole evaluation data (found before the
+            training, not after it).
     """
 
     loss_is_scaled_for_ga = True
-    args: PretrainingArguments
-    model: MultiObjectiveMaskedLM
 
-    def __init__(self, model: MultiObjectiveMaskedLM, args: PretrainingArguments, **kwargs):
-        if set(model.objectives) != set(args.objectives):
-            raise ValueError(
-                f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
-                "load it with objectives=args.objectives"
-            )
+    def __init__(self, model, args: TargetArguments, *, weights: dict[str, float], statistics: list[str], **kwargs):
         if args.n_gpu > 1:
             raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
-        self.objectives = args.objectives
+        self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self._evaluation_metrics, **kwargs)
         self.add_callback(EpochCallback())
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
-        self._sums = torch.zeros(len(self.objectives), 2, dtype=precision, device=args.device)
+        self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
         self._step, self._micro_batch = -1, 0
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for dataset in evaluated.values():
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
+
+    # ------- what a subclass says
+
+    def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """[losses] float32: the targets of each loss in a batch, without running the model."""
+        raise NotImplementedError
+
+    def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
+        """The model's outputs and [statistics, 3]: for each the sum of losses, how many right, targets; with gradient."""
+        raise NotImplementedError
+
+    def row_sums(self, model, inputs) -> torch.Tensor:
+        """The same for each row of an evaluation batch, [B, statistics, 3]."""
+        raise NotImplementedError
+
+    def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
+        """What is logged, from the sums since the last log by name."""
+        return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
+
+    def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
+        """The same for all rows [R, statistics, 3] of an evaluation."""
+        return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
+
+    # ------- what Trainer calls
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step."""
@@ -126,7 +156,7 @@ class PretrainingTrainer(Trainer):
     def _check_targets(self, dataset):
         counts = torch.zeros(len(self.objectives))
         for row in range(len(dataset)):
-            counts += count_targets(self.data_collator([dataset[row]]), self.objectives)
+            counts += self.count_targets(self.data_collator([dataset[row]]))
             if counts.all():
                 return
         missing = [name for name, count in zip(self.objectives, counts.tolist(), strict=True) if not count]
@@ -143,7 +173,7 @@ class PretrainingTrainer(Trainer):
         if not batches:
             return batches, None
         batches = self._without_repeated_rows(batches)
-        counts = sum(count_targets(batch, self.objectives) for batch in batches).to(device)
+        counts = sum(self.count_targets(batch) for batch in batches).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
@@ -163,34 +193,41 @@ class PretrainingTrainer(Trainer):
             kept.append(first_rows(batch, len(self.train_dataset) - began))
         return kept
 
+    def seed_micro_batch(self, number: int, *more: int):
+        """Seeds what the micro-batch `number` of the current step draws."""
+        accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
+        numbers = accumulated * self.args.world_size + self.args.process_index, *more
+        torch.manual_seed(spread_seed(self.args.seed, *numbers))
+
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         if self._step != self.state.global_step:
             self._step, self._micro_batch = self.state.global_step, 0
-        accumulated = self.state.global_step * self.args.gradient_accumulation_steps + self._micro_batch
+        self.seed_micro_batch(self._micro_batch)
         self._micro_batch += 1
-        torch.manual_seed(spread_seed(self.args.seed, accumulated * self.args.world_size + self.args.process_index))
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(**inputs)
-        sums = torch.stack([outputs.statistics[name].sum(0) for name in self.objectives])
-        counts = sums[:, 2] if num_items_in_batch is None else num_items_in_batch
+        outputs, sums = self.batch_sums(model, inputs)
+        loss = self.weighted_loss(sums, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        """The loss of a micro-batch whose sums are [statistics, 3], `counts` [losses] the targets of the whole step."""
+        counts = sums[: len(self.objectives), 2] if counts is None else counts
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
-        loss = (weights * sums[:, 0] / counts.clamp(min=1)).sum()
-        if model.training:
-            self._sums += sums.detach()[:, [0, 2]]
+        loss = (weights * sums[: len(weights), 0] / counts.clamp(min=1)).sum()
+        if self.model.training:
+            self._sums += sums.detach()
             # Distributed training averages the gradients of the processes, which share one count.
             loss = loss * self.args.world_size
-        return (loss, outputs) if return_outputs else loss
+        return loss
 
     def log(self, logs: dict[str, float], *args, **kwargs):
         if "loss" in logs:
             sums = self._sums.clone()
             if self.args.world_size > 1:
                 sums = self.accelerator.gather(sums).view(-1, *sums.shape).sum(0)
-            for name, (total, count) in zip(self.objectives, sums.tolist(), strict=True):
-                if count:
-                    logs[f"{name}_loss"] = total / count
+            logs |= self.training_metrics(dict(zip(self.statistics, sums.tolist(), strict=True)))
             self._sums.zero_()
         super().log(logs, *args, **kwargs)
 
@@ -198,12 +235,44 @@ class PretrainingTrainer(Trainer):
         """Statistics of each row in place of logits: small, and gathered from several processes without doubles."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            statistics = model(**inputs).statistics
-        rows = torch.stack([statistics[name] for name in self.objectives], 1)  # [B, objectives, 3]
+            rows = self.row_sums(model, inputs)
         return None, rows, rows[:, 0, 2]
 
     def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        return evaluation_metrics(torch.as_tensor(prediction.predictions), self.objectives)
+        return self.evaluation_metrics(torch.as_tensor(prediction.predictions))
+
+
+class PretrainingTrainer(TargetTrainer):
+    """Trains `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
+
+    Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
+    of each objective.
+
+    Raises:
+        ValueError: the model's objectives are not those of the arguments, and as `TargetTrainer`.
+    """
+
+    args: PretrainingArguments
+    model: MultiObjectiveMaskedLM
+
+    def __init__(self, model: MultiObjectiveMaskedLM, args: PretrainingArguments, **kwargs):
+        if set(model.objectives) != set(args.objectives):
+            raise ValueError(
+                f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
+                "load it with objectives=args.objectives"
+            )
+        super().__init__(model, args, weights=args.objectives, statistics=[*args.objectives], **kwargs)
+
+    def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return count_targets(batch, [*self.objectives])
+
+    def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
+        outputs = model(**inputs)
+        return outputs, torch.stack([outputs.statistics[name].sum(0) for name in self.objectives])
+
+    def row_sums(self, model, inputs) -> torch.Tensor:
+        statistics = model(**inputs).statistics
+        return torch.stack([statistics[name] for name in self.objectives], 1)
 
 
 def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:
@@ -215,7 +284,7 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         loss = total / count
         metrics["loss"] += weights[name] * loss
         metrics |= {f"{name}_loss": loss, f"{name}_accuracy": right / count, f"{name}_targets": int(count)}
-        if name in ("mlm", "sbo"):
+        if name in ("mlm", "sbo", "generator"):
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
 

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""`DebertaExtForPreTraining`: generator and discriminator of replaced token detection (DeBERTaV3, ELECTRA) in one model."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import ModelOutput, can_return_tuple, logging
+
+from .checkpoint_layouts import convert_official, read_generator
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
+from .embedding_sharing import GradientDisentangledEmbedding
+from .masked_language_model import DebertaExtForMaskedLM
+from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict
+from .replaced_token_detection import DebertaExtForReplacedTokenDetection
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput", "sample_replacements"]
+
+TABLES = ("word_embeddings", "position_embeddings")
+PARTS = ("generator", "discriminator")
+
+
+@dataclass
+class DebertaExtForPreTrainingOutput(ModelOutput):
+    """
+    Args:
+        loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
+        generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
+        discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that count.
+        generator_logits (`torch.Tensor`, *optional*): [n, V], n selected positions, in the order of `labels[labels != -100]`.
+        discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
+        corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
+        discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.
+    """
+
+    loss: torch.Tensor | None = None
+    generator_loss: torch.Tensor | None = None
+    discriminator_loss: torch.Tensor | None = None
+    generator_logits: torch.Tensor | None = None
+    discriminator_logits: torch.Tensor | None = None
+    corrupted_ids: torch.Tensor | None = None
+    discriminator_labels: torch.Tensor | None = None
+
+
+def sample_replacements(
+    logits: torch.Tensor,
+    excluded: list[int],
+    temperature: float = 1.0,
+    random_generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """[n, V] logits -> [n] ids, drawn from softmax(logits / temperature) in float32, without a gradient.
+
+    Args:
+        excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
+        random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
+    """
+    scores = logits.detach().float() / temperature
+    if excluded:
+        scores[:, excluded] = -torch.inf
+    if not len(scores):
+        return scores.new_zeros(0, dtype=torch.long)
+    return torch.multinomial(scores.softmax(-1), 1, generator=random_generator).squeeze(1)
+
+
+class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
+    """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
+
+    `generator` is a `DebertaExtForMaskedLM` (with the Enhanced Mask Decoder), `discriminator` a
+    `DebertaExtForReplacedTokenDetection`; `config` describes the discriminator, and says how the generator differs and how
+    the two share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its
+    input reads one: an exported one has the generator's.
+
+    The loss is L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
+    """
+
+    base_model_prefix = ""
+    # Trainer would count the selected positions alone.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.generator = DebertaExtForMaskedLM(config.generator_config())
+        self.discriminator = DebertaExtForReplacedTokenDetection(config.discriminator_config())
+        self._share_embeddings()
+        self.post_init()
+
+    # ------- what the two share
+
+    def _share_embeddings(self):
+        ours, theirs = (part.deberta.embeddings for part in (self.discriminator, self.generator))
+        if not self.config.position_biased_input and hasattr(ours, "position_embeddings"):
+            del ours.position_embeddings
+        shared = [name for name in TABLES if hasattr(ours, name)]
+        tied: list[str] = []
+        if self.config.embedding_sharing == "gdes":
+            for name in shared:
+                setattr(ours, name, GradientDisentangledEmbedding(getattr(theirs, name)))
+        elif self.config.embedding_sharing == "es":
+            tied = [f"embeddings.{name}.weight" for name in shared]
+        elif self.config.embedding_sharing == "all":
+            tied = [name for name, _ in self.discriminator.deberta.named_parameters()]
+        self._tied_weights_keys = {f"discriminator.deberta.{name}": f"generator.deberta.{name}" for name in tied}
+
+    def _freeze_unread_positions(self):
+        for part in PARTS:
+            getattr(self, part)._freeze_unread_positions()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The generator's table."""
+        return self.generator.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.generator.set_input_embeddings(value)
+        table = self.discriminator.get_input_embeddings()
+        if isinstance(table, GradientDisentangledEmbedding):
+            table.borrow(value)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.generator.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        self.generator.set_output_embeddings(new_embeddings)
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        raise ValueError(
+            "a joint model cannot be resized: export generator and discriminator, resize both, and join them again with "
+            "DebertaExtForPreTraining.from_checkpoints(discriminator, generator)"
+        )
+
+    def extend_position_embeddings(self, length: int):
+        raise ValueError(
+            f"a joint model cannot be extended to {length} positions: export generator and discriminator, extend both, and "
+            "join them again with DebertaExtForPreTraining.from_checkpoints(discriminator, generator)"
+        )
+
+    def set_unpadding(self, unpadding: bool | None):
+        for part in PARTS:
+            getattr(self, part).set_unpadding(unpadding)
+
+    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        for part in PARTS:
+            getattr(self, part).set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    # ------- a step
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        part: str | None = None,
+        random_generator: torch.Generator | None = None,
+    ) -> DebertaExtForPreTrainingOutput:
+        """
+        Args:
+            input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
+            labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
+                these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as they are.
+            part (`str`, *optional*): None = both in one step. "generator": it alone, and what it makes of the batch,
+                `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and `labels`.
+                For steps in turn, where the generator's weights change between the two.
+            random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
+
+        Raises:
+            ValueError: labels, but no `config.special_token_ids`; an unknown `part`, or "generator" without labels.
+        """
+        inputs = dict(
+            attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids,
+            document_ids=document_ids, return_dict=True,
+        )  # fmt: skip
+        if part not in (None, *PARTS):
+            raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
+        if part == "discriminator" or labels is None:
+            if part == "generator":
+                raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
+            judged = self.discriminator(input_ids, labels=labels, **inputs)
+            weighted = None if labels is None else self.config.rtd_lambda * judged.loss
+            return DebertaExtForPreTrainingOutput(
+                loss=weighted,
+                discriminator_loss=judged.loss,
+                discriminator_logits=judged.logits,
+                corrupted_ids=input_ids,
+                discriminator_labels=labels,
+            )
+        filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
+        corrupted, replaced = self.corrupt(
+            input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator
+        )
+        output = DebertaExtForPreTrainingOutput(
+            loss=filled.loss,
+            generator_loss=filled.loss,
+            generator_logits=filled.logits,
+            corrupted_ids=corrupted,
+            discriminator_labels=replaced,
+        )
+        if part == "generator":
+            return output
+        judged = self.discriminator(corrupted, labels=replaced, **inputs)
+        output.loss = filled.loss + self.config.rtd_lambda * judged.loss
+        output.discriminator_loss, output.discriminator_logits = judged.loss, judged.logits
+        return output
+
+    @torch.no_grad()
+    def corrupt(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        logits: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        random_generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts samples of the generator in the selected positions.
+
+        Args:
+            logits (`torch.Tensor`): [n, V] at the positions where `labels` [B, N] are not -100.
+
+        Returns:
+            corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample is not the original, 0 elsewhere,
+            -100 at padding and, without `config.rtd_special_tokens`, at special tokens.
+        """
+        special = self.config.special_token_ids
+        if special is None:
+            raise ValueError(
+                "special_token_ids is None, but special tokens must never be drawn as replacements: set "
+                "config.special_token_ids = tokenizer.all_special_ids (and the ids that the tokenizer has no token for)"
+            )
+        selected = labels != -100
+        samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
+        corrupted = input_ids.masked_scatter(selected, samples)
+        replaced = (selected & (corrupted != labels)).long()
+        _, counted = attention_masks(attention_mask, input_ids.shape)
+        if counted is None:
+            counted = torch.ones_like(selected)
+        if document_ids is not None:
+            counted = counted & (document_ids != 0)
+        if not self.config.rtd_special_tokens:
+            original = torch.where(selected, labels, input_ids)
+            counted = counted & ~torch.isin(original, torch.tensor(special, device=original.device))
+        return corrupted, replaced.masked_fill(~counted, -100)
+
+    # ------- where it starts
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
+        """A joint checkpoint as it is; anything else as `from_checkpoints` reads it."""
+        source = pretrained_model_name_or_path
+        download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        there = None if source is None or "state_dict" in kwargs else config_dict(source, download)
+        if there is None or cls.__name__ in (there.get("architectures") or [cls.__name__]):
+            return super().from_pretrained(source, *model_args, config=config, **kwargs)
+        return cls.from_checkpoints(source, config=config, **kwargs)
+
+    @classmethod
+    def from_checkpoints(cls, discriminator, generator=None, *, config=None, **kwargs) -> "DebertaExtForPreTraining":
+        """Joins checkpoints, folders or repo ids, official ones or ours.
+
+        Args:
+            discriminator: a discriminator with its head; or a masked language model, whose encoder the discriminator takes,
+                with a new head.
+            generator (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the two tables.
+                None: what lies beside an official discriminator (`pytorch_model.generator.bin`); otherwise the first layers
+                of `discriminator`, with its tables and, where it has one, its masked-language-model head. A generator of
+                another width is new but for the tables.
+            config (`DebertaExtConfig`, *optional*): of the joint model; None = that of `discriminator`.
+            kwargs: fields of the configuration to replace, `dtype` (float32 if not given), `attn_implementation`, and the
+                arguments of a download (`revision`, `token`, ...).
+
+        Raises:
+            ValueError: unknown arguments; vocabularies or tables that cannot be shared; "es" or "all" for different tables.
+        """
+        download = {name: kwargs.pop(name) for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
+            kwargs.pop(name, None)
+        if isinstance(config, PreTrainedConfig):
+            config = copy.deepcopy(config)
+        else:
+            source = config or discriminator
+            config, kwargs = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **download, **kwargs)
+        if kwargs:
+            raise ValueError(f"from_checkpoints knows no argument {', '.join(map(repr, kwargs))}")
+        options = dict(dtype=torch.float32, **download)
+        theirs = None
+        if generator is not None:
+            theirs = DebertaExtForMaskedLM.from_pretrained(generator, **options, **(config.generator or {}))
+        elif (config_dict(discriminator, download) or {}).get("model_type") in OFFICIAL_TYPES:
+            files = read_generator(str(discriminator), **download)
+            theirs = None if files is None else cls._official_generator(config, *files)
+        bases = None if theirs is None else _tables(theirs)
+        ours = DebertaExtForReplacedTokenDetection.from_pretrained(
+            discriminator, config=config.discriminator_config(), delta_bases=bases, **options
+        )
+        if theirs is None:
+            theirs = cls._generator_from(discriminator, config, ours, options)
+        else:
+            config.generator = theirs.config.difference(config)
+        for name in ("emd_layers", "emd_input"):
+            # Switched off where the checkpoint has no absolute positions.
+            setattr(config, name, getattr(theirs.config, name))
+            (config.generator or {}).pop(name, None)
+        model = cls(config)
+        model._take(theirs, ours)
+        model.name_or_path = model.config.name_or_path = str(discriminator)
+        if isinstance(dtype, str):
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
+        return model.to(dtype or torch.float32).eval()
+
+    @staticmethod
+    def _official_generator(config, state_dict, stock):
+        """The generator that lies beside an official discriminator."""
+        own = config.generator_config() if stock is None else DebertaExtConfig.from_dict(stock)
+        tensors, report = convert_official(state_dict, own)
+        options = dict(config=own, state_dict=tensors, dtype=torch.float32, output_loading_info=True)
+        model, info = DebertaExtForMaskedLM.from_pretrained(None, **options)
+        report.source = "pytorch_model.generator.bin"
+        report.complete({*model.state_dict()}, info)
+        model.loading_report = report
+        logger.warning(f"{report.summary()}; model.generator.loading_report has the list")
+        return model
+
+    @staticmethod
+    def _generator_from(source, config, ours, options):
+        """A generator for a discriminator or a masked language model that has none."""
+        own = config.generator_config()
+        free = {"num_hidden_layers", "emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob"}
+        if all(getattr(own, name) == getattr(config, name) for name in {*(config.generator or {})} - free):
+            return DebertaExtForMaskedLM.from_pretrained(source, config=own, **options)
+        model = DebertaExtForMaskedLM(own)
+        tables = _tables(ours)
+        with torch.no_grad():
+            for name, weight in _tables(model).items():
+                if name in tables and tables[name].shape == weight.shape:
+                    weight.copy_(tables[name])
+        return model
+
+    @torch.no_grad()
+    def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
+        """The weights of both, which have the configurations of our parts."""
+        self.generator.load_state_dict(generator.state_dict())
+        self.generator.loading_report = generator.loading_report
+        self.discriminator.loading_report = discriminator.loading_report
+        sharing = self.config.embedding_sharing
+        theirs = {f"deberta.embeddings.{name}.weight": weight for name, weight in _tables(generator).items()}
+        state_dict, shared_with = self.discriminator.state_dict(), generator.state_dict()
+        for name, weight in discriminator.state_dict().items():
+            delta = name.replace(".weight", ".delta.weight")
+            if name in theirs and delta in state_dict:
+                state_dict[delta] = weight - theirs[name]
+            elif name in state_dict:
+                state_dict[name] = weight
+                shared = name in theirs if sharing == "es" else sharing == "all" and name.startswith("deberta.")
+                if shared and not torch.equal(weight, shared_with[name]):
+                    raise ValueError(
+                        f"embedding_sharing = {sharing!r} has one {name}, but generator and discriminator come with "
+                        "different ones: choose 'gdes' or 'nes'"
+                    )
+        self.discriminator.load_state_dict(state_dict)
+
+    # ------- what comes out
+
+    def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
+        """The discriminator as a model of its own, with its head and one table, E_G + E_delta under GDES.
+
+        Its table of absolute positions, which nothing trained where the input does not read it, is the generator's.
+        `save_pretrained` of it is a checkpoint that every task head starts from; `.deberta` is the bare encoder.
+        """
+        embeddings = self.discriminator.deberta.embeddings
+        own = {**self.discriminator.state_dict()}
+        for name in TABLES:
+            table = getattr(embeddings, name, None)
+            if isinstance(table, GradientDisentangledEmbedding):
+                del own[f"deberta.embeddings.{name}.delta.weight"]
+                own[f"deberta.embeddings.{name}.weight"] = table.table()
+        positions = _tables(self.generator).get("position_embeddings")
+        return self._exported(DebertaExtForReplacedTokenDetection, self.discriminator.config, own, positions)
+
+    def export_generator(self) -> DebertaExtForMaskedLM:
+        """The generator as a masked language model of its own."""
+        return self._exported(DebertaExtForMaskedLM, self.generator.config, self.generator.state_dict(), None)
+
+    def _exported(self, model_class, config, state_dict, positions: torch.Tensor | None):
+        model = model_class(copy.deepcopy(config))
+        name = "deberta.embeddings.position_embeddings.weight"
+        wanted = model.state_dict().get(name)
+        if wanted is not None and name not in state_dict:
+            fits = positions is not None and positions.shape == wanted.shape
+            state_dict[name] = positions if fits else wanted
+        model.load_state_dict(state_dict)
+        return model.to(self.device, self.dtype).eval()
+
+
+def _tables(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
+    """The word and position tables of a plain model, by name."""
+    embeddings = model.deberta.embeddings
+    return {name: getattr(embeddings, name).weight for name in TABLES if hasattr(embeddings, name)}

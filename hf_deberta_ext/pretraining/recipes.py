@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published settings of replaced token detection by name, fitted to the hardware at hand.
+
+A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides how a batch is cut into
+micro-batches and the precision of the arithmetic, and flags of the user win over both:
+
+    arguments = recipe_arguments(RECIPES["v3-study"], {"per_device_train_batch_size": 32}, processes=8)
+    arguments["gradient_accumulation_steps"]  # 8: 32 x 8 x 8 = 2,048
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers.utils import is_torch_bf16_gpu_available
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
+
+__all__ = ["RECIPES", "Recipe", "recipe_arguments", "recipe_table"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of one published pre-training by replaced token detection.
+
+    Args:
+        description (`str`): what it trains, for people.
+        source (`str`): where the settings are from.
+        preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
+        batch (`int`): examples of an optimizer step, over all micro-batches and processes.
+        max_steps (`int`), learning_rate (`float`), warmup_steps (`int`): of generator and discriminator alike; the learning
+            rate falls linearly to 0 after the warm-up.
+        rtd_lambda (`float`): weight of the discriminator's loss. With decoupled steps it has an effect only where a gradient
+            is clipped, as Adam divides by the size of the gradients.
+        stepping (`str`): "joint" (one optimizer, L = L_MLM + λ L_RTD) or "decoupled" (the generator steps first).
+        embedding_sharing (`str`): as in `DebertaExtConfig`.
+        max_length (`int`): tokens of an example.
+        model (`str`, *optional*): checkpoint to train further, a Hub id; None = from random weights.
+        weight_decay, adam_beta1, adam_beta2, adam_epsilon, max_grad_norm (`float`): of AdamW and of gradient clipping.
+        half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
+    """
+
+    description: str
+    source: str
+    preset: str
+    batch: int
+    max_steps: int
+    learning_rate: float
+    warmup_steps: int
+    rtd_lambda: float
+    stepping: Literal["joint", "decoupled"]
+    embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
+    max_length: int = 512
+    model: str | None = None
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-6
+    max_grad_norm: float = 1.0
+    half_precision: bool = True
+
+
+def _official(preset: str, batch: int, learning_rate: float, max_steps: int = 1_000_000, model: str | None = None) -> Recipe:
+    size = preset.removeprefix("v3-")
+    description = f"the official script's {size} model" if model is None else f"{model} further, as the official script"
+    return Recipe(
+        description, source="microsoft/DeBERTa, experiments/language_model/rtd.sh", preset=preset, batch=batch,
+        max_steps=max_steps, learning_rate=learning_rate, warmup_steps=10_000, rtd_lambda=10.0, stepping="decoupled",
+        model=model,
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Recipe] = {
+    "v3-study": Recipe(
+        "the base model on Wikipedia and books with which the paper compares NES, ES and GDES",
+        source="DeBERTaV3 (He et al. 2021), section 3", preset="v3-base", batch=2048, max_steps=125_000,
+        learning_rate=5e-4, warmup_steps=10_000, rtd_lambda=50.0, stepping="joint",
+    ),
+    "official-xsmall": _official("v3-xsmall", 64, 3e-4),
+    "official-base": _official("v3-base", 256, 1e-4),
+    "official-large": _official("v3-large", 256, 1e-4),
+    "official-xsmall-continue": _official("v3-xsmall", 256, 5e-5, 100_000, "microsoft/deberta-v3-xsmall"),
+    "official-small-continue": _official("v3-small", 256, 5e-5, 100_000, "microsoft/deberta-v3-small"),
+}  # fmt: skip
+
+# Fields of a recipe that are flags of the same name.
+FLAGS = (
+    "model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length", "max_steps", "learning_rate",
+    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
+)  # fmt: skip
+HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")
+CPU_MICRO_BATCH = 8
+
+
+def recipe_arguments(
+    recipe: Recipe, given: Mapping[str, Any] | None = None, *, processes: int = 1, device: torch.device | None = None
+) -> dict[str, Any]:
+    """What the recipe and the hardware set, as arguments by name; those that were given are left out.
+
+    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Without
+    a per-device size it is 8 on CPU, and on an accelerator what its memory should hold (an estimate), a power of two. Give
+    both numbers to train with another batch.
+
+    Args:
+        given (`dict`, *optional*): arguments that the user gave, by name.
+        processes (`int`): that train together.
+        device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
+
+    Raises:
+        ValueError: the batch cannot be cut so; names the numbers, and the nearest per-device sizes that can.
+    """
+    given = dict(given or {})
+    if device is None:
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
+    if "num_train_epochs" in given:
+        # Trainer would count steps all the same.
+        del arguments["max_steps"]
+    if recipe.half_precision and device.type != "cpu" and not {"bf16", "fp16"} & {*given}:
+        if is_torch_bf16_gpu_available():
+            arguments["bf16"] = True
+        elif device.type == "cuda":
+            arguments["fp16"] = True
+    arguments |= _micro_batches(recipe, given, processes, device)
+    return {name: value for name, value in arguments.items() if name not in given}
+
+
+def _micro_batches(recipe: Recipe, given: Mapping[str, Any], processes: int, device: torch.device) -> dict[str, int]:
+    """per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    size, accumulation = (given.get(name) for name in names)
+    if size is not None and accumulation is not None:
+        return {}
+    for name, value in zip(names, (size, accumulation), strict=True):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if recipe.batch % processes:
+        raise ValueError(
+            f"the recipe's batch of {recipe.batch} cannot be shared equally by {processes} processes, whatever the "
+            f"per-device size: take {_nearest(recipe.batch, processes)} processes, or give both "
+            "per_device_train_batch_size and gradient_accumulation_steps"
+        )
+    share = recipe.batch // processes
+    if size is None and accumulation is None:
+        fitting = CPU_MICRO_BATCH if device.type == "cpu" else _fitting_examples(recipe, _memory(device))
+        size = 1
+        while 2 * size <= fitting and share % (2 * size) == 0:
+            size *= 2
+    elif size is None:
+        if share % accumulation:
+            raise ValueError(
+                f"the recipe's batch of {recipe.batch} is not per_device_train_batch_size x {accumulation} accumulation "
+                f"steps x {processes} processes for any per-device size: take {_nearest(share, accumulation)} accumulation "
+                "steps, or give per_device_train_batch_size, too"
+            )
+        size = share // accumulation
+    if share % size:
+        raise ValueError(
+            f"the recipe's batch of {recipe.batch} is not {size} examples per device x {processes} processes x any number "
+            f"of accumulation steps: take {_nearest(share, size)} per device, or give gradient_accumulation_steps, too"
+        )
+    return dict(zip(names, (size, share // size), strict=True))
+
+
+def _nearest(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, for a message."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < wanted][-1:]
+    above = [divisor for divisor in divisors if divisor > wanted][:1]
+    return " or ".join(map(str, below + above))
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of the accelerator; 0 where torch does not say."""
+    module = getattr(torch, device.type)
+    if device.type == "mps":
+        return module.recommended_max_memory()
+    properties = getattr(module, "get_device_properties", None)
+    return properties(device).total_memory if properties else 0
+
+
+def _fitting_examples(recipe: Recipe, memory: int) -> int:
+    """How many examples of a micro-batch the memory should hold; cautious, as attention without a fused kernel needs.
+
+    16 bytes a parameter (weights, gradients and Adam's moments in float32). An example keeps for the backward pass about
+    34 numbers of 2 bytes for each state of each layer, four [N, N] tables for each head, and of the generator
+    the logits of 15 % of the tokens, twice in float32.
+    """
+    config = DebertaExtConfig.from_preset(recipe.preset)
+    N, d, layers = recipe.max_length, config.hidden_size, config.num_hidden_layers * 3 / 2
+    parameters = layers * (4 * d * d + 2 * d * config.intermediate_size) + 2 * config.vocab_size * d
+    example = layers * (34 * N * d + 4 * 2 * config.num_attention_heads * N * N) + 0.15 * N * config.vocab_size * 8
+    return int((0.9 * memory - 16 * parameters) / example)
+
+
+def recipe_table(name: str, arguments: Mapping[str, Any], given: Mapping[str, Any], processes: int = 1) -> str:
+    """What a recipe set, what the hardware decided and what flags replaced, one line each, and the batch that results.
+
+    Args:
+        name (`str`): of the recipe.
+        arguments (`dict`): what `recipe_arguments` returned.
+        given (`dict`): flags of the user; those that the recipe does not know are left out.
+    """
+    recipe = RECIPES[name]
+    lines = [("setting", "value", "set by")]
+    for flag in (*FLAGS, *HARDWARE_FLAGS):
+        published = getattr(recipe, flag, None)
+        if flag in given:
+            instead = "" if published is None else f", recipe: {_shown(published)}"
+            lines.append((flag, _shown(given[flag]), f"your flag{instead}"))
+        elif flag in arguments:
+            lines.append((flag, _shown(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
+    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    table = [f"  {flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in lines]
+    used = dict(arguments) | dict(given)
+    size, accumulation = used["per_device_train_batch_size"], used["gradient_accumulation_steps"]
+    batch = size * accumulation * processes
+    changed = "" if batch == recipe.batch else f", recipe: {recipe.batch:,}"
+    return "\n".join(
+        [
+            f"recipe {name}: {recipe.description} ({recipe.source})",
+            *table,
+            f"  batch: {size} per device x {accumulation} accumulation steps x {processes} processes = {batch:,}{changed}",
+        ]
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

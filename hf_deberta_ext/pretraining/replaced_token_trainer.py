@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ReplacedTokenTrainer`: generator and discriminator trained jointly, or in turn as the official code does."""
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import SchedulerType, get_scheduler
+from transformers.training_args import ParallelMode
+
+from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.pretrained_model import attention_masks
+from .dynamic_masking import spread_seed
+from .embedding_similarity import average_cosine_similarity
+from .objectives import row_statistics
+from .trainer import TargetArguments, TargetTrainer
+
+__all__ = ["STEPPING", "ReplacedTokenArguments", "ReplacedTokenTrainer"]
+
+STEPPING = ("joint", "decoupled")
+
+
+@dataclass
+class ReplacedTokenArguments(TargetArguments):
+    """`TrainingArguments` for `ReplacedTokenTrainer`. What is said of the discriminator alone is the generator's, if None."""
+
+    stepping: str = field(
+        default="joint",
+        metadata={
+            "help": "joint: one step on the sum of both losses; decoupled: the generator's step, then the discriminator's "
+            "with the generator's new embeddings, as the official code",
+            "choices": [*STEPPING],
+        },
+    )
+    discriminator_learning_rate: float | None = field(default=None, metadata={"help": "default: --learning_rate"})
+    discriminator_warmup_steps: float | None = field(default=None, metadata={"help": "default: --warmup_steps"})
+    discriminator_lr_scheduler_type: str | None = field(default=None, metadata={"help": "default: --lr_scheduler_type"})
+    discriminator_max_grad_norm: float | None = field(
+        default=None, metadata={"help": "decoupled steps only; default: --max_grad_norm"}
+    )
+
+    def __post_init__(self):
+        if self.stepping not in STEPPING:
+            raise ValueError(f"stepping must be joint or decoupled, got {self.stepping!r}")
+        for name in ("learning_rate", "warmup_steps", "max_grad_norm"):
+            value = getattr(self, f"discriminator_{name}")
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"discriminator_{name} must be 0 or a positive number, got {value}")
+        if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
+            raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
+        if self.discriminator_lr_scheduler_type is not None:
+            SchedulerType(self.discriminator_lr_scheduler_type)
+        super().__post_init__()
+
+
+class ReplacedTokenTrainer(TargetTrainer):
+    """Trains `DebertaExtForPreTraining`.
+
+    Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
+    gradient over all micro-batches and its step; then, on what the generator had made of them, that of the discriminator
+    (weighted by rtd_lambda too, as the official code, which with Adam only matters to clipping). The halves have moments, clipping,
+    learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
+
+    Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
+    "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count. An evaluation gives the same,
+    and the average cosine similarity of the words' embeddings of both; its replacements are the same each time.
+
+    Raises:
+        ValueError: as `TargetTrainer`; decoupled steps with "es" or "all", or under DeepSpeed.
+    """
+
+    args: ReplacedTokenArguments
+    model: DebertaExtForPreTraining
+
+    def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
+        sharing = model.config.embedding_sharing
+        if args.stepping == "decoupled" and sharing in ("es", "all"):
+            raise ValueError(
+                f"embedding_sharing = {sharing!r} needs joint steps: in turn, the gradient of the discriminator would reach "
+                "weights that the generator's step has left behind (the official code drops it); use stepping='joint', or "
+                "'gdes' or 'nes'"
+            )
+        weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
+        self._evaluated, self._waiting, self._norm = 0, [], None
+        super().__init__(model, args, weights=weights, statistics=[*weights, "replaced"], **kwargs)
+        if args.stepping == "decoupled" and self.is_deepspeed_enabled:
+            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping='joint'")
+
+    # ------- sums
+
+    def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        selected = batch["labels"] != -100
+        _, counted = attention_masks(batch.get("attention_mask"), selected.shape)
+        counted = torch.ones_like(selected) if counted is None else counted
+        if "document_ids" in batch:
+            counted = counted & (batch["document_ids"] != 0)
+        if not self.model.config.rtd_special_tokens:
+            original = torch.where(selected, batch["labels"], batch["input_ids"])
+            counted = counted & ~torch.isin(original, torch.tensor(self.model.config.special_token_ids, device=original.device))
+        # A batch without any masked token is one of repeated rows.
+        return torch.stack([selected.sum(), counted.sum() * selected.any()]).float()
+
+    def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
+        outputs = model(**inputs)
+        sums = [self._generator_sums(outputs, inputs["labels"]), *self._discriminator_sums(outputs, inputs["labels"])]
+        return outputs, torch.stack(sums)
+
+    def _generator_sums(self, outputs, labels: torch.Tensor) -> torch.Tensor:
+        targets = labels[labels != -100]
+        right = (outputs.generator_logits.argmax(-1) == targets).sum()
+        return torch.stack([outputs.generator_loss * len(targets), right, torch.tensor(len(targets), device=right.device)])
+
+    def _discriminator_sums(self, outputs, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        real = (labels != -100).any()
+        replaced, flagged, counted = judged(outputs)
+        count = counted.sum() * real
+        loss = outputs.discriminator_loss * count
+        counts = (((flagged == replaced) & counted).sum() * real, count)
+        caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()]) * real
+        return torch.stack([loss, *counts]), caught.to(loss.dtype)
+
+    def row_sums(self, model, inputs) -> torch.Tensor:
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(spread_seed(0, self._evaluated, self.args.process_index))
+            outputs = model(**inputs)
+        self._evaluated += 1
+        labels = inputs["labels"]
+        selected = labels != -100
+        generator = row_statistics(
+            outputs.generator_logits, labels[selected], selected.nonzero()[:, 0], len(labels), count_right=True
+        )
+        replaced, flagged, counted = judged(outputs)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(
+            outputs.discriminator_logits.float(), replaced.float(), reduction="none"
+        )
+        columns = [losses * counted, (flagged == replaced) & counted, counted, flagged & replaced, flagged, replaced]
+        rows = torch.stack([column.sum(1).float() for column in columns], 1).view(-1, 2, 3)
+        return torch.cat([generator[:, None], rows], 1)
+
+    def evaluation_loop(self, *args, **kwargs):
+        self._evaluated = 0
+        return super().evaluation_loop(*args, **kwargs)
+
+    def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
+        metrics = super().training_metrics(sums)
+        _, right, targets = sums["generator"]
+        if targets:
+            metrics["generator_accuracy"] = right / targets
+        return metrics | detection_metrics(*sums["replaced"], sums["discriminator"][2])
+
+    def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
+        metrics = super().evaluation_metrics(statistics)
+        sums = statistics.double().sum(0).tolist()
+        metrics |= detection_metrics(*sums[2], sums[1][2])
+        for name, table in word_tables(self.model, self.model.config.special_token_ids).items():
+            metrics[f"{name}_similarity"] = average_cosine_similarity(table)
+        return metrics
+
+    # ------- optimizer and schedule
+
+    def create_optimizer(self, *args, **kwargs):
+        if self.optimizer is not None:
+            return self.optimizer
+        optimizer = super().create_optimizer(*args, **kwargs)
+        rate = self.args.discriminator_learning_rate
+        # A shared table is the generator's.
+        own = {id(parameter) for parameter in self.model.generator.parameters()}
+        groups = []
+        for group in optimizer.param_groups:
+            halves = [p for p in group["params"] if id(p) in own], [p for p in group["params"] if id(p) not in own]
+            groups += [{**group, "params": half, "half": name} for name, half in zip(HALVES, halves, strict=True) if half]
+        for group in groups:
+            if group["half"] == "discriminator" and rate is not None:
+                group["lr"] = rate
+        optimizer.param_groups[:] = groups
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        args = self.args
+        kind = args.discriminator_lr_scheduler_type or args.lr_scheduler_type
+        warmup = args.discriminator_warmup_steps
+        if self.lr_scheduler is not None or (kind == args.lr_scheduler_type and warmup is None):
+            return super().create_scheduler(num_training_steps, optimizer)
+        optimizer = optimizer or self.optimizer
+        generators = super().create_scheduler(num_training_steps, optimizer)
+        if warmup is None:
+            warmup = args.get_warmup_steps(num_training_steps)
+        elif warmup < 1:
+            warmup = math.ceil(warmup * num_training_steps)
+        more = args.lr_scheduler_kwargs if kind == args.lr_scheduler_type else None
+        rates = [group["initial_lr"] for group in optimizer.param_groups]
+        discriminators = get_scheduler(
+            kind, optimizer, num_warmup_steps=int(warmup), num_training_steps=num_training_steps,
+            scheduler_specific_kwargs=more,
+        )  # fmt: skip
+        if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
+            raise ValueError(
+                f"a schedule of the discriminator's own cannot be combined with {args.lr_scheduler_type} and {kind}: choose "
+                "those that are functions of the step, such as linear, cosine, constant_with_warmup"
+            )
+        functions = {"generator": generators.lr_lambdas[0], "discriminator": discriminators.lr_lambdas[0]}
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = group["initial_lr"] = rate
+        self.lr_scheduler = LambdaLR(optimizer, [functions[group["half"]] for group in optimizer.param_groups])
+        return self.lr_scheduler
+
+    # ------- decoupled steps
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        if self.args.stepping == "joint":
+            return super().training_step(model, inputs, num_items_in_batch)
+        if self._step != self.state.global_step:
+            self._step, self._waiting = self.state.global_step, []
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        self.seed_micro_batch(len(self._waiting))
+        with self.compute_loss_context_manager():
+            outputs = model(**inputs, part="generator")
+            sums = self._generator_sums(outputs, inputs["labels"])
+            total = self._backward(model, sums, 0, num_items_in_batch)
+        judged_inputs = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
+        self._waiting.append((judged_inputs, inputs["labels"]))
+        del outputs
+        if not self.accelerator.sync_gradients:
+            return total
+        self._reduce_and_clip(model, self.args.max_grad_norm)
+        self.optimizer.step()
+        model.zero_grad()
+        for number, (batch, labels) in enumerate(self._waiting):
+            self.seed_micro_batch(number, 1)
+            with self.compute_loss_context_manager():
+                outputs = model(**batch, part="discriminator")
+                loss, caught = self._discriminator_sums(outputs, labels)
+                self._sums[2] += caught
+                total = total + self._backward(model, loss, 1, num_items_in_batch)
+        limit = self.args.discriminator_max_grad_norm
+        self._norm = self._reduce_and_clip(model, self.args.max_grad_norm if limit is None else limit)
+        self._waiting = []
+        return total
+
+    def _backward(self, model, sums: torch.Tensor, place: int, counts: torch.Tensor) -> torch.Tensor:
+        """Backward of one half's loss; returns it as `weighted_loss` would have."""
+        self._sums[place] += sums.detach()
+        weight = [*self.objectives.values()][place]
+        loss = weight * sums[0] / counts[place].clamp(min=1) * self.args.world_size
+        with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
+            self.accelerator.backward(loss)
+        return loss.detach()
+
+    def _reduces_itself(self, model) -> bool:
+        """Whether the gradients of the processes are averaged here: DistributedDataParallel waits for all parameters."""
+        return isinstance(model, torch.nn.parallel.DistributedDataParallel)
+
+    def _reduce_and_clip(self, model, limit: float | None):
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        if self._reduces_itself(model):
+            for work in [distributed.all_reduce(parameter.grad, async_op=True) for parameter in parameters]:
+                work.wait()
+            for parameter in parameters:
+                parameter.grad /= self.args.world_size
+        return self.accelerator.clip_grad_norm_(parameters, limit or math.inf)
+
+    def _clip_grad_norm(self, model):
+        return super()._clip_grad_norm(model) if self.args.stepping == "joint" else self._norm
+
+
+HALVES = ("generator", "discriminator")
+
+
+def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
+    counted = outputs.discriminator_labels != -100
+    return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
+
+
+def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
+    """Precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens."""
+    return {
+        "discriminator_precision": caught / flagged if flagged else 0.0,
+        "discriminator_recall": caught / replaced if replaced else 0.0,
+        "replaced_share": replaced / counted if counted else 0.0,
+    }
+
+
+def word_tables(model: DebertaExtForPreTraining, special: list[int] | None) -> dict[str, torch.Tensor]:
+    """The words' embeddings [V', E] of generator and discriminator, special tokens left out."""
+    table = model.discriminator.get_input_embeddings()
+    weight = table.table() if hasattr(table, "table") else table.weight.detach()
+    words = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+    words[special or []] = False
+    return {"generator": model.get_input_embeddings().weight.detach()[words], "discriminator": weight[words]}

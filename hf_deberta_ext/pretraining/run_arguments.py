@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that every pre-training script has, for `HfArgumentParser`, and what is checked before anything long begins."""
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import HfArgumentParser, TrainingArguments
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from .corpus import DOCUMENTS
+from .masking import POLICIES, UNITS, MaskingOptions
+from .packing import MODES
+
+__all__ = [
+    "DataArguments",
+    "MaskingArguments",
+    "ModelArguments",
+    "check_arguments",
+    "check_length",
+    "download",
+    "fixed_arguments",
+    "given_flags",
+    "masking_options",
+    "model_config",
+    "option",
+    "overrides",
+]
+
+
+def option(default: Any, text: str, **more) -> Any:
+    """A field of a dataclass of flags, with its help text; `choices` and the like as in argparse."""
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass
+class ModelArguments:
+    """Model and tokenizer: from scratch, or from a checkpoint."""
+
+    model: str | None = option(None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch")
+    preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
+    config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
+    tokenizer: str | None = option(None, "folder or Hub id; default: that of --model")
+    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
+    vocab_size: int = option(32000, "of --train_tokenizer")
+    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
+    attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton; default: the best for each call")
+    revision: str | None = option(None, "of --model on the Hub")
+    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
+    cache_dir: str | None = option(None, "for downloads and packed data")
+
+
+@dataclass
+class DataArguments:
+    """Texts, and how they become examples."""
+
+    train_data: list[str] = field(default_factory=list, metadata={"help": "files, folders or one Hub data set"})
+    validation_data: list[str] = field(default_factory=list, metadata={"help": "the same; default: split off"})
+    validation_documents: int | None = option(
+        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
+    )
+    documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
+    text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
+    data_config: str | None = option(None, "configuration of a Hub data set")
+    train_split: str = option("train", "of Hub data")
+    validation_split: str = option("validation", "of Hub data")
+    streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
+    shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
+    packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
+    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included")
+    min_tokens: int = option(1, "shorter documents are left out, and counted")
+    language: str = option("en", "ISO code, for the ends of sentences and the model card")
+    num_proc: int | None = option(None, "processes that tokenise and pack")
+    max_train_samples: int | None = option(None, "examples to train on, for a trial")
+    max_eval_samples: int | None = option(None, "examples to evaluate on")
+
+
+@dataclass
+class MaskingArguments:
+    """What is masked."""
+
+    masking: str = option("word", "what is masked together", choices=[*UNITS])
+    masking_rate: float = option(0.15, "share of the tokens to mask")
+    max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
+    span_p: float = option(0.2, "of the geometric distribution of span lengths")
+    max_span: int = option(10, "longest span, in words")
+    mask_share: float = option(0.8, "of the masked tokens, how many become [MASK]")
+    random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
+    masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=[*POLICIES])
+    masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
+
+
+def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """The flags that stand on the command line, without defaults, by name."""
+    names = [field.name for kind in parser.dataclass_types for field in dataclasses.fields(kind) if field.init]
+    absent = object()
+    parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
+    return {name: value for name, value in vars(parsed).items() if value is not absent}
+
+
+def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
+    """Flags that are wrong by themselves, or together.
+
+    Raises:
+        ValueError: says which, and what to give.
+    """
+    if not data_args.train_data:
+        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+    if data_args.streaming and args.max_steps < 1:
+        raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+    if data_args.streaming and data_args.num_proc is not None:
+        raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
+    smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
+    smallest |= dict(num_proc=1, max_train_samples=1, max_eval_samples=1)
+    for name, least in smallest.items():
+        value = getattr(data_args, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    if nodes > 1 and model_args.train_tokenizer is not None:
+        raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
+
+
+def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
+    """What the flags say of masking.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+    duplicates = arguments.masking_duplicates
+    if duplicates is not None and duplicates < 1:
+        raise ValueError(f"--masking_duplicates must be at least 1 (static masks), got {duplicates}")
+    return MaskingOptions(
+        unit=arguments.masking, rate=arguments.masking_rate, max_ngram=arguments.max_ngram, span_p=arguments.span_p,
+        max_span=arguments.max_span, mask_share=arguments.mask_share, random_share=arguments.random_share,
+        policy=arguments.masking_policy, max_length=max_length,
+    )  # fmt: skip
+
+
+def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
+    """ "a=1,b=x" as a dictionary of configuration fields; numbers, true, false and null as in JSON, anything else is text.
+
+    Raises:
+        ValueError: a part without "=", or an unknown field.
+    """
+    values = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{flag} takes name=value,name=value, got {part!r} in {text!r}")
+        try:
+            values[name.strip()] = json.loads(value)
+        except ValueError:
+            values[name.strip()] = value.strip()
+    fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
+    if unknown := {name: value for name, value in values.items() if name not in fields}:
+        # Says what is meant; loading a checkpoint would leave them out.
+        DebertaExtConfig(**unknown)
+    return values
+
+
+def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
+    """The configuration without regard to the vocabulary of a tokenizer that does not exist yet.
+
+    Args:
+        fields: of the configuration, set by flags of their own; `--config_overrides` wins over them.
+    Raises:
+        ValueError: no tokenizer for a new model, a new tokenizer for a checkpoint, or fields that do not fit.
+    """
+    changes = fields | overrides(model_args.config_overrides)
+    if model_args.model is None:
+        if model_args.tokenizer is None and model_args.train_tokenizer is None:
+            raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
+        return DebertaExtConfig.from_preset(model_args.preset, **changes)
+    if model_args.train_tokenizer is not None:
+        raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
+    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
+
+
+def download(model_args: ModelArguments) -> dict[str, str]:
+    """Arguments of `from_pretrained` for the Hub, those that were given."""
+    names = ("revision", "token", "cache_dir")
+    return {name: getattr(model_args, name) for name in names if getattr(model_args, name) is not None}
+
+
+def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):
+    """Examples must not be longer than the model's absolute position table.
+
+    Raises:
+        ValueError: they are.
+    """
+    rows = config.max_position_embeddings
+    if config.has_absolute_positions and max_length > rows:
+        cure = (
+            f"give --config_overrides max_position_embeddings={max_length}"
+            if model_args.model is None
+            else f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
+        )
+        raise ValueError(
+            f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or "
+            + cure
+        )
+
+
+def fixed_arguments(groups: Sequence[Any], args: TrainingArguments, names: Sequence[str] = ()) -> dict[str, Any]:
+    """What a resumed run must not change, or it would not be the same run.
+
+    Args:
+        groups: dataclasses of flags, all of whose fields count but those of the machine.
+        names: fields of `args` that count beside seeds, steps and what the optimizer reads.
+    """
+    free = {"num_proc", "cache_dir", "token", "attn_implementation"}
+    ours = {}
+    for group in groups:
+        ours |= {name: value for name, value in dataclasses.asdict(group).items() if name not in free}
+    common = (
+        "seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps",
+        "weight_decay", "optim",
+    )  # fmt: skip
+    return ours | {name: getattr(args, name) for name in (*common, *names)}

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of a pre-training script: documents, tokenizer, examples, training, and what the run says of itself."""
+
+import contextlib
+import dataclasses
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import Trainer, TrainingArguments
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..tokenization import check_tokenizer, load_tokenizer
+from .corpus import load_corpus, texts
+from .dynamic_masking import NumberedExamples, NumberedStream
+from .masking import MaskingOptions
+from .packing import PackingReport, pack
+from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
+from .run_folder import TOKENIZER_FOLDER
+from .tokenizer_training import tokenizer_report, train_tokenizer
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+__all__ = [
+    "card_facts",
+    "corpora",
+    "fit_to_tokenizer",
+    "get_tokenizer",
+    "numbered_examples",
+    "readable_weights",
+    "train_and_evaluate",
+    "trained_tokenizer",
+    "write_run_report",
+]
+
+
+def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Dataset | IterableDataset, Dataset]":
+    """Documents to train on and held-out documents.
+
+    Raises:
+        ValueError: nothing is left to train on.
+    """
+    common = dict(
+        documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
+        cache_dir=model_args.cache_dir, token=model_args.token,
+    )  # fmt: skip
+    if data_args.validation_data:
+        held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
+    corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
+    count = data_args.validation_documents
+    if data_args.streaming:
+        from datasets import Dataset
+
+        count = count or 100
+        if not data_args.validation_data:
+            held_out = Dataset.from_list(list(corpus.take(count)))
+            if next(iter(corpus.skip(count)), None) is None:
+                raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
+        # Skipping, even nothing, keeps the files in their order when the stream is shuffled.
+        return corpus.skip(0 if data_args.validation_data else count), held_out
+    if data_args.validation_data:
+        return corpus, held_out
+    count = count or min(100, max(1, len(corpus) // 10))
+    if count >= len(corpus):
+        raise ValueError(
+            f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give fewer, or --validation_data "
+            "(--documents line makes each line a document)"
+        )
+    split = corpus.train_test_split(test_size=count, seed=0)
+    return split["train"], split["test"]
+
+
+def get_tokenizer(model_args: ModelArguments, data_args: DataArguments) -> tuple[Any, dict[str, Any]]:
+    """The tokenizer that --tokenizer or --model names, and where it is from."""
+    where = download(model_args)
+    if model_args.tokenizer is not None:
+        where.pop("revision", None)
+    source = model_args.tokenizer or model_args.model
+    return load_tokenizer(source, model_max_length=data_args.max_length, **where), {"source": source}
+
+
+def trained_tokenizer(
+    model_args: ModelArguments, data_args: DataArguments, args: TrainingArguments, corpus: Any, resuming: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The tokenizer trained on the corpus, and what is known about it."""
+    folder = Path(args.output_dir, TOKENIZER_FOLDER)
+    facts = folder / "training.json"
+    with args.main_process_first(desc="training the tokenizer"):
+        # The main process comes first; the others, and a resumed run, find what it made.
+        if facts.is_file() and (resuming or not args.should_save):
+            return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
+        more = {"byte_fallback": True} if model_args.byte_fallback else {}
+        tokenizer = train_tokenizer(
+            model_args.train_tokenizer, texts(corpus), model_args.vocab_size, model_max_length=data_args.max_length, **more
+        )
+        sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
+        made = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | tokenizer_report(
+            tokenizer, texts(sample)
+        )
+        few = len(tokenizer) < model_args.vocab_size
+        note = f" of {model_args.vocab_size} asked for: the text has no more" if few else ""
+        print(f"tokenizer: {len(tokenizer)} tokens{note}", flush=True)
+        tokenizer.save_pretrained(folder)
+        facts.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        return tokenizer, made
+
+
+def fit_to_tokenizer(config: DebertaExtConfig, tokenizer: Any, model_args: ModelArguments):
+    """Takes the tokenizer's special ids into the configuration and, of a new model, its size.
+
+    Raises:
+        ValueError: the tokenizer cannot serve a new model.
+    """
+    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if model_args.model is None:
+        config.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        config.pad_token_id = tokenizer.pad_token_id
+        check_tokenizer(tokenizer, config, needs_mask=True)
+
+
+@contextlib.contextmanager
+def readable_weights(model_args: ModelArguments) -> Iterator[None]:
+    """Inside, weights that are damaged or do not fit raise a ValueError that names their source."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"the weights of {model_args.model} cannot be read, or do not fit its configuration with --config_overrides "
+            f"{model_args.config_overrides}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def numbered_examples(
+    corpus: Any, held_out: Any, tokenizer: Any, data_args: DataArguments, args: TrainingArguments, *, nsp: bool = False
+) -> tuple[NumberedExamples | NumberedStream, NumberedExamples, dict[str, PackingReport]]:
+    """Packs documents into examples for `MaskingCollator`: (to train on, to evaluate on, what became of the documents).
+
+    Args:
+        nsp (`bool`): pairs are for next sentence prediction; else their segments are consecutive.
+    Raises:
+        ValueError: `nsp`, and no pair has a second segment from elsewhere.
+    """
+
+    def packed(documents):
+        return pack(
+            documents, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
+            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language,
+            seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
+        )  # fmt: skip
+
+    with args.main_process_first(desc="packing"):
+        train_set, report = packed(corpus)
+        eval_set, eval_report = packed(held_out)
+    eval_set = NumberedExamples(first(eval_set, data_args.max_eval_samples), fixed=True)
+    if not data_args.streaming:
+        print(f"train: {report.summary()}\nheld out: {eval_report.summary()}", flush=True)
+        if nsp and not report.negative_pairs:
+            raise ValueError(
+                f"no pair of the training data has a B of another document ({report.documents} documents): there is "
+                "nothing to learn for next sentence prediction; give more documents (--documents says what one is)"
+            )
+        train_set = NumberedExamples(first(train_set, data_args.max_train_samples))
+        return train_set, eval_set, {"train": report, "held_out": eval_report}
+    # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
+    args.accelerator_config.dispatch_batches = False
+    # Numbered before they are shuffled anew in each epoch, so that static masks recur.
+    train_set = train_set.map(lambda row, number: {"example": number}, with_indices=True)
+    if data_args.max_train_samples is not None:
+        train_set = train_set.take(data_args.max_train_samples)
+    train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
+    train_set = NumberedStream(train_set, endless=True, block=args.train_batch_size * args.world_size)
+    return train_set, eval_set, {"held_out": eval_report}
+
+
+def first(dataset: Any, count: int | None) -> Any:
+    return dataset if count is None else dataset.select(range(min(count, len(dataset))))
+
+
+def train_and_evaluate(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
+    """Trains, from a checkpoint if one is given, saves the model, evaluates; metrics and state go to the output folder."""
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    # None if the run had finished before: what it wrote then stays.
+    if result.metrics:
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+    metrics = trainer.evaluate()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    trainer.save_state()
+    return metrics
+
+
+def write_run_report(
+    folder: str | Path, seconds: float, tokenizer_facts: Mapping[str, Any], reports: Mapping[str, PackingReport]
+) -> dict[str, Any]:
+    """Writes run_report.json: duration, tokenizer, packing and versions; returns its content."""
+    facts = dict(
+        seconds=round(seconds, 1),
+        tokenizer=dict(tokenizer_facts),
+        packing={name: report.as_dict() for name, report in reports.items()},
+        versions=dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__),
+    )
+    Path(folder, "run_report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return facts
+
+
+def card_facts(
+    data_args: DataArguments,
+    masking_args: MaskingArguments,
+    options: MaskingOptions,
+    args: TrainingArguments,
+    steps: int,
+    run_report: Mapping[str, Any],
+    reports: Mapping[str, PackingReport],
+) -> dict[str, Any]:
+    """Rows of the table of the training in a model card.
+
+    Args:
+        steps (`int`): that were taken.
+        run_report (`dict`): what `write_run_report` returned.
+    """
+    masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
+    copies = masking_args.masking_duplicates
+    tokenizer = {name: shown(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
+    return {
+        "data": [shown(source) for source in data_args.train_data],
+        "packing": f"{data_args.packing}, {data_args.max_length} tokens",
+        **{f"packed, {name}": report.summary() for name, report in reports.items()},
+        "masking": masking | {"copies": "dynamic" if copies is None else f"{copies}, static"},
+        "tokenizer": tokenizer,
+        "steps": steps,
+        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+        "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
+        "seed": args.seed,
+        "versions": run_report["versions"],
+    }
+
+
+def shown(source: str) -> str:
+    """A Hub id, or the name of a file or folder without its place on this machine."""
+    return Path(source).resolve().name if Path(source).exists() else source

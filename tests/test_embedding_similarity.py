@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Average cosine similarity: by hand, what it does not depend on, against the double loop, and mistakes."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from hf_deberta_ext.pretraining import embedding_similarity
+from hf_deberta_ext.pretraining.embedding_similarity import average_cosine_similarity
+
+
+def random_table(V=37, E=5, seed=0):
+    # Off the origin, so that the mean is far from zero.
+    return torch.randn(V, E, generator=torch.Generator().manual_seed(seed)) + 0.7
+
+
+@pytest.mark.parametrize(
+    "table, expected",
+    [
+        ([[1.0, 0.0], [3.0, 4.0]], 0.6),
+        ([[1.0, 0.0], [0.0, 2.0]], 0.0),
+        ([[2.0, 1.0], [-4.0, -2.0]], -1.0),
+        ([[1.0, 2.0], [2.0, 4.0], [0.5, 1.0]], 1.0),
+        # Pairs: 0 (0 and 90 degrees), -1 (0 and 180), 0 (90 and 180).
+        ([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], -1 / 3),
+    ],
+    ids=["acute", "orthogonal", "opposite", "parallel", "three"],
+)
+def test_average_cosine_similarity_by_hand(table, expected):
+    assert average_cosine_similarity(torch.tensor(table)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_length_of_the_rows_does_not_matter():
+    table = random_table()
+    scales = torch.logspace(-6, 6, len(table))[:, None]
+    assert average_cosine_similarity(scales * table) == pytest.approx(average_cosine_similarity(table), rel=1e-5)
+
+
+def test_rows_of_zeros_are_left_out():
+    table = random_table()
+    padded = torch.cat([torch.zeros(1, 5), table, torch.zeros(3, 5)])
+    assert average_cosine_similarity(padded) == average_cosine_similarity(table)
+
+
+def test_rows_choose_what_is_compared_each_once():
+    table = random_table()
+    chosen = torch.tensor([30, 2, 3, 11, 2])
+    mask = torch.zeros(len(table), dtype=torch.bool)
+    mask[chosen] = True
+    expected = average_cosine_similarity(table[[2, 3, 11, 30]])
+    assert average_cosine_similarity(table, chosen) == expected
+    assert average_cosine_similarity(table, mask) == expected
+    assert abs(expected - average_cosine_similarity(table)) > 1e-3
+
+
+def test_a_parameter_in_half_precision_is_measured_in_float64():
+    table = torch.nn.Parameter(random_table(V=2000).half())
+    similarity = average_cosine_similarity(table)
+    assert type(similarity) is float
+    assert similarity == pytest.approx(average_cosine_similarity(table.detach().double()), abs=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_average_cosine_similarity_equals_the_double_loop(chunk, monkeypatch):
+    monkeypatch.setattr(embedding_similarity, "CHUNK", chunk)
+    table = random_table().double()
+    pairs = [(i, j) for i in range(len(table)) for j in range(len(table)) if i != j]
+    mean = math.fsum(cosine_similarity(table[i], table[j], dim=0).item() for i, j in pairs) / len(pairs)
+    assert abs(mean) > 0.1
+    assert average_cosine_similarity(table) == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "table, rows, message",
+    [
+        (torch.ones(4), None, r"shape \[V, E\], got \[4\]"),
+        (torch.ones(1, 4), None, "two rows that are not zero are needed to compare, got 1"),
+        (torch.eye(4) * torch.tensor([0.0, 1, 0, 0]), None, "got 1 in a table"),
+        (torch.ones(4, 2), torch.tensor([1, 4]), "row 4 is not in the table: it has 4 rows"),
+        (torch.ones(4, 2), torch.tensor([-1, 2]), "row -1 is not in the table"),
+        (torch.ones(4, 2), torch.tensor([3, 3]), "got 1 in a table"),
+        (torch.ones(4, 2), torch.ones(3, dtype=torch.bool), r"bool rows must have shape \[4\]"),
+        (torch.ones(4, 2), torch.tensor([1.0, 2.0]), "rows must be indices"),
+        (torch.tensor([[1.0, math.nan], [1.0, 2.0]]), None, "not finite"),
+        (torch.tensor([[1.0, math.inf], [1.0, 2.0]]), None, "not finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(table, rows, message):
+    with pytest.raises(ValueError, match=message):
+        average_cosine_similarity(table, rows)

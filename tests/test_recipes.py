@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: the published numbers, batches that come out exactly, and flags that win."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.pretraining import PretrainingArguments, recipes
+from hf_deberta_ext.pretraining.recipes import FLAGS, RECIPES, recipe_arguments, recipe_table
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """accelerator(gigabytes, bf16): recipes take it for the machine's."""
+
+    def use(gigabytes, bf16=True):
+        monkeypatch.setattr(recipes, "_memory", lambda device: gigabytes << 30)
+        monkeypatch.setattr(recipes, "is_torch_bf16_gpu_available", lambda: bf16)
+
+    return use
+
+
+# ------- the numbers
+
+
+@pytest.mark.parametrize(
+    "name, batch, max_steps, learning_rate, rtd_lambda, stepping, layers, width",
+    [
+        ("v3-study", 2048, 125_000, 5e-4, 50, "joint", 12, 768),
+        ("official-xsmall", 64, 1_000_000, 3e-4, 10, "decoupled", 12, 384),
+        ("official-base", 256, 1_000_000, 1e-4, 10, "decoupled", 12, 768),
+        ("official-large", 256, 1_000_000, 1e-4, 10, "decoupled", 24, 1024),
+        ("official-xsmall-continue", 256, 100_000, 5e-5, 10, "decoupled", 12, 384),
+        ("official-small-continue", 256, 100_000, 5e-5, 10, "decoupled", 6, 768),
+    ],
+)
+def test_recipes_have_the_published_settings(name, batch, max_steps, learning_rate, rtd_lambda, stepping, layers, width):
+    recipe = RECIPES[name]
+    assert (recipe.batch, recipe.max_steps, recipe.learning_rate) == (batch, max_steps, learning_rate)
+    assert (recipe.rtd_lambda, recipe.stepping, recipe.embedding_sharing) == (rtd_lambda, stepping, "gdes")
+    assert (recipe.warmup_steps, recipe.max_length) == (10_000, 512)
+    config = DebertaExtConfig.from_preset(recipe.preset)
+    assert (config.num_hidden_layers, config.hidden_size) == (layers, width)
+    assert (recipe.model is not None) == name.endswith("-continue")
+
+
+def test_official_recipes_share_a_batch_of_256_among_eight_processes():
+    arguments = recipe_arguments(RECIPES["official-base"], processes=8, device=CPU)
+    assert arguments == dict(
+        preset="v3-base", embedding_sharing="gdes", stepping="decoupled", rtd_lambda=10.0, max_length=512,
+        max_steps=1_000_000, learning_rate=1e-4, warmup_steps=10_000, weight_decay=0.01, adam_beta1=0.9,
+        adam_beta2=0.999, adam_epsilon=1e-6, max_grad_norm=1.0, per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+    )  # fmt: skip
+
+
+# ------- the batch
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("processes", [1, 2, 8, 64])
+@pytest.mark.parametrize("gigabytes", [None, 1, 16, 80], ids=["cpu", "tiny", "16 GiB", "80 GiB"])
+def test_batch_is_the_published_one_on_any_hardware(name, processes, gigabytes, accelerator):
+    accelerator(gigabytes or 0)
+    arguments = recipe_arguments(RECIPES[name], processes=processes, device=CPU if gigabytes is None else CUDA)
+    size = arguments[SIZE]
+    assert size * arguments[ACCUMULATION] * processes == RECIPES[name].batch
+    assert size & (size - 1) == 0
+
+
+def test_more_memory_holds_larger_micro_batches(accelerator):
+    sizes = []
+    for gigabytes in (1, 16, 40, 80, 10_000):
+        accelerator(gigabytes)
+        sizes.append(recipe_arguments(RECIPES["v3-study"], device=CUDA)[SIZE])
+    assert sizes[0] == 1 and sizes == sorted(sizes) and len({*sizes}) > 3 and sizes[-1] == 2048
+
+
+def test_one_of_the_two_numbers_decides_the_other():
+    recipe = RECIPES["v3-study"]
+    assert recipe_arguments(recipe, {SIZE: 32}, processes=8, device=CPU)[ACCUMULATION] == 8
+    assert recipe_arguments(recipe, {ACCUMULATION: 16}, processes=8, device=CPU)[SIZE] == 16
+    # Not a power of two, but exact.
+    assert recipe_arguments(RECIPES["official-base"], {SIZE: 256}, device=CPU)[ACCUMULATION] == 1
+    both = recipe_arguments(recipe, {SIZE: 3, ACCUMULATION: 5}, processes=3, device=CPU)
+    assert not {SIZE, ACCUMULATION} & {*both}
+
+
+# ------- precision and flags
+
+
+@pytest.mark.parametrize(
+    "device, bf16, expected",
+    [(CPU, True, {}), (CUDA, True, {"bf16": True}), (CUDA, False, {"fp16": True}), (torch.device("mps"), False, {})],
+)
+def test_half_precision_is_what_the_hardware_has(device, bf16, expected, accelerator):
+    accelerator(16, bf16)
+    arguments = recipe_arguments(RECIPES["v3-study"], device=device)
+    assert {name: arguments[name] for name in ("bf16", "fp16") if name in arguments} == expected
+    given = recipe_arguments(RECIPES["v3-study"], {"fp16": False}, device=device)
+    assert not {"bf16", "fp16"} & {*given}
+
+
+def test_flags_of_the_user_are_left_alone():
+    given = dict(learning_rate=1.0, rtd_lambda=7.0, num_train_epochs=2.0, model="mine")
+    arguments = recipe_arguments(RECIPES["official-xsmall-continue"], given, device=CPU)
+    assert not {*given, "max_steps"} & {*arguments}
+    assert arguments["warmup_steps"] == 10_000
+
+
+def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
+    """A name that no parser knows would be set, printed, and have no effect."""
+    model_and_loss = {"model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length"}
+    known = {field.name for field in dataclasses.fields(PretrainingArguments)}
+    assert {*FLAGS} - model_and_loss <= known
+    about = {"description", "source", "batch", "half_precision"}
+    assert {field.name for field in dataclasses.fields(recipes.Recipe)} == {*FLAGS} | about
+
+
+def test_table_says_what_set_each_value():
+    given = dict(learning_rate=1e-3, per_device_train_batch_size=16, output_dir="run")
+    arguments = recipe_arguments(RECIPES["v3-study"], given, processes=4, device=CPU)
+    lines = [" ".join(line.split()) for line in recipe_table("v3-study", arguments, given, 4).splitlines()]
+    assert lines[0].startswith("recipe v3-study: ") and "He et al. 2021" in lines[0]
+    for expected in (
+        "rtd_lambda 50.0 recipe",
+        "max_steps 125,000 recipe",
+        "learning_rate 0.001 your flag, recipe: 0.0005",
+        "per_device_train_batch_size 16 your flag",
+        "gradient_accumulation_steps 32 hardware",
+        "batch: 16 per device x 32 accumulation steps x 4 processes = 2,048",
+    ):
+        assert expected in lines, lines
+    assert not any("output_dir" in line for line in lines)
+
+
+def test_table_shows_that_the_batch_is_another():
+    given = {SIZE: 4, ACCUMULATION: 1}
+    table = recipe_table("official-base", recipe_arguments(RECIPES["official-base"], given, device=CPU), given)
+    assert table.endswith("batch: 4 per device x 1 accumulation steps x 1 processes = 4, recipe: 256")
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    "given, processes, message",
+    [
+        ({SIZE: 48}, 1, r"batch of 2048 is not 48 examples per device x 1 processes .* take 32 or 64 per device"),
+        ({SIZE: 4096}, 1, "is not 4096 examples .* take 2048 per device"),
+        ({SIZE: 20}, 4, "is not 20 examples per device x 4 processes .* take 16 or 32 per device"),
+        ({ACCUMULATION: 3}, 1, "x 3 accumulation steps x 1 processes .* take 2 or 4 accumulation steps"),
+        ({}, 3, "batch of 2048 cannot be shared equally by 3 processes.* take 2 or 4 processes"),
+        ({SIZE: 0}, 1, "per_device_train_batch_size must be at least 1, got 0"),
+    ],
+)
+def test_batches_that_cannot_be_cut_are_refused(given, processes, message):
+    with pytest.raises(ValueError, match=message):
+        recipe_arguments(RECIPES["v3-study"], given, processes=processes, device=CPU)
