@@ -7,7 +7,7 @@
 
 Any model that AutoModelForSequenceClassification reads will do, in a folder or on the Hub. Files end in .tsv (no quotes, as
 in GLUE), .csv or .jsonl, each also .gz; give two --text_columns for pairs. The accuracy is that after the last epoch:
-nothing is chosen on the validation file. Runs of one seed see the same rows in the same order.
+nothing is chosen on the validation file. Rows of similar length are trained on together.
 
 Writes results.json after each run, then table.md and results.png. The same command again goes on where it was stopped; more
 seeds or checkpoints can be added, and other settings need another folder.
@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from transformers import (
 
 import hf_deberta_ext
 from hf_deberta_ext.plots import plot_comparison
+from hf_deberta_ext.tokenization import load_tokenizer
 
 # No word is a missing value, and no column an index.
 PLAIN = dict(keep_default_na=False, index_col=False, encoding="utf-8-sig")
@@ -50,6 +52,7 @@ READERS = {
     ".csv": ("csv", PLAIN),
     ".jsonl": ("json", {}),
 }
+DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
 # What must be equal in all runs of a folder.
 SETTINGS = (
     "text_columns", "label_column", "max_train_samples", "max_length", "num_train_epochs", "learning_rate", "warmup_steps",
@@ -96,7 +99,8 @@ def compare(args: argparse.Namespace):
     train, validation = (read_file(file, args) for file in (args.train_file, args.validation_file))
     labels = label_names(train, validation, args)
     if args.max_train_samples is not None:
-        train = train.shuffle(seed=0).select(range(min(args.max_train_samples, len(train))))
+        drawn = random.Random(0).sample(range(rows_in(train)), min(args.max_train_samples, rows_in(train)))
+        train = {column: [values[row] for row in drawn] for column, values in train.items()}
     results = begin(args, sources)
     models = {name: prepare(name, source, labels, args) for name, source in sources.items()}
 
@@ -104,7 +108,7 @@ def compare(args: argparse.Namespace):
     true = np.array([labels.index(label) for label in validation[args.label_column]])
     majority = labels.index(Counter(train[args.label_column]).most_common(1)[0][0])
     baseline = scores(np.full(len(true), majority), true, len(labels))
-    results["rows"] = dict(train=len(train), validation=len(validation))
+    results["rows"] = dict(train=rows_in(train), validation=len(true))
     results["majority_class"] = dict(label=str(labels[majority])) | baseline
     finished = {(run["checkpoint"], run["seed"]) for run in results["runs"]}
     wanted = [(seed, name) for seed in args.seeds for name in models]
@@ -114,7 +118,7 @@ def compare(args: argparse.Namespace):
             continue
         config, tokenizer = models[name]
         if name not in encoded:
-            encoded[name] = [encode(rows, labels, tokenizer, args) for rows in (train, validation)]
+            encoded[name] = [encode(columns, labels, tokenizer, args) for columns in (train, validation)]
         run = fine_tune(sources[name], config, tokenizer, *encoded[name], seed, args)
         results["runs"].append(dict(checkpoint=name, seed=seed) | run)
         write_json(args.output_dir / "results.json", results)
@@ -126,7 +130,7 @@ def compare(args: argparse.Namespace):
     # 3. Report
     names = [*models]
     runs = [run for run in results["runs"] if run["checkpoint"] in names and run["seed"] in args.seeds]
-    text = report(names, runs, baseline, labels, len(validation))
+    text = report(names, runs, baseline, labels, len(true))
     (args.output_dir / "table.md").write_text(text + "\n", encoding="utf-8")
     accuracies = {name: [100 * run["accuracy"] for run in runs if run["checkpoint"] == name] for name in names}
     plot_comparison(
@@ -190,8 +194,8 @@ def digest(files: list[Path]) -> str:
     return sha.hexdigest()[:16]
 
 
-def read_file(file: Path, args: argparse.Namespace):
-    """The rows of a file, as a Dataset with the columns that are needed.
+def read_file(file: Path, args: argparse.Namespace) -> dict[str, list]:
+    """The columns of a file that are needed, by name.
 
     Raises:
         ValueError: not there, of another kind, empty, or without a column; a text that is none, or a row without a label.
@@ -222,11 +226,11 @@ def read_file(file: Path, args: argparse.Namespace):
         )
     if len(rows) == 0:
         raise ValueError(f"{file} has no rows")
-    rows = rows.select_columns(columns)
+    rows = rows.select_columns(columns).to_dict()
     for column in args.text_columns:
         wrong = next((number for number, text in enumerate(rows[column], start=1) if not isinstance(text, str)), None)
         if wrong is not None:
-            raise ValueError(f"row {wrong} of {file} has no text in {column!r}, but {rows[wrong - 1][column]!r}")
+            raise ValueError(f"row {wrong} of {file} has no text in {column!r}, but {rows[column][wrong - 1]!r}")
     for number, label in enumerate(rows[args.label_column], start=1):
         if label is None or label == "":
             raise ValueError(f"row {number} of {file} has no label in {args.label_column!r}")
@@ -235,7 +239,11 @@ def read_file(file: Path, args: argparse.Namespace):
     return rows
 
 
-def label_names(train, validation, args: argparse.Namespace) -> list:
+def rows_in(columns: dict[str, list]) -> int:
+    return len(next(iter(columns.values())))
+
+
+def label_names(train: dict[str, list], validation: dict[str, list], args: argparse.Namespace) -> list:
     """The labels of the train file, sorted.
 
     Raises:
@@ -257,11 +265,13 @@ def prepare(name: str, source: dict, labels: list, args: argparse.Namespace):
     Raises:
         ValueError: the tokenizer, --max_length or the weights do not fit the model.
     """
-    tokenizer = AutoTokenizer.from_pretrained(source["folder"])
     config = AutoConfig.from_pretrained(source["folder"], num_labels=len(labels))
     config.id2label = {index: str(label) for index, label in enumerate(labels)}
     config.label2id = {text: index for index, text in config.id2label.items()}
     config.problem_type = "single_label_classification"
+    # The stock classes of the DeBERTa family are not those of the published vocabularies.
+    load = load_tokenizer if config.model_type in DEBERTA else AutoTokenizer.from_pretrained
+    tokenizer = load(source["folder"])
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"{name}: its tokenizer has {len(tokenizer)} tokens, its model {config.vocab_size}: not of one run")
     rows = getattr(config, "max_position_embeddings", None)
@@ -307,13 +317,13 @@ def begin(args: argparse.Namespace, sources: dict[str, dict]) -> dict:
     return results
 
 
-def encode(rows, labels: list, tokenizer, args: argparse.Namespace) -> list[dict]:
-    texts = [list(rows[column]) for column in args.text_columns]
+def encode(columns: dict[str, list], labels: list, tokenizer, args: argparse.Namespace) -> list[dict]:
+    texts = [columns[column] for column in args.text_columns]
     encoding = tokenizer(*texts, truncation=True, max_length=args.max_length)
     numbers = {label: index for index, label in enumerate(labels)}
     return [
         {key: values[row] for key, values in encoding.items()} | {"labels": numbers[label]}
-        for row, label in enumerate(rows[args.label_column])
+        for row, label in enumerate(columns[args.label_column])
     ]
 
 
@@ -327,7 +337,7 @@ def fine_tune(source: dict, config, tokenizer, train: list, validation: list, se
             warmup_steps=args.warmup_steps, weight_decay=args.weight_decay, lr_scheduler_type="linear", bf16=args.bf16,
             per_device_train_batch_size=args.per_device_train_batch_size, per_device_eval_batch_size=64,
             eval_strategy="epoch", save_strategy="no", logging_strategy="epoch", report_to="none", disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
+            dataloader_pin_memory=torch.cuda.is_available(), train_sampling_strategy="group_by_length",
         )  # fmt: skip
         trainer = Trainer(
             model,

@@ -47,7 +47,7 @@ def task(tmp_path, tiny_config):
     for name, model_class in (("rtd", DebertaExtForReplacedTokenDetection), ("mlm", DebertaExtForMaskedLM)):
         model_class(config).save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    write_tsv(tmp_path / "train.tsv", rows(96))
+    write_tsv(tmp_path / "train.tsv", rows(160))
     write_tsv(tmp_path / "dev.tsv", rows(40, seed=1))
     return {
         "--checkpoints": [f"RTD={tmp_path / 'rtd'}", f"MLM={tmp_path / 'mlm'}"],
@@ -56,6 +56,7 @@ def task(tmp_path, tiny_config):
         "--text_columns": ["sentence"],
         "--seeds": [1, 2],
         "--num_train_epochs": [2],
+        "--per_device_train_batch_size": [8],
         "--learning_rate": [5e-3],
         "--output_dir": [tmp_path / "out"],
     }
@@ -125,7 +126,7 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(script, task, t
     runs = made["runs"]
     order = [(run["seed"], run["checkpoint"]) for run in runs]
     assert order == [(seed, name) for seed in (1, 2) for name in ("RTD", "MLM", "new weights")]
-    assert made["rows"] == dict(train=96, validation=40)
+    assert made["rows"] == dict(train=160, validation=40)
     for entry in runs:
         assert len(entry["accuracy_by_epoch"]) == 2 and entry["accuracy"] == entry["accuracy_by_epoch"][-1]
         assert 0 <= entry["f1"] <= 1 and entry["seconds"] > 0

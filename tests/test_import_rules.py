@@ -30,6 +30,7 @@ ALLOWED = {
     "plots": {"model"},
     "pretraining": {"model", "plots", "tokenization"},
     "replace_attention": {"model"},
+    "scoring": {"model", "tokenization"},
     "sift": set(),
     "tasks": set(),
     "tokenization": {"model"},

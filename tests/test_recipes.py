@@ -5,10 +5,12 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import HfArgumentParser
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining import PretrainingArguments, recipes
+from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments, recipes
 from hf_deberta_ext.pretraining.recipes import FLAGS, RECIPES, recipe_arguments, recipe_table
+from hf_deberta_ext.pretraining.run_arguments import given_flags
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -109,8 +111,17 @@ def test_half_precision_is_what_the_hardware_has(device, bf16, expected, acceler
 def test_flags_of_the_user_are_left_alone():
     given = dict(learning_rate=1.0, rtd_lambda=7.0, num_train_epochs=2.0, model="mine")
     arguments = recipe_arguments(RECIPES["official-xsmall-continue"], given, device=CPU)
-    assert not {*given, "max_steps"} & {*arguments}
+    assert not {*given, "max_steps", "preset"} & {*arguments}
     assert arguments["warmup_steps"] == 10_000
+
+
+def test_given_flags_are_those_of_the_command_line():
+    """With the value of a default, too; unknown ones are left to the parser."""
+    parser = HfArgumentParser((ModelArguments, DataArguments, PretrainingArguments))
+    argv = "--train_data a.txt b.txt --preset v3-base --streaming --learning-rate 5e-5 --bf16 false --unknown 1".split()
+    expected = dict(train_data=["a.txt", "b.txt"], preset="v3-base", streaming=True, learning_rate=5e-5, bf16=False)
+    assert given_flags(parser, argv) == expected
+    assert given_flags(parser, []) == {}
 
 
 def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):

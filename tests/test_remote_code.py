@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What save_pretrained writes, and that it loads equal: with the package, and in a fresh process that lacks it."""
 
+import importlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from hf_deberta_ext import (
     DebertaExtConfig,
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
     DebertaExtForQuestionAnswering,
     DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
@@ -34,6 +36,7 @@ CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
 HEADS = {
     "AutoModel": DebertaExtModel,
+    "AutoModelForPreTraining": DebertaExtForPreTraining,
     "AutoModelForMaskedLM": DebertaExtForMaskedLM,
     "AutoModelForSequenceClassification": DebertaExtForSequenceClassification,
     "AutoModelForTokenClassification": DebertaExtForTokenClassification,
@@ -56,6 +59,9 @@ KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
     "shared_all_and_factorised": ("AutoModelForMaskedLM", dict(share_layers="all", embedding_size=16), {}),
     "plain_decoder": ("AutoModelForMaskedLM", dict(emd_layers=1, emd_input="hidden"), {}),
     "shards": ("AutoModelForMaskedLM", {}, dict(max_shard_size="20KB")),
+    "one_table": ("AutoModelForPreTraining", dict(embedding_sharing="es"), {}),
+    "two_tables": ("AutoModelForPreTraining", dict(embedding_sharing="nes", generator={"hidden_size": 16}), {}),
+    "one_encoder": ("AutoModelForPreTraining", dict(embedding_sharing="all", position_biased_input=True), {}),
     "bfloat16": ("AutoModelForMaskedLM", dict(dtype="bfloat16"), {}),
 }
 
@@ -124,8 +130,7 @@ def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(a
         module, class_name = reference.split(".")
         model_class = HEADS.get(name, DebertaExtConfig)
         assert (CODE / f"{module}.py").is_file() and model_class.__name__ == class_name
-        # Saved without the package, the code is what the file of the class itself imports, and no more.
-        assert model_class.__module__ == f"hf_deberta_ext.model.{module}"
+        assert getattr(importlib.import_module(f"hf_deberta_ext.model.{module}"), class_name) is model_class
 
 
 def test_a_configuration_saved_alone_brings_the_code(tmp_path):

@@ -3,12 +3,25 @@
 
 import pytest
 
-from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, write_model_card
+from hf_deberta_ext.pretraining.report import (
+    evaluation_table,
+    plot_objectives,
+    plot_replaced_tokens,
+    replaced_token_table,
+    write_model_card,
+    write_replaced_token_cards,
+)
 
 pytest.importorskip("matplotlib")
 METRICS = dict(
     eval_mlm_loss=2.0, eval_mlm_perplexity=7.389, eval_mlm_accuracy=0.5, eval_mlm_targets=1234, eval_sop_loss=0.3,
     eval_sop_accuracy=0.9, eval_sop_targets=10,
+)  # fmt: skip
+REPLACED = dict(
+    eval_generator_loss=2.0, eval_generator_perplexity=7.389, eval_generator_accuracy=0.5, eval_generator_targets=150,
+    eval_discriminator_loss=0.25, eval_discriminator_accuracy=0.95, eval_discriminator_precision=0.75,
+    eval_discriminator_recall=0.25, eval_discriminator_targets=1000, eval_replaced_share=0.075,
+    eval_generator_similarity=0.0123, eval_discriminator_similarity=0.0456,
 )  # fmt: skip
 
 
@@ -16,6 +29,13 @@ def test_table_has_a_row_for_each_objective():
     lines = evaluation_table(METRICS, ["mlm", "sop"]).splitlines()
     assert lines[2] == "| masked-language modelling | 2.0000 | 7.39 | 0.5000 | 1,234 |"
     assert lines[3] == "| sentence order prediction | 0.3000 |  | 0.9000 | 10 |"
+
+
+def test_table_has_a_row_for_generator_and_discriminator():
+    lines = replaced_token_table(REPLACED).splitlines()
+    assert lines[0] == "| part | loss | perplexity | accuracy | precision | recall | targets |"
+    assert lines[2] == "| generator, masked tokens | 2.0000 | 7.39 | 0.5000 |  |  | 150 |"
+    assert lines[3] == "| discriminator, all tokens | 0.2500 |  | 0.9500 | 0.7500 | 0.2500 | 1,000 |"
 
 
 def test_card_is_valid_and_says_what_was_trained(tmp_path):
@@ -52,9 +72,37 @@ def test_card_names_a_local_base_without_its_place(tmp_path):
     assert "from random weights" in write_model_card(tmp_path, **common).read_text(encoding="utf-8")
 
 
+def test_joint_model_and_its_parts_have_a_card_each(tmp_path):
+    from huggingface_hub import ModelCard
+
+    for part in ("discriminator", "generator"):
+        (tmp_path / "run" / part).mkdir(parents=True)
+    parameters = dict(joint=3_000_000, discriminator=2_500_000, generator=1_500_000)
+    common = dict(metrics=REPLACED, facts={"seed": 7}, base_model="org/a", language="en")
+    files = write_replaced_token_cards(tmp_path / "run", parameters=parameters, **common)
+    joint, discriminator, generator = (ModelCard.load(file) for file in files)
+    titles = [card.text.strip().splitlines()[0] for card in (joint, discriminator, generator)]
+    assert titles == ["# run", "# run: discriminator", "# run: generator"]
+    assert discriminator.data.eval_results[1].metric_value == 0.75 and not joint.data.eval_results
+    assert generator.data.pipeline_tag == "fill-mask" and generator.data.eval_results[0].metric_value == 7.389
+    for card, size in ((joint, "3.0"), (discriminator, "2.5"), (generator, "1.5")):
+        assert card.data.base_model == "org/a" and f"It has {size} million parameters" in card.text
+        assert "tokens were replaced, 7.50% of them" in card.text and "| seed | 7 |" in card.text
+        assert "0.0123 in the generator and 0.0456 in the discriminator" in card.text
+        assert ("curves.png" in card.text) == (card is joint)
+
+
 def test_each_objective_has_a_panel(tmp_path):
     history = [{"step": 1, "mlm_loss": 3.0, "sop_loss": 0.7}, {"step": 2, "eval_mlm_loss": 2.0, "eval_sop_loss": 0.6}]
     file = plot_objectives(history, tmp_path / "curves.png", ["mlm", "sop"])
     assert file.read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="logged any of sbo_loss"):
         plot_objectives(history, tmp_path / "curves.png", ["mlm", "sbo"])
+
+
+def test_replaced_tokens_have_panels_for_both_losses_and_for_what_is_found(tmp_path):
+    parts = ("generator_loss", "discriminator_loss", "discriminator_precision", "discriminator_recall")
+    history = [{"step": step, **dict.fromkeys(parts, 0.5)} for step in (1, 2)]
+    assert plot_replaced_tokens(history, tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="logged any of discriminator_loss"):
+        plot_replaced_tokens([{"step": 1, "generator_loss": 1.0}], tmp_path / "curves.png")

@@ -318,7 +318,7 @@ class DebertaExtConfig(PreTrainedConfig):
         if unknown := sorted(set(changes) - names):
             raise ValueError("generator: " + "; ".join(map(_unknown_name, unknown)))
         if self.embedding_sharing != "all":
-            changes.setdefault("num_hidden_layers", max(1, self.num_hidden_layers // 2))
+            changes.setdefault("num_hidden_layers", max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2))
         if "hidden_size" in changes:
             width, head_size = changes["hidden_size"], self.hidden_size // self.num_attention_heads
             changes.setdefault("num_attention_heads", max(1, width // head_size))

@@ -5,7 +5,15 @@
 import torch
 from torch import nn
 
-__all__ = ["GradientDisentangledEmbedding"]
+__all__ = ["DeltaEmbedding", "GradientDisentangledEmbedding"]
+
+
+class DeltaEmbedding(nn.Embedding):
+    """A table that begins at zero. A class of its own, because transformers initialises modules by their class, and leaves
+    out those without parameters of their own, such as the next."""
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
 
 
 class GradientDisentangledEmbedding(nn.Module):
@@ -21,9 +29,7 @@ class GradientDisentangledEmbedding(nn.Module):
 
     def __init__(self, source: nn.Embedding):
         super().__init__()
-        self.delta = nn.Embedding(source.num_embeddings, source.embedding_dim, padding_idx=source.padding_idx)
-        with torch.no_grad():
-            self.delta.weight.zero_()
+        self.delta = DeltaEmbedding(source.num_embeddings, source.embedding_dim, padding_idx=source.padding_idx)
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):

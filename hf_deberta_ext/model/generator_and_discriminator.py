@@ -23,6 +23,7 @@ __all__ = ["DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput", "sample
 
 TABLES = ("word_embeddings", "position_embeddings")
 PARTS = ("generator", "discriminator")
+SAMPLED_AT_A_TIME = 2**24
 
 
 @dataclass
@@ -36,6 +37,7 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
         discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
         corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
         discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.
+        hidden_states, attentions (*optional*): of the discriminator, as in `DebertaExtModel`.
     """
 
     loss: torch.Tensor | None = None
@@ -45,6 +47,8 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
     discriminator_logits: torch.Tensor | None = None
     corrupted_ids: torch.Tensor | None = None
     discriminator_labels: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 def sample_replacements(
@@ -55,16 +59,26 @@ def sample_replacements(
 ) -> torch.Tensor:
     """[n, V] logits -> [n] ids, drawn from softmax(logits / temperature) in float32, without a gradient.
 
+    By the inverse of the distribution function, summed in float64: one random number a row, where `torch.multinomial` draws
+    one for every token of the vocabulary.
+
     Args:
         excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
         random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
     """
-    scores = logits.detach().float() / temperature
-    if excluded:
+    n, V = logits.shape
+    # Apple's GPUs have no float64.
+    precision = torch.float32 if logits.device.type == "mps" else torch.float64
+    # Less than 1 also after rounding: the end of the table is never passed.
+    places = torch.rand(n, 1, dtype=precision, device=logits.device, generator=random_generator) * (1 - 2**-22)
+    samples = []
+    # A part at a time: a float64 copy of all logits would take twice their memory.
+    for part, place in zip(*(x.detach().split(max(1, SAMPLED_AT_A_TIME // V)) for x in (logits, places)), strict=True):
+        scores = part.float() / temperature
         scores[:, excluded] = -torch.inf
-    if not len(scores):
-        return scores.new_zeros(0, dtype=torch.long)
-    return torch.multinomial(scores.softmax(-1), 1, generator=random_generator).squeeze(1)
+        sums = scores.softmax(-1).cumsum(-1, dtype=precision)
+        samples.append(torch.searchsorted(sums, place * sums[:, -1:], right=True).squeeze(1))
+    return torch.cat(samples)
 
 
 class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
@@ -160,6 +174,8 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         document_ids: torch.Tensor | None = None,
         part: str | None = None,
         random_generator: torch.Generator | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> DebertaExtForPreTrainingOutput:
         """
         Args:
@@ -170,6 +186,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
                 `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and `labels`.
                 For steps in turn, where the generator's weights change between the two.
             random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
+            output_attentions, output_hidden_states (`bool`, *optional*): of the discriminator.
 
         Raises:
             ValueError: labels, but no `config.special_token_ids`; an unknown `part`, or "generator" without labels.
@@ -178,20 +195,13 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids,
             document_ids=document_ids, return_dict=True,
         )  # fmt: skip
+        wanted = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         if part not in (None, *PARTS):
             raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
         if part == "discriminator" or labels is None:
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
-            judged = self.discriminator(input_ids, labels=labels, **inputs)
-            weighted = None if labels is None else self.config.rtd_lambda * judged.loss
-            return DebertaExtForPreTrainingOutput(
-                loss=weighted,
-                discriminator_loss=judged.loss,
-                discriminator_logits=judged.logits,
-                corrupted_ids=input_ids,
-                discriminator_labels=labels,
-            )
+            return self._judge(DebertaExtForPreTrainingOutput(), input_ids, labels, inputs | wanted)
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
         corrupted, replaced = self.corrupt(
             input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator
@@ -205,9 +215,17 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         )
         if part == "generator":
             return output
-        judged = self.discriminator(corrupted, labels=replaced, **inputs)
-        output.loss = filled.loss + self.config.rtd_lambda * judged.loss
+        return self._judge(output, corrupted, replaced, inputs | wanted)
+
+    def _judge(self, output, corrupted_ids, discriminator_labels, inputs: dict) -> DebertaExtForPreTrainingOutput:
+        """Adds the discriminator's part to the generator's, or to nothing."""
+        judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
+        if judged.loss is not None:
+            weighted = self.config.rtd_lambda * judged.loss
+            output.loss = weighted if output.loss is None else output.loss + weighted
         output.discriminator_loss, output.discriminator_logits = judged.loss, judged.logits
+        output.corrupted_ids, output.discriminator_labels = corrupted_ids, discriminator_labels
+        output.hidden_states, output.attentions = judged.hidden_states, judged.attentions
         return output
 
     @torch.no_grad()
@@ -253,7 +271,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """A joint checkpoint as it is; anything else as `from_checkpoints` reads it."""
+        """A joint checkpoint as it is; any other as `from_checkpoints` reads it."""
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         there = None if source is None or "state_dict" in kwargs else config_dict(source, download)

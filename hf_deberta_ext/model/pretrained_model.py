@@ -14,7 +14,7 @@ from transformers.utils import cached_file, logging
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
-from .embedding_sharing import GradientDisentangledEmbedding
+from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
@@ -71,8 +71,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             init.copy_(module.rows, module.compute_rows())
         elif isinstance(module, LMTransform):
             init.zeros_(module.bias)
-        elif isinstance(module, GradientDisentangledEmbedding):
-            init.zeros_(module.delta.weight)
+        elif isinstance(module, DeltaEmbedding):
+            init.zeros_(module.weight)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
         """Checks `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.

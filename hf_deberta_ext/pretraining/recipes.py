@@ -114,6 +114,9 @@ def recipe_arguments(
     if device is None:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
+    if "model" in arguments | given:
+        # A checkpoint has its size.
+        del arguments["preset"]
     if "num_train_epochs" in given:
         # Trainer would count steps all the same.
         del arguments["max_steps"]

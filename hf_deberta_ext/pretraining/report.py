@@ -38,7 +38,7 @@ transformers' Trainer. It has {parameters:.1f} million parameters.
 {usage}
 ```
 
-{loading}
+The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed.
 
 ## Results on held-out text
 
@@ -48,7 +48,6 @@ transformers' Trainer. It has {parameters:.1f} million parameters.
 
 {training}
 """
-LOADING = "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed."
 FILL_MASK = """from transformers import pipeline
 
 fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
@@ -82,7 +81,9 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
     def cell(name: str) -> str:
         value = metrics.get(f"eval_{name}")
-        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.{2 if name.endswith('perplexity') else 4}f}"
 
     columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
     lines = [f"| part | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
@@ -168,8 +169,8 @@ def write_replaced_token_cards(
     common = dict(facts=facts, base_model=base_model, language=language)
     table = replaced_token_table(metrics)
     explained = (
-        "The generator's loss is a mean over masked tokens; perplexity is its exponential. The discriminator tells which tokens "
-        f"were replaced, on average {metrics['eval_replaced_share']:.2%} of them: a sample that equals the original counts as "
+        "The generator's loss is a mean over masked tokens; perplexity is its exponential. The discriminator tells which "
+        f"tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that equals the original counts as "
         "original. Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
         f"similarity of word embeddings is {metrics['eval_generator_similarity']:.4f} in the generator and "
         f"{metrics['eval_discriminator_similarity']:.4f} in the discriminator."
@@ -185,54 +186,58 @@ def write_replaced_token_cards(
     )
     discriminator = _write_card(
         folder / "discriminator",
-        "A DeBERTa encoder with the head of replaced token detection, the discriminator of a pre-training as in DeBERTaV3",
+        "A DeBERTa encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
         FINE_TUNE,
         [table, explained],
         scores={name: metrics[f"eval_discriminator_{name}"] for name in ("accuracy", "precision", "recall")},
         task=("other", "replaced token detection"),
         parameters=parameters["discriminator"],
+        title=f"{folder.resolve().name}: discriminator",
         **common,
     )
     generator = _write_card(
         folder / "generator",
-        "A DeBERTa masked language model, the generator of a pre-training by replaced token detection",
+        "A DeBERTa masked language model (the generator of replaced token detection)",
         FILL_MASK,
         [table, explained],
         scores={name: metrics[f"eval_generator_{name}"] for name in ("perplexity", "accuracy")},
         task=("fill-mask", NAMES["mlm"]),
         parameters=parameters["generator"],
+        title=f"{folder.resolve().name}: generator",
         **common,
     )
     return [joint, discriminator, generator]
 
 
-def _write_card(folder, what, usage, results, *, facts, scores, parameters, base_model, language, task=None) -> Path:
+def _write_card(
+    folder, what, usage, results, *, facts, scores, parameters, base_model, language, task=None, title=None
+) -> Path:
     """README.md of one folder; `scores` of the `task` (type, name) go to the Hub's table of results."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    title = folder.resolve().name
+    name = folder.resolve().name
+    title = name if title is None else title
     is_local = base_model is not None and Path(base_model).exists()
     base_name = Path(base_model).resolve().name if is_local else base_model
     values = [
         EvalResult(
             task_type=task[0], task_name=task[1], dataset_type="text", dataset_name="held-out text",
-            metric_type=name, metric_value=round(value, 4),
+            metric_type=metric, metric_value=round(value, 4),
         )
-        for name, value in scores.items()
+        for metric, value in scores.items()
     ]  # fmt: skip
     data = ModelCardData(
         model_name=title, library_name="transformers", tags=["deberta", "hf_deberta_ext"],
         pipeline_tag="fill-mask" if task and task[0] == "fill-mask" else None,
         base_model=None if is_local else base_model, language=language, eval_results=values or None,
     )  # fmt: skip
-    training = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())])
+    training = "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
     card = CARD.format(
         title=title,
         what=what,
         beginning="trained from random weights" if base_model is None else f"trained further from {base_name}",
         parameters=parameters / 1e6,
-        usage=usage.format(folder=title),
-        loading=LOADING,
+        usage=usage.format(folder=name),
         results="\n\n".join(results),
         training=training,
     )

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-trains generator and discriminator by replaced token detection (DeBERTaV3, ELECTRA), from scratch or from checkpoints.
+
+With the settings of the DeBERTaV3 study; the recipe computes the accumulation for the hardware and prints what it set:
+
+    torchrun --nproc_per_node 8 examples/run_rtd.py --recipe v3-study --train_data corpus/ --train_tokenizer unigram \\
+        --vocab_size 128000 --output_dir study
+
+Further from an official discriminator and the generator beside it, or from any masked language model:
+
+    python examples/run_rtd.py --train_data notes.jsonl --model microsoft/deberta-v3-xsmall --num_train_epochs 3 \\
+        --learning_rate 2e-5 --stepping decoupled --rtd_lambda 10 --output_dir adapted
+
+A tiny run on CPU, under a minute:
+
+    python -c "import this" > zen.txt
+    python examples/run_rtd.py --train_data zen.txt --documents line --validation_documents 5 --max_steps 20 \\
+        --train_tokenizer byte-level-bpe --vocab_size 300 --preset electra-small --max_length 64 \\
+        --config_overrides num_hidden_layers=2,embedding_size=64 --embedding_sharing gdes --output_dir tiny
+
+Data, tokenizer, packing, masking, streaming, `--resume_from_checkpoint last` and torchrun are as in run_mlm.py; but masked
+tokens are chosen one by one and all become [MASK], as published. The output folder holds the joint model, discriminator/
+(what to fine-tune) and generator/ (a masked language model), each with tokenizer and card, and curves.png,
+all_results.json, run_arguments.json, run_report.json and checkpoints.
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import HfArgumentParser, set_seed
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
+from hf_deberta_ext.pretraining import (
+    RECIPES,
+    DataArguments,
+    MaskingArguments,
+    MaskingCollator,
+    MaskingVocabulary,
+    ModelArguments,
+    ReplacedTokenArguments,
+    ReplacedTokenTrainer,
+    begin_run,
+    plot_replaced_tokens,
+    recipe_arguments,
+    recipe_table,
+    replaced_token_table,
+    resume_checkpoint,
+    write_replaced_token_cards,
+)
+from hf_deberta_ext.pretraining import run_arguments as flags
+from hf_deberta_ext.pretraining import run_stages as stages
+from hf_deberta_ext.pretraining.packing import PAIR_MODES
+from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.pretraining.run_arguments import option
+from hf_deberta_ext.tokenization import check_tokenizer
+
+DISCRIMINATOR_ARGUMENTS = (
+    "discriminator_learning_rate",
+    "discriminator_warmup_steps",
+    "discriminator_lr_scheduler_type",
+    "discriminator_max_grad_norm",
+)
+
+
+@dataclass
+class JointModelArguments:
+    recipe: str | None = option(None, "published settings; other flags win over them", choices=[*RECIPES])
+    embedding_sharing: str | None = option(
+        None, "default: that of a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
+    )
+    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: that of a joint --model, or 50")
+    temperature: float | None = option(None, "of the samples; default: that of a joint --model, or 1")
+    generator_layers: int | None = option(None, "default: half of the discriminator's")
+    generator_overrides: str | None = option(None, "fields in which the generator differs: hidden_size=256,emd_layers=1")
+    generator_model: str | None = option(
+        None, "generator's checkpoint; default: what lies beside --model, or its first half"
+    )
+    loss_without_special_tokens: bool = option(False, "the discriminator's loss leaves [CLS] and [SEP] out")
+
+
+def main(argv: list[str] | None = None):
+    kinds = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
+    parser = HfArgumentParser(kinds, description=__doc__.split("\n\n")[0])
+    parser.set_defaults(masking="token", mask_share=1.0, random_share=0.0)
+    try:
+        given = flags.given_flags(parser, argv)
+        recipe, table = given.get("recipe"), ""
+        if recipe is not None:
+            processes = int(os.environ.get("WORLD_SIZE", 1))
+            device = torch.device("cpu") if given.get("use_cpu") else None
+            chosen = recipe_arguments(RECIPES[recipe], given, processes=processes, device=device)
+            parser.set_defaults(**chosen)
+            table = recipe_table(recipe, chosen, given, processes)
+        *parsed, args = parser.parse_args_into_dataclasses(argv)
+        if table and args.process_index == 0:
+            print(table, flush=True)
+        return run(*parsed, args)
+    except (ValueError, OSError) as error:
+        # What a user can mend; anything else deserves its traceback.
+        sys.exit(f"run_rtd: {error}")
+
+
+def run(model_args, joint_args, data_args, masking_args, args):
+    began = time.perf_counter()
+
+    # 1. What is wrong shows here, before anything long begins.
+    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    flags.check_arguments(data_args, model_args, args)
+    if data_args.packing in PAIR_MODES:
+        raise ValueError(f"--packing {data_args.packing} makes pairs, which nothing judges here: choose full_sentences")
+    options = flags.masking_options(masking_args, data_args.max_length)
+    config = joint_config(model_args, joint_args)
+    for part in (config, config.generator_config()):
+        flags.check_length(part, data_args.max_length, model_args)
+    with torch.device("meta"):
+        set_attention(DebertaExtForPreTraining(config), model_args)
+    if model_args.train_tokenizer is None:
+        tokenizer, tokenizer_facts = stages.get_tokenizer(model_args, data_args)
+        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
+    if args.should_save:
+        groups = (model_args, joint_args, data_args, masking_args)
+        fixed = flags.fixed_arguments(groups, args, ["stepping", "max_grad_norm", *DISCRIMINATOR_ARGUMENTS])
+        begin_run(args.output_dir, fixed, checkpoint is not None)
+    corpus, held_out = stages.corpora(data_args, model_args)
+
+    # 2. Tokenizer and model
+    if model_args.train_tokenizer is not None:
+        tokenizer, tokenizer_facts = stages.trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+    set_seed(args.seed)
+    model = get_model(model_args, joint_args, config, tokenizer, vocabulary)
+
+    # 3. Documents -> examples -> masked batches
+    train_set, eval_set, reports = stages.numbered_examples(corpus, held_out, tokenizer, data_args, args)
+    collator = MaskingCollator(vocabulary, options, seed=args.seed, duplicates=masking_args.masking_duplicates)
+
+    # 4. Train, evaluate, report
+    trainer = ReplacedTokenTrainer(
+        model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
+    )
+    metrics = stages.train_and_evaluate(trainer, checkpoint)
+    if args.should_save:
+        parameters = export(args.output_dir, tokenizer)
+        run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
+        plot_replaced_tokens(trainer.state.log_history, Path(args.output_dir, CURVES_FILE))
+        facts = stages.card_facts(data_args, masking_args, options, args, trainer.state.global_step, run_report, reports)
+        write_replaced_token_cards(
+            args.output_dir,
+            metrics=metrics,
+            facts=joint_facts(model.config, joint_args, args) | facts,
+            parameters=parameters,
+            base_model=model_args.model,
+            language=data_args.language,
+        )
+        print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
+    return metrics
+
+
+def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) -> DebertaExtConfig:
+    """The configuration of the joint model; flags that were not given leave what --model says."""
+    generator = flags.overrides(joint_args.generator_overrides, "--generator_overrides")
+    if joint_args.generator_layers is not None:
+        generator["num_hidden_layers"] = joint_args.generator_layers
+    fields = dict(
+        embedding_sharing=joint_args.embedding_sharing, rtd_lambda=joint_args.rtd_lambda,
+        rtd_temperature=joint_args.temperature, generator=generator or None,
+        rtd_special_tokens=False if joint_args.loss_without_special_tokens else None,
+    )  # fmt: skip
+    fields = {name: value for name, value in fields.items() if value is not None}
+    source = joint_args.generator_model
+    if source is not None and model_args.model is None:
+        raise ValueError("--generator_model needs --model, the discriminator or masked language model beside it")
+    if source is not None and generator:
+        raise ValueError(f"{source} says what the generator is: leave --generator_layers and --generator_overrides out")
+    if model_args.model is not None:
+        there = flags.model_config(model_args)
+        other_sharing = fields.get("embedding_sharing", there.embedding_sharing) != there.embedding_sharing
+        if is_joint(there) and (other_sharing or generator or source):
+            raise ValueError(
+                f"{model_args.model} is a joint model, whose generator and embedding_sharing are settled: begin from its "
+                f"parts, with --model {model_args.model}/discriminator --generator_model {model_args.model}/generator"
+            )
+    return flags.model_config(model_args, **fields)
+
+
+def is_joint(config: DebertaExtConfig) -> bool:
+    """Whether the checkpoint of this configuration holds generator and discriminator in one."""
+    return DebertaExtForPreTraining.__name__ in (config.architectures or [])
+
+
+def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVocabulary) -> DebertaExtForPreTraining:
+    stages.fit_to_tokenizer(config, tokenizer, model_args)
+    # The model may have more rows than the tokenizer has tokens.
+    config.special_token_ids = sorted({*range(config.vocab_size)} - {*vocabulary.ordinary.tolist()})
+    if model_args.model is None:
+        model = DebertaExtForPreTraining(config)
+    else:
+        # Half-precision checkpoints too: the parameters of a training are float32.
+        more = dict(config=config, dtype=torch.float32, **flags.download(model_args))
+        with stages.readable_weights(model_args):
+            if is_joint(config):
+                model = DebertaExtForPreTraining.from_pretrained(model_args.model, **more)
+            else:
+                model = DebertaExtForPreTraining.from_checkpoints(model_args.model, joint_args.generator_model, **more)
+    return set_attention(model, model_args)
+
+
+def set_attention(model: DebertaExtForPreTraining, model_args: ModelArguments) -> DebertaExtForPreTraining:
+    if model_args.attn_implementation is not None:
+        model.set_attn_implementation(model_args.attn_implementation)
+    return model
+
+
+def export(folder: str, tokenizer) -> dict[str, int]:
+    """Writes discriminator/ and generator/ from the joint model that was saved; returns the parameters of all three."""
+    model = DebertaExtForPreTraining.from_pretrained(folder, dtype=torch.float32)
+    parts = dict(discriminator=model.export_discriminator(), generator=model.export_generator())
+    for name, part in parts.items():
+        part.save_pretrained(Path(folder, name))
+        tokenizer.save_pretrained(Path(folder, name))
+    return {name: part.num_parameters() for name, part in dict(joint=model, **parts).items()}
+
+
+def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args: ReplacedTokenArguments) -> dict:
+    """Rows of the cards' tables beside those that every pre-training has."""
+    facts = {"objective": f"masked-language modelling + {config.rtd_lambda:g} x replaced token detection"}
+    if joint_args.recipe is not None:
+        facts["recipe"] = joint_args.recipe
+    for name, part in {"discriminator": config, "generator": config.generator_config()}.items():
+        facts[name] = {"layers": part.num_hidden_layers, "width": part.hidden_size}
+    facts["embedding sharing"] = config.embedding_sharing
+    facts["steps of the two"] = args.stepping
+    facts["temperature"] = config.rtd_temperature
+    facts["discriminator's loss"] = "over all tokens" if config.rtd_special_tokens else "over all but special tokens"
+    own = {name: getattr(args, name) for name in DISCRIMINATOR_ARGUMENTS}
+    facts |= {name.replace("_", " "): value for name, value in own.items() if value is not None}
+    return facts
+
+
+if __name__ == "__main__":
+    main()

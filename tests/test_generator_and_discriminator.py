@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced token detection in one model: sampling, corruption, the four ways to share, and whose gradient goes where."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
+from hf_deberta_ext.model.embedding_sharing import GradientDisentangledEmbedding
+from hf_deberta_ext.model.generator_and_discriminator import sample_replacements
+
+SPECIAL = [0, 1, 2, 3, 63]
+SHARING = ["gdes", "es", "nes", "all"]
+
+
+@pytest.fixture
+def joint(tiny_config, shake):
+    """joint(sharing, **fields): a joint model with noise in every parameter; eval mode."""
+
+    def build(sharing="gdes", **fields):
+        fields = dict(special_token_ids=SPECIAL, num_hidden_layers=4) | fields
+        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)))
+        model.tie_weights()
+        return model
+
+    return build
+
+
+@pytest.fixture
+def masked():
+    """A batch of three rows, the last padded, [CLS] and [SEP] around; positions 3 to 6 and 9 are masked."""
+    ids = torch.randint(5, 63, (3, 16), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[2, 12:] = 0
+    ids[:, 0], ids[:2, -1], ids[2, 11] = 1, 2, 2
+    labels = torch.full_like(ids, -100)
+    for place in (3, 4, 5, 6, 9):
+        labels[:, place] = ids[:, place]
+    inputs = torch.where(labels != -100, 63, ids) * mask
+    return dict(input_ids=inputs, attention_mask=mask, labels=labels), ids * mask
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+# ------- sampling
+
+
+def test_samples_follow_the_softmax_and_special_tokens_are_never_drawn():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]]).repeat(200_000, 1)
+    for temperature in (1.0, 2.0):
+        drawn = sample_replacements(logits, [1], temperature, torch.Generator().manual_seed(0))
+        shares = torch.bincount(drawn, minlength=5) / len(drawn)
+        expected = (logits[0] / temperature).masked_fill(torch.tensor([False, True, False, False, False]), -torch.inf)
+        assert shares[1] == 0
+        # Five standard deviations.
+        torch.testing.assert_close(shares, expected.softmax(0), atol=5 * (0.25 / len(drawn)) ** 0.5, rtol=0)
+
+
+def test_samples_of_hand_made_random_numbers(monkeypatch):
+    """P = 1/8, 1/8, 1/2, 1/4: the distribution function is 0.125, 0.25, 0.75, 1."""
+    logits = torch.tensor([1.0, 1.0, 4.0, 2.0]).log().repeat(6, 1)
+    places = torch.tensor([0.0, 0.12, 0.13, 0.26, 0.74, 0.76], dtype=torch.float64)[:, None]
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: places)
+    assert sample_replacements(logits, []).tolist() == [0, 0, 1, 2, 2, 3]
+    # Without the first, P = 1/7, 4/7, 2/7.
+    assert sample_replacements(logits, [0]).tolist() == [1, 1, 1, 2, 3, 3]
+
+
+def test_the_largest_random_number_draws_the_last_token_that_may_be_drawn(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.full(size, 1 - 2**-53, dtype=torch.float64))
+    logits = torch.randn(50, 1000, generator=torch.Generator().manual_seed(0))
+    assert sample_replacements(logits, [997, 998, 999]).eq(996).all()
+
+
+def test_very_unlikely_tokens_are_drawn():
+    """At odds of 1 to e^16, of a hundred million draws, eleven; in half of them with 2^24 numbers none."""
+    logits = torch.tensor([[16.0, 0.0]]).repeat(1_000_000, 1)
+    random_generator = torch.Generator().manual_seed(0)
+    rare = sum(int(sample_replacements(logits, [], 2.0, random_generator).sum()) for _ in range(3))
+    # Temperature 2: odds of 1 to e^8, 1,006 expected.
+    assert 850 < rare < 1160
+
+
+def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
+    logits = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    whole = sample_replacements(logits, SPECIAL, random_generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr("hf_deberta_ext.model.generator_and_discriminator.SAMPLED_AT_A_TIME", 64 * 7)
+    parts = sample_replacements(logits, SPECIAL, random_generator=torch.Generator().manual_seed(2))
+    assert torch.equal(whole, parts) and len({*whole.tolist()}) > 10
+
+
+def test_half_precision_logits_are_drawn_from_in_float32_and_no_row_gives_none():
+    logits = torch.randn(300, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    drawn = [
+        sample_replacements(x, [], random_generator=torch.Generator().manual_seed(2)) for x in (logits, logits.float())
+    ]
+    assert torch.equal(*drawn)
+    assert sample_replacements(logits[:0], []).shape == (0,)
+
+
+# ------- corruption
+
+
+def test_only_selected_positions_change_and_lucky_samples_count_as_original(joint, masked):
+    model, (batch, original) = joint(), masked
+    selected = batch["labels"] != -100
+    n = int(selected.sum())
+    logits = torch.full((n, 64), -50.0)
+    wanted = torch.arange(n) % 7 + 20
+    # The first and the last sample are the original token.
+    wanted[0], wanted[-1] = batch["labels"][selected][0], batch["labels"][selected][-1]
+    logits[torch.arange(n), wanted] = 50.0
+    corrupted, replaced = model.corrupt(batch["input_ids"], batch["labels"], logits, batch["attention_mask"])
+    assert torch.equal(corrupted[selected], wanted) and torch.equal(corrupted[~selected], original[~selected])
+    counted = batch["attention_mask"] != 0
+    assert torch.equal(replaced == -100, ~counted)
+    assert torch.equal(replaced[counted] == 1, (corrupted != original)[counted])
+    assert replaced[selected][0] == 0 and replaced[selected][-1] == 0 and replaced.clamp(min=0).sum() >= n - 4
+
+
+def test_tokens_that_were_kept_or_made_random_are_sampled_too(joint, masked):
+    """With an 80/10/10 split a selected position need not hold [MASK]."""
+    model, (batch, _) = joint(), masked
+    inputs = batch["input_ids"].clone()
+    inputs[0, 3], inputs[0, 4] = batch["labels"][0, 3], 40
+    logits = torch.full((int((batch["labels"] != -100).sum()), 64), -50.0)
+    logits[:, 33] = 50.0
+    corrupted, replaced = model.corrupt(inputs, batch["labels"], logits)
+    assert corrupted[0, [3, 4]].tolist() == [33, 33] and replaced[0, [3, 4]].tolist() == [1, 1]
+
+
+def test_loss_with_and_without_special_tokens(joint, masked):
+    model, (batch, original) = joint(rtd_special_tokens=False), masked
+    labels = model(**batch).discriminator_labels
+    special = torch.isin(original, torch.tensor(SPECIAL))
+    assert torch.equal(labels == -100, special | (batch["attention_mask"] == 0)) and special.sum() > 5
+    assert (joint()(**batch).discriminator_labels == -100).sum() == (batch["attention_mask"] == 0).sum()
+
+
+def test_losses_are_those_of_both_halves_and_their_weighted_sum(joint, masked):
+    batch, _ = masked
+    model = joint(rtd_lambda=7.0)
+    outputs = model(**batch, random_generator=torch.Generator().manual_seed(0))
+    generator, discriminator = model.export_generator(), model.export_discriminator()
+    expected = generator(**batch, masked_only=True)
+    torch.testing.assert_close(outputs.generator_loss, expected.loss)
+    torch.testing.assert_close(outputs.generator_logits, expected.logits)
+    judged = discriminator(outputs.corrupted_ids, batch["attention_mask"], labels=outputs.discriminator_labels)
+    torch.testing.assert_close(outputs.discriminator_loss, judged.loss)
+    counted = batch["attention_mask"] != 0
+    by_hand = functional.binary_cross_entropy_with_logits(
+        outputs.discriminator_logits[counted], outputs.discriminator_labels[counted].float()
+    )
+    torch.testing.assert_close(outputs.discriminator_loss, by_hand)
+    torch.testing.assert_close(outputs.loss, outputs.generator_loss + 7 * outputs.discriminator_loss)
+    assert outputs.generator_logits.shape == (15, 64) and outputs.discriminator_logits.shape == (3, 16)
+
+
+def test_halves_in_turn_are_the_joint_step(joint, masked):
+    batch, _ = masked
+    model = joint()
+    whole = model(**batch, random_generator=torch.Generator().manual_seed(0))
+    first = model(**batch, part="generator", random_generator=torch.Generator().manual_seed(0))
+    second = model(
+        first.corrupted_ids, batch["attention_mask"], labels=first.discriminator_labels, part="discriminator"
+    )
+    assert torch.equal(first.corrupted_ids, whole.corrupted_ids)
+    assert torch.equal(first.loss + second.loss, whole.loss)
+    assert first.discriminator_logits is None and second.generator_logits is None
+
+
+def test_without_labels_the_discriminator_judges_the_text_as_it_is(joint, masked):
+    batch, original = masked
+    model = joint()
+    outputs = model(original, batch["attention_mask"], output_hidden_states=True)
+    assert outputs.loss is None and torch.equal(outputs.corrupted_ids, original) and len(outputs.hidden_states) == 5
+    expected = model.export_discriminator()(original, batch["attention_mask"]).logits
+    torch.testing.assert_close(outputs.discriminator_logits, expected)
+
+
+def test_packed_documents_are_as_each_alone(joint):
+    model = joint()
+    ids = torch.randint(5, 63, (1, 20), generator=torch.Generator().manual_seed(3))
+    documents = torch.tensor([[1] * 8 + [2] * 9 + [0] * 3])
+    labels = torch.full_like(ids, -100)
+    labels[0, [2, 5, 9, 14]] = ids[0, [2, 5, 9, 14]]
+    inputs = torch.where(labels != -100, 63, ids)
+    outputs = model(inputs, labels=labels, document_ids=documents, random_generator=torch.Generator().manual_seed(0))
+    assert (outputs.discriminator_labels == -100).tolist() == [[False] * 17 + [True] * 3]
+    logits = torch.cat([model(inputs[:, part], labels=labels[:, part]).generator_logits for part in (slice(8), slice(8, 17))])
+    torch.testing.assert_close(outputs.generator_logits, logits, atol=1e-5, rtol=1e-5)
+    alone = [model(outputs.corrupted_ids[:, part]).discriminator_logits for part in (slice(8), slice(8, 17))]
+    torch.testing.assert_close(outputs.discriminator_logits[:, :17], torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_without_a_selected_position_has_a_loss_of_zero_for_the_generator(joint, masked):
+    batch, original = masked
+    model = joint().train()
+    outputs = model(original, batch["attention_mask"], labels=torch.full_like(original, -100))
+    outputs.loss.backward()
+    assert outputs.generator_loss == 0 and torch.equal(outputs.corrupted_ids, original)
+    assert not outputs.discriminator_labels.clamp(min=0).any() and outputs.discriminator_loss > 0
+
+
+# ------- sharing
+
+
+@pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
+def test_gdes_sends_each_loss_to_its_own_table_also_after_reloading_and_another_step(positions, joint, masked, tmp_path):
+    batch, _ = masked
+    model = joint(position_biased_input=positions).train()
+    tables = ["word_embeddings"] + ["position_embeddings"] * positions
+    theirs = {f"generator.deberta.embeddings.{name}.weight" for name in tables}
+    deltas = {f"discriminator.deberta.embeddings.{name}.delta.weight" for name in tables}
+    for round_ in range(3):
+        for loss, trained, untouched in (("discriminator_loss", deltas, theirs), ("generator_loss", theirs, deltas)):
+            model.zero_grad()
+            model(**batch)[loss].backward()
+            found = gradients(model)
+            assert {*found} >= trained | untouched
+            # Not small but none, for every parameter of the other half.
+            half = loss.removesuffix("_loss")
+            assert {name for name, grad in found.items() if grad is not None} == {
+                name for name in found if name.startswith(half)
+            }
+            for name in trained:
+                assert found[name].abs().sum() > 0, (round_, name)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        model.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+        if round_ == 0:
+            model.save_pretrained(tmp_path)
+            before = model.state_dict()
+            model = DebertaExtForPreTraining.from_pretrained(tmp_path).train()
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        elif round_ == 1:
+            model = copy.deepcopy(model)
+            # The copy reads its own generator.
+            assert model.discriminator.get_input_embeddings().source is model.generator.get_input_embeddings()
+
+
+def test_gdes_begins_with_the_generators_table(tiny_config):
+    model = DebertaExtForPreTraining(tiny_config())
+    shared = model.discriminator.get_input_embeddings()
+    assert isinstance(shared, GradientDisentangledEmbedding) and not shared.delta.weight.any()
+    assert torch.equal(shared.table(), model.get_input_embeddings().weight)
+    with torch.no_grad():
+        shared.delta.weight[7] += 2
+        model.get_input_embeddings().weight[8] += 3
+    assert torch.equal(shared(torch.tensor([7, 8])), shared.table()[[7, 8]])
+
+
+def test_gdes_makes_no_table_of_sums(joint, masked):
+    batch, _ = masked
+    model = joint(vocab_size=640)
+    seen = []
+
+    class Shapes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if torch.is_tensor(result):
+                views = "detach" in str(func) or "alias" in str(func) or "t.default" in str(func)
+                seen.append((tuple(result.shape), views))
+            return result
+
+    outputs = model(**batch, part="generator")
+    with Shapes():
+        model(outputs.corrupted_ids, labels=outputs.discriminator_labels, part="discriminator")
+    made = {shape for shape, view in seen if not view}
+    assert (3, 16, 32) in made and (640, 32) not in made
+
+
+def test_es_trains_one_table_by_both_losses(joint, masked):
+    batch, _ = masked
+    model = joint("es").train()
+    table = model.get_input_embeddings().weight
+    assert model.discriminator.get_input_embeddings().weight is table
+    parts = []
+    for loss in ("generator_loss", "discriminator_loss", "loss"):
+        model.zero_grad()
+        model(**batch, random_generator=torch.Generator().manual_seed(0))[loss].backward()
+        parts.append(table.grad.clone())
+    assert all(part.abs().sum() > 0 for part in parts)
+    torch.testing.assert_close(parts[0] + model.config.rtd_lambda * parts[1], parts[2], atol=1e-5, rtol=1e-4)
+
+
+def test_nes_shares_nothing(joint, masked):
+    batch, _ = masked
+    model = joint("nes").train()
+    assert len({id(p) for p in model.parameters()}) == len([*model.named_parameters(remove_duplicate=False)]) - 2
+    model(**batch).discriminator_loss.backward()
+    assert {name.split(".")[0] for name, grad in gradients(model).items() if grad is not None} == {"discriminator"}
+
+
+def test_all_shares_every_weight_of_the_encoder(joint, masked):
+    batch, _ = masked
+    model = joint("all")
+    ours, theirs = model.discriminator.deberta, model.generator.deberta
+    shared = dict(theirs.named_parameters())
+    assert all(parameter is shared[name] for name, parameter in ours.named_parameters())
+    assert len([*ours.parameters()]) > 60 and ours.encoder.num_layers == theirs.encoder.num_layers == 4
+    model.train()(**batch).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("fields", [{}, dict(position_biased_input=True, type_vocab_size=2), dict(embedding_size=16)])
+def test_every_way_of_sharing_survives_saving_copying_and_pickling(sharing, fields, joint, masked, tmp_path):
+    batch, _ = masked
+    model = joint(sharing, **fields)
+    model.save_pretrained(tmp_path)
+    copies = [DebertaExtForPreTraining.from_pretrained(tmp_path), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    expected = model(**batch, random_generator=torch.Generator().manual_seed(0))
+    shared = len({id(p) for p in model.parameters()})
+    for other in copies:
+        outputs = other.eval()(**batch, random_generator=torch.Generator().manual_seed(0))
+        assert torch.equal(outputs.discriminator_logits, expected.discriminator_logits)
+        assert torch.equal(outputs.generator_logits, expected.generator_logits)
+        assert len({id(p) for p in other.parameters()}) == shared
+        assert not {id(p) for p in other.parameters()} & {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
+    batch, _ = masked
+    found = []
+    for checkpointing in (False, True):
+        model = joint(sharing).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**batch, random_generator=torch.Generator().manual_seed(0)).loss.backward()
+        found.append(gradients(model))
+    for name, grad in found[0].items():
+        torch.testing.assert_close(found[1][name], grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
+    batch, _ = masked
+    model = joint().train()
+    model(**batch, random_generator=torch.Generator().manual_seed(0)).loss.backward()
+    expected = gradients(model)
+    model.zero_grad(set_to_none=True)
+    # Traced as by every other compiler, and then run by torch.
+    compiled = torch.compile(model, backend="eager")
+    torch.manual_seed(0)
+    compiled(**batch).loss.backward()
+    found = gradients(model)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_autocast_in_bfloat16_samples_and_trains(joint, masked):
+    batch, _ = masked
+    model = joint().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(**batch)
+    outputs.loss.backward()
+    assert outputs.generator_loss.dtype == outputs.discriminator_loss.dtype == torch.float32
+    assert all(torch.isfinite(grad).all() for grad in gradients(model).values() if grad is not None)
+
+
+def test_generator_of_another_width_shares_factorised_embeddings(joint, masked):
+    batch, _ = masked
+    model = joint("gdes", generator=dict(hidden_size=16, num_hidden_layers=1))
+    config = model.generator.config
+    assert (config.hidden_size, config.embedding_size, config.num_attention_heads, config.intermediate_size) == (16, 32, 2, 24)
+    assert model(**batch).discriminator_logits.shape == (3, 16)
+
+
+def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
+    batch, _ = masked
+    model = joint()
+    model.set_attn_implementation("eager")
+    model(**batch)
+    chosen = {name.split(".")[0]: backend[0] for name, backend in model.attention_backends().items()}
+    assert chosen == {"generator": "eager", "discriminator": "eager"}
+    model.set_unpadding(False)
+    assert model.generator.deberta.unpadding is False and model.discriminator.deberta.unpadding is False
+
+
+def test_discriminator_has_no_table_that_it_does_not_read(joint):
+    names = [name for name, _ in joint("nes").discriminator.named_parameters()]
+    assert not any("position_embeddings" in name for name in names)
+    assert "deberta.embeddings.position_embeddings.weight" in dict(joint().generator.named_parameters())
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(embedding_sharing="ges"), "embedding_sharing"),
+        (dict(generator={"layers": 2}), "generator: there is no field 'layers'"),
+        (dict(generator={"num_hidden_layers": 0}), "generator: .*num_hidden_layers = 0"),
+        (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
+        (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
+        (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),
+        (dict(rtd_lambda=0.0), "rtd_lambda = 0.0 must be greater than 0"),
+        (dict(rtd_temperature=-1.0), "rtd_temperature = -1.0 must be greater than 0"),
+        (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be ids in \[0, 64\)"),
+        (dict(special_token_ids=[*range(64)]), "and not all of them"),
+    ],
+)
+def test_contradictory_configurations_are_refused(fields, message, tiny_config):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**fields)
+
+
+def test_special_tokens_must_be_known_before_anything_is_drawn(joint, masked):
+    batch, _ = masked
+    with pytest.raises(ValueError, match=r"special_token_ids is None.*config.special_token_ids = tokenizer.all_special_ids"):
+        joint(special_token_ids=None)(**batch)
+
+
+def test_wrong_parts_are_refused(joint, masked):
+    batch, _ = masked
+    with pytest.raises(ValueError, match="part = 'both' must be None, 'generator' or 'discriminator'"):
+        joint()(**batch, part="both")
+    with pytest.raises(ValueError, match="part = 'generator' needs labels"):
+        joint()(batch["input_ids"], part="generator")
+
+
+def test_a_joint_model_is_not_resized_but_its_parts_are(joint):
+    with pytest.raises(ValueError, match="export generator and discriminator, resize both"):
+        joint().resize_token_embeddings(70)
+    with pytest.raises(ValueError, match="cannot be extended to 128 positions"):
+        joint().extend_position_embeddings(128)
+
+
+def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
+    joint().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds a generator and a discriminator; for DebertaExtForMaskedLM, take one"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)

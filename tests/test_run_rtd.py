@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/run_rtd.py end to end: what it leaves, its starting points, exact resume, two processes, and what it refuses."""
+
+import importlib.util
+import json
+import signal
+import sys
+import time
+
+import pytest
+import test_run_mlm as mlm
+import torch
+from safetensors.torch import load_file
+from test_checkpoint_layouts import microsoft, write
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
+from hf_deberta_ext.pretraining import train_tokenizer
+
+SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
+PARTS = ("discriminator", "generator")
+# The made sentences of run_mlm's tests.
+text = mlm.text
+
+
+@pytest.fixture(scope="module")
+def run_rtd():
+    spec = importlib.util.spec_from_file_location("run_rtd", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(text, folder, *more, **flags):
+    return mlm.arguments(text, folder, *more, **flags)
+
+
+@pytest.fixture(scope="module")
+def finished(run_rtd, text, tmp_path_factory):
+    """A short run from scratch."""
+    folder = tmp_path_factory.mktemp("runs") / "joint"
+    run_rtd.main(arguments(text, folder, learning_rate=1e-3, eval_strategy="steps", eval_steps=2, save_strategy="no"))
+    return folder
+
+
+def results(folder):
+    return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+
+
+def curves(folder):
+    history = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    names = ("loss", "generator_loss", "discriminator_loss", "generator_accuracy", "replaced_share", "grad_norm")
+    return [[entry[name] for name in names] for entry in history if "generator_loss" in entry]
+
+
+def assert_same_weights(*folders):
+    weights, others = (load_file(folder / "model.safetensors") for folder in folders)
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, others[name]), name
+
+
+# ------- what a run leaves
+
+
+def test_run_leaves_three_models_with_tokenizers_cards_curves_and_metrics(finished):
+    for folder in (finished, finished / "discriminator", finished / "generator"):
+        for name in ("model.safetensors", "config.json", "tokenizer.json", "modeling_deberta_ext.py", "README.md"):
+            assert (folder / name).is_file(), folder / name
+    assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    metrics = results(finished)
+    assert metrics["eval_generator_targets"] > 0 and metrics["eval_discriminator_targets"] > 0
+    assert 0 < metrics["eval_replaced_share"] < 0.16 and metrics["eval_generator_perplexity"] > 1
+    assert {"eval_discriminator_precision", "eval_discriminator_recall", "eval_discriminator_similarity"} <= {*metrics}
+    report = json.loads((finished / "run_report.json").read_text(encoding="utf-8"))
+    assert report["packing"]["train"]["documents"] == 110 and report["tokenizer"]["vocabulary"] == 300
+    history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert len(curves(finished)) == 4 and sum("eval_loss" in entry for entry in history) == 3
+
+
+def test_cards_name_parts_results_and_training(finished):
+    from huggingface_hub import ModelCard
+
+    joint, discriminator, generator = (ModelCard.load(finished / part / "README.md") for part in ("", *PARTS))
+    assert generator.data.pipeline_tag == "fill-mask" and joint.data.pipeline_tag is None
+    assert {result.metric_type for result in discriminator.data.eval_results} == {"accuracy", "precision", "recall"}
+    assert {result.metric_type for result in generator.data.eval_results} == {"perplexity", "accuracy"}
+    for expected in (
+        "AutoModelForPreTraining",
+        "| generator, masked tokens |",
+        "curves.png",
+        "| embedding sharing | gdes |",
+    ):
+        assert expected in joint.text, expected
+    assert "AutoModelForSequenceClassification" in discriminator.text and "curves.png" not in discriminator.text
+    assert "masked-language modelling + 50 x replaced token detection" in generator.text
+
+
+def test_models_load_with_auto_classes_and_do_what_the_joint_one_does(finished):
+    joint, tokenizer = AutoModelForPreTraining.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    assert isinstance(joint, DebertaExtForPreTraining)
+    batch = {name: values for name, values in tokenizer("The cat sees the dog.", return_tensors="pt").items()}
+    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(finished / "discriminator")
+    torch.testing.assert_close(discriminator(**batch).logits, joint(**batch).discriminator_logits, rtol=0, atol=1e-6)
+    generator = AutoModelForMaskedLM.from_pretrained(finished / "generator")
+    assert torch.equal(generator(**batch).logits, joint.generator(**batch).logits)
+    model = AutoModelForSequenceClassification.from_pretrained(finished / "discriminator", num_labels=3)
+    assert torch.equal(model.deberta(**batch)[0], discriminator.deberta(**batch)[0])
+    fill_mask = pipeline("fill-mask", model=str(finished / "generator"))
+    assert len(fill_mask("The cat [MASK] the dog here.")) == 5
+
+
+def test_special_tokens_are_never_drawn(finished):
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    assert DebertaExtForPreTraining.from_pretrained(finished).config.special_token_ids == sorted(tokenizer.all_special_ids)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        dict(embedding_sharing="es", generator_layers=2, temperature=2, packing="best_fit", attn_implementation="eager"),
+        dict(embedding_sharing="nes", generator_overrides="hidden_size=16,emd_layers=1", stepping="decoupled",
+             discriminator_learning_rate=1e-3, masking_duplicates=2),
+        dict(embedding_sharing="all", rtd_lambda=10, loss_without_special_tokens="true", bf16="true"),
+        dict(stepping="decoupled", streaming="true", shuffle_buffer=20, gradient_accumulation_steps=2),
+        dict(masking="ngram", mask_share=0.8, gradient_checkpointing="true", dataloader_num_workers=1),
+    ],
+    ids=["es", "nes", "all", "streaming", "ngram"],
+)  # fmt: skip
+def test_flags_work_together(flags, run_rtd, text, tmp_path):
+    flags = dict(max_steps=2, save_strategy="no") | flags
+    metrics = run_rtd.main(arguments(text, tmp_path / "run", **flags))
+    assert 0 < metrics["eval_generator_loss"] < 8 and 0 < metrics["eval_discriminator_loss"] < 2
+    config = DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config
+    own = config.generator_config()
+    assert config.embedding_sharing == flags.get("embedding_sharing", "gdes")
+    assert config.rtd_lambda == flags.get("rtd_lambda", 50) and config.rtd_temperature == flags.get("temperature", 1)
+    assert config.rtd_special_tokens == ("loss_without_special_tokens" not in flags)
+    layers = 2 if config.embedding_sharing in ("es", "all") else 1
+    assert (own.num_hidden_layers, own.hidden_size) == (layers, 16 if config.embedding_sharing == "nes" else 32)
+
+
+# ------- starting points
+
+
+def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, text, tmp_path):
+    """At a learning rate of zero the losses are those of the checkpoint; held-out masks and replacements are the same."""
+    still = dict(learning_rate=0.0, max_steps=1, save_strategy="no")
+    parts = dict(model=finished / "discriminator", generator_model=finished / "generator")
+    for name, start in dict(joint=dict(model=finished), parts=parts).items():
+        metrics = run_rtd.main(arguments(text, tmp_path / name, **start, **still))
+        for part in PARTS:
+            assert metrics[f"eval_{part}_loss"] == pytest.approx(results(finished)[f"eval_{part}_loss"], rel=1e-5), name
+        card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        assert f"trained further from {start['model'].name}" in card
+
+
+def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path):
+    """Microsoft's layout, with more rows than the tokenizer has tokens; learning rate zero."""
+    folder = tmp_path / "official"
+    folder.mkdir()
+    table = "deberta.embeddings.word_embeddings.weight"
+    random = torch.Generator().manual_seed(1)
+    pair = []
+    for head, seed in (("rtd", 0), ("lm", 1)):
+        weights = microsoft("v3", heads=(head,), seed=seed)
+        weights[table] = torch.randn(300, 32, generator=random)
+        pair.append(weights)
+    pair[1]["lm_predictions.lm_head.bias"] = torch.randn(300, generator=random)
+    pair[1] = {name: weight for name, weight in pair[1].items() if "layer.1." not in name}
+    write(folder, "v3", pair[0], vocab_size=300)
+    torch.save(pair[1], folder / "pytorch_model.generator.bin")
+    train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 290).save_pretrained(folder)
+    flags = dict(
+        model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0, max_steps=1, stepping="decoupled"
+    )
+    run_rtd.main(arguments(text, tmp_path / "run", **flags))
+    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "run" / "discriminator").state_dict()
+    generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run" / "generator").state_dict()
+    torch.testing.assert_close(discriminator[table], pair[0][table], rtol=0, atol=1e-6)
+    for weights, trained, left in ((pair[0], discriminator, table), (pair[1], generator, "")):
+        assert {name for name in weights if "position_embeddings" not in name} <= {*trained}
+        for name in weights.keys() - {left, "deberta.embeddings.position_embeddings.weight"}:
+            assert torch.equal(trained[name], weights[name]), name
+    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config.special_token_ids[-10:] == [*range(290, 300)]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_model_serves_for_both(part, finished, run_rtd, text, tmp_path):
+    """From a discriminator alone, or from a masked language model, whose head the generator keeps; of half precision."""
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    joint = DebertaExtForPreTraining.from_pretrained(finished)
+    model = joint.export_discriminator() if part == "discriminator" else joint.export_generator()
+    for piece in (model.half(), tokenizer):
+        piece.save_pretrained(tmp_path / "half")
+    flags = dict(config_overrides="hidden_dropout_prob=0.2", learning_rate=0.0, max_steps=1, save_strategy="no")
+    run_rtd.main(arguments(text, tmp_path / "run", model=tmp_path / "half", **flags))
+    assert {weight.dtype for weight in load_file(tmp_path / "run" / "model.safetensors").values()} == {torch.float32}
+    table = model.get_input_embeddings().weight.float()
+    for name in PARTS:
+        weights = load_file(tmp_path / "run" / name / "model.safetensors")
+        torch.testing.assert_close(weights["deberta.embeddings.word_embeddings.weight"], table, rtol=0, atol=1e-6)
+    if part == "generator":
+        head = "lm_predictions.lm_head.dense.weight"
+        assert torch.equal(weights[head], model.state_dict()[head].float())
+
+
+# ------- recipes
+
+
+def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_path, capsys):
+    flags = dict(recipe="official-xsmall", max_steps=1, per_device_train_batch_size=16, max_train_samples=32, use_cpu="true")
+    given = arguments(text, tmp_path / "run", **flags, learning_rate=1e-3, max_length=32)
+    run_rtd.main(given)
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "max_steps 1 your flag, recipe: 1,000,000",
+        "learning_rate 0.001 your flag, recipe: 0.0003",
+        "stepping decoupled recipe",
+        "rtd_lambda 10.0 recipe",
+        "batch: 16 per device x 4 accumulation steps x 1 processes = 64",
+    ):
+        assert line in printed, line
+    fixed = json.loads((tmp_path / "run" / "run_arguments.json").read_text(encoding="utf-8"))
+    assert (fixed["stepping"], fixed["learning_rate"], fixed["warmup_steps"]) == ("decoupled", 1e-3, 10_000)
+    assert (fixed["recipe"], fixed["weight_decay"], fixed["max_length"]) == ("official-xsmall", 0.01, 32)
+    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config.rtd_lambda == 10
+    assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+# ------- the same run again
+
+
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, text, tmp_path):
+    """With dropout, dynamic masks and drawn replacements; killed in a later epoch."""
+    flags = dict(
+        stepping=stepping, max_steps=24, save_steps=10, learning_rate=1e-3, max_train_samples=36,
+        discriminator_warmup_steps=5,
+    )  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = mlm.start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
+    while not (killed / "checkpoint-10" / "trainer_state.json").is_file():
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (killed / "model.safetensors").exists()
+    run_rtd.main(arguments(text, killed, **flags, resume_from_checkpoint="last"))
+    run_rtd.main(arguments(text, whole, **flags))
+    assert_same_weights(whole, killed)
+    assert curves(whole) == curves(killed) and len(curves(whole)) == 24
+    # The metrics of both evaluations, too: the same replacements are drawn.
+    names = [name for name in results(whole) if name.startswith("eval_") and "second" not in name and "runtime" not in name]
+    assert {name: results(whole)[name] for name in names} == {name: results(killed)[name] for name in names}
+
+
+def test_resuming_a_finished_run_changes_nothing(run_rtd, text, tmp_path):
+    flags = dict(learning_rate=1e-3, max_steps=2, stepping="decoupled")
+    run_rtd.main(arguments(text, tmp_path / "run", **flags))
+    files = [tmp_path / "run" / part / "model.safetensors" for part in ("", *PARTS)]
+    before = [file.read_bytes() for file in files]
+    run_rtd.main(arguments(text, tmp_path / "run", **flags, resume_from_checkpoint="last"))
+    assert [file.read_bytes() for file in files] == before
+    with pytest.raises(SystemExit, match="stepping = 'joint', begun with 'decoupled'"):
+        run_rtd.main(arguments(text, tmp_path / "run", **(flags | dict(stepping="joint")), resume_from_checkpoint="last"))
+
+
+SEVERAL_RUNS = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("run_rtd", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+for arguments in json.loads(sys.argv[2]):
+    module.main(arguments)
+"""
+
+
+@mlm.exact_accumulation
+def test_two_processes_equal_one_with_twice_the_accumulation(run_rtd, text, tmp_path):
+    """Losses, gradients and sampled replacements, with dropout, over epochs whose last batch is short."""
+    flags = dict(max_steps=8, learning_rate=1e-3, max_train_samples=50, save_strategy="no")
+    places = {stepping: (tmp_path / stepping / "one", tmp_path / stepping / "two") for stepping in ("joint", "decoupled")}
+    runs = [
+        arguments(text, two, stepping=stepping, gradient_accumulation_steps=2, **flags)
+        for stepping, (_, two) in places.items()
+    ]
+    (tmp_path / "several_runs.py").write_text(SEVERAL_RUNS, encoding="utf-8")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend"]
+    launch += ["c10d", "--rdzv_endpoint", "localhost:0"]
+    double = mlm.start(*launch, str(tmp_path / "several_runs.py"), str(SCRIPT), json.dumps(runs))
+    for stepping, (one, _) in places.items():
+        run_rtd.main(arguments(text, one, stepping=stepping, gradient_accumulation_steps=4, **flags))
+    mlm.finish(double)
+    for stepping, (one, two) in places.items():
+        single, double = torch.tensor(curves(one)), torch.tensor(curves(two))
+        assert single.shape == (8, 6)
+        difference = (single - double).abs() / single.clamp(min=1e-3)
+        assert difference.max() < 1e-3, (stepping, difference)
+        for name in ("eval_generator_loss", "eval_generator_targets", "eval_discriminator_targets"):
+            assert results(one)[name] == pytest.approx(results(two)[name], rel=1e-4), (stepping, name)
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which nothing judges here"),
+        (dict(generator_model="somewhere"), "--generator_model needs --model"),
+        (dict(generator_overrides="depth=3"), "no field 'depth'"),
+        (dict(generator_overrides="hidden_size"), "--generator_overrides takes name=value"),
+        (dict(generator_layers=0), "num_hidden_layers"),
+        (dict(embedding_sharing="all", generator_layers=1), "embedding_sharing = 'all'"),
+        (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
+        (dict(rtd_lambda=0), "rtd_lambda = 0"),
+        (dict(temperature=-1), "rtd_temperature = -1"),
+        (dict(discriminator_learning_rate=-1), "discriminator_learning_rate must be 0 or a positive number, got -1"),
+        (dict(discriminator_max_grad_norm=1), "discriminator_max_grad_norm needs stepping = 'decoupled'"),
+        (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
+        (dict(attn_implementation="flashy"), "flashy"),
+        (dict(recipe="official-base", per_device_train_batch_size=48), "take 32 or 64 per device"),
+        (dict(recipe="official-xsmall-continue"), "knows only the ids of its own tokenizer"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd, text, tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        run_rtd.main(arguments(text, tmp_path / "run", **flags))
+    assert message in str(caught.value), caught.value
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [dict(embedding_sharing="nes"), dict(generator_layers=2), dict(generator_model="generator")]
+)
+def test_joint_models_keep_their_generator_and_sharing(flags, finished, run_rtd, text, tmp_path):
+    with pytest.raises(SystemExit, match="is a joint model, whose generator and embedding_sharing are settled"):
+        run_rtd.main(arguments(text, tmp_path / "run", model=finished, **flags))
+
+
+def test_generator_has_one_description(finished, run_rtd, text, tmp_path):
+    given = dict(model=finished / "discriminator", generator_model=finished / "generator", generator_layers=1)
+    with pytest.raises(SystemExit, match="generator says what the generator is: leave --generator_layers"):
+        run_rtd.main(arguments(text, tmp_path / "run", **given))

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of tokens and sentences: known logits by hand, what they do not depend on, a slow loop, other models, mistakes."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, ElectraConfig, ElectraForPreTraining
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
+from hf_deberta_ext.model.generator_and_discriminator import DebertaExtForPreTraining
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
+from hf_deberta_ext.scoring import pseudo_log_likelihood, token_replacement_probabilities
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Nobody minds.",
+    "the  quick\tdog jumps over the quick brown fox, and over the fox",
+    "fox",
+    "  lazy   ",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_unigram([*TEXTS, "a quick test of few words"] * 20, 80, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    return train_byte_level_bpe(TEXTS * 20, 300, show_progress=False)
+
+
+class Known(torch.nn.Module):
+    """Logits of a token are a function of its id and its place: (id - 20) / 8 + place / 4; they do not see each other."""
+
+    config = SimpleNamespace(max_position_embeddings=64)
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Dropout()
+
+    def forward(self, input_ids, attention_mask):
+        assert not self.training and not self.inner.training and not torch.is_grad_enabled()
+        assert attention_mask.shape == input_ids.shape
+        places = torch.arange(input_ids.shape[1])
+        return SimpleNamespace(logits=(input_ids - 20) / 8 + places / 4)
+
+
+@pytest.fixture
+def discriminator(tiny_config, shake, tokenizer):
+    return shake(DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=len(tokenizer))))
+
+
+@pytest.fixture
+def masked_lm(tiny_config, shake, tokenizer):
+    return shake(DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer))))
+
+
+# ------- by hand
+
+
+def known_logits(tokenizer, text):
+    ids = tokenizer(text)["input_ids"]
+    return [(ids[place] - 20) / 8 + place / 4 for place in range(1, len(ids) - 1)]
+
+
+def test_probabilities_are_sigmoids_of_the_logits_of_real_tokens(tokenizer):
+    found = token_replacement_probabilities(Known(), tokenizer, TEXTS, batch_size=2)
+    assert len(found) == len(TEXTS)
+    for text, scores in zip(TEXTS, found, strict=True):
+        assert [score.token for score in scores] == tokenizer.tokenize(text)
+        expected = [1 / (1 + math.exp(-logit)) for logit in known_logits(tokenizer, text)]
+        assert [score.probability for score in scores] == pytest.approx(expected, rel=1e-5)
+
+
+def test_likelihood_of_a_discriminator_is_that_of_all_tokens_being_original(tokenizer):
+    for text, score in zip(TEXTS, pseudo_log_likelihood(Known(), tokenizer, TEXTS), strict=True):
+        expected = [-math.log1p(math.exp(logit)) for logit in known_logits(tokenizer, text)]
+        assert score.total == pytest.approx(sum(expected), rel=1e-5)
+        assert score.tokens == len(expected) and score.mean == score.total / score.tokens
+
+
+def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
+    for each in (tokenizer, byte_tokenizer):
+        for text, scores in zip(TEXTS, token_replacement_probabilities(Known(), each, TEXTS), strict=True):
+            seen = "".join(text[score.start : score.end].strip() for score in scores)
+            assert seen == "".join(text.split())
+            ends = [(score.start, score.end) for score in scores]
+            assert ends == sorted(ends)
+    (score,) = [
+        score for score in token_replacement_probabilities(Known(), tokenizer, "  the fox") if score.token.endswith("fox")
+    ]
+    assert (score.start, score.end) == (6, 9)
+
+
+def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
+    class Slow:
+        """The parts of a tokenizer without offsets that are used."""
+
+        is_fast, pad_token_id, model_max_length = False, 0, int(1e30)
+        convert_ids_to_tokens = staticmethod(tokenizer.convert_ids_to_tokens)
+
+        def __call__(self, text, *, return_offsets_mapping, **more):
+            assert not return_offsets_mapping
+            return tokenizer(text, **more)
+
+    fast = token_replacement_probabilities(Known(), tokenizer, TEXTS)
+    slow = token_replacement_probabilities(Known(), Slow(), TEXTS)
+    assert slow == [[score._replace(start=None, end=None) for score in scores] for scores in fast]
+
+
+# ------- what the scores do not depend on
+
+
+def close(found, expected):
+    """Equal but for rounding."""
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        if isinstance(ours, list):
+            close(ours, theirs)
+        else:
+            # TokenScore and SentenceScore: numbers with rounding, names without.
+            for a, b in zip(ours, theirs, strict=True):
+                assert a == (pytest.approx(b, rel=1e-4, abs=1e-5) if isinstance(b, float) else b)
+
+
+@pytest.mark.parametrize(
+    "score, kind",
+    [
+        (token_replacement_probabilities, "discriminator"),
+        (pseudo_log_likelihood, "discriminator"),
+        (pseudo_log_likelihood, "masked_lm"),
+    ],
+)
+def test_scores_of_a_text_do_not_depend_on_the_batch(score, kind, tokenizer, request):
+    model = request.getfixturevalue(kind)
+    alone = [score(model, tokenizer, text) for text in TEXTS]
+    for batch_size in (1, 3, 32):
+        close(score(model, tokenizer, TEXTS, batch_size), alone)
+    close(score(model, tokenizer, TEXTS[::-1]), alone[::-1])
+    # They differ from text to text.
+    assert len({str(each) for each in alone}) == len(TEXTS)
+
+
+def test_the_side_on_which_a_tokenizer_pads_does_not_matter(tokenizer, discriminator, tiny_config, shake):
+    absolute = shake(DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=len(tokenizer), position_biased_input=True)))
+    for model in (discriminator, absolute):
+        right = token_replacement_probabilities(model, tokenizer, TEXTS)
+        tokenizer.padding_side = "left"
+        try:
+            left = token_replacement_probabilities(model, tokenizer, TEXTS)
+        finally:
+            tokenizer.padding_side = "right"
+        assert left == right
+
+
+@pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
+def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, discriminator, tokenizer):
+    discriminator.train()
+    discriminator.deberta.encoder.eval()
+    modes = [module.training for module in discriminator.modules()]
+    assert {*modes} == {True, False}
+    score(discriminator, tokenizer, TEXTS)
+    assert [module.training for module in discriminator.modules()] == modes
+    assert torch.is_grad_enabled() and all(parameter.grad is None for parameter in discriminator.parameters())
+
+
+def test_a_model_that_fails_gets_its_mode_back(tokenizer, discriminator, monkeypatch):
+    monkeypatch.setattr(type(discriminator), "forward", lambda *args, **kwargs: 1 / 0)
+    discriminator.train()
+    with pytest.raises(ZeroDivisionError):
+        token_replacement_probabilities(discriminator, tokenizer, "the fox")
+    assert discriminator.training
+
+
+def test_a_joint_model_scores_as_its_discriminator(tokenizer, tiny_config, shake):
+    joint = shake(DebertaExtForPreTraining(tiny_config(vocab_size=len(tokenizer))))
+    for score in (token_replacement_probabilities, pseudo_log_likelihood):
+        assert score(joint, tokenizer, TEXTS) == score(joint.discriminator, tokenizer, TEXTS)
+
+
+def test_nothing_to_score(tokenizer, discriminator):
+    assert token_replacement_probabilities(discriminator, tokenizer, []) == []
+    assert pseudo_log_likelihood(discriminator, tokenizer, []) == []
+    assert token_replacement_probabilities(discriminator, tokenizer, ["", "fox"])[0] == []
+
+
+# ------- against a slow loop, and with other models
+
+
+def slow_pseudo_log_likelihood(model, tokenizer, text):
+    """Salazar et al. 2020, Eq. (1), token by token."""
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    total = 0.0
+    for place in range(1, ids.shape[1] - 1):
+        masked = ids.clone()
+        masked[0, place] = tokenizer.mask_token_id
+        with torch.no_grad():
+            logits = model(masked, torch.ones_like(masked)).logits
+        total += logits[0, place].double().log_softmax(dim=-1)[ids[0, place]].item()
+    return total
+
+
+@pytest.mark.parametrize("kind", ["emd", "no_emd", "objectives", "bert"])
+def test_likelihood_of_masked_language_models_equals_the_slow_loop(kind, tokenizer, tiny_config, shake):
+    if kind == "bert":
+        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+        model = reference = shake(
+            BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
+        )
+    else:
+        plain = dict(emd_layers=1, emd_input="hidden") if kind == "no_emd" else {}
+        config = tiny_config(vocab_size=len(tokenizer), **plain)
+        model = reference = shake(DebertaExtForMaskedLM(config))
+        if kind == "objectives":
+            model = MultiObjectiveMaskedLM(config, ["mlm", "sop"])
+            model.load_state_dict(reference.state_dict(), strict=False)
+            model.eval()
+    found = pseudo_log_likelihood(model, tokenizer, TEXTS, batch_size=5)
+    for text, score in zip(TEXTS, found, strict=True):
+        assert score.total == pytest.approx(slow_pseudo_log_likelihood(reference, tokenizer, text), rel=1e-4)
+        assert score.tokens == len(tokenizer.tokenize(text))
+    assert pseudo_log_likelihood(model, tokenizer, TEXTS[0]).total == pytest.approx(found[0].total, rel=1e-4)
+
+
+def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
+    sizes = dict(embedding_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    model = shake(ElectraForPreTraining(ElectraConfig(vocab_size=len(tokenizer), **sizes)))
+    (scores,) = token_replacement_probabilities(model, tokenizer, TEXTS[:1])
+    with torch.no_grad():
+        logits = model(**tokenizer(TEXTS[0], return_tensors="pt")).logits[0, 1:-1]
+    assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
+
+
+def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, discriminator):
+    """Every "fox" is a replacement here, and nothing else is."""
+    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    fox = tokenizer.convert_tokens_to_ids("▁fox")
+    assert fox != tokenizer.unk_token_id
+    labels = (encoded["input_ids"] == fox).long()
+    optimizer = torch.optim.Adam(discriminator.parameters(), lr=3e-3)
+    for _ in range(60):
+        discriminator(encoded["input_ids"], encoded["attention_mask"], labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for scores in token_replacement_probabilities(discriminator, tokenizer, TEXTS):
+        assert all((score.probability > 0.5) == (score.token == "▁fox") for score in scores)
+    better, worse = pseudo_log_likelihood(discriminator, tokenizer, ["the lazy dog jumps", "the lazy fox jumps"])
+    assert better.tokens == worse.tokens and better.mean > worse.mean
+
+
+# ------- texts that are too long, mistakes
+
+
+LONG = "the lazy fox " * 40
+
+
+@pytest.mark.parametrize("kind", ["known_positions", "absolute", "emd", "tokenizer"])
+def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokenizer, tiny_config, shake, monkeypatch):
+    config = tiny_config(vocab_size=len(tokenizer), position_biased_input=kind == "absolute")
+    model = {
+        "known_positions": Known,
+        "absolute": lambda: shake(DebertaExtForReplacedTokenDetection(config)),
+        "emd": lambda: shake(DebertaExtForMaskedLM(config)),
+        "tokenizer": lambda: shake(DebertaExtForReplacedTokenDetection(config)),
+    }[kind]()
+    limit = 50 if kind == "tokenizer" else 64
+    monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
+    length = len(tokenizer(LONG)["input_ids"])
+    message = rf"text 1 has {length} tokens, and at most {limit} are read: give truncation=True"
+    scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
+    for score in scores:
+        with pytest.raises(ValueError, match=message):
+            score(model, tokenizer, ["the fox", LONG])
+    cut = pseudo_log_likelihood(model, tokenizer, ["the fox", LONG], truncation=True)
+    assert [each.tokens for each in cut] == [len(tokenizer.tokenize("the fox")), limit - 2]
+
+
+def test_relative_positions_alone_set_no_limit(tokenizer, discriminator, monkeypatch):
+    """64 are `max_position_embeddings`, which a discriminator without absolute positions does not read."""
+    monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
+    assert len(token_replacement_probabilities(discriminator, tokenizer, LONG)) > 64
+
+
+@pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
+def test_models_and_texts_that_do_not_fit_are_named(score, tokenizer, discriminator, tiny_config):
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
+    with pytest.raises(ValueError, match="BertForSequenceClassification gives logits"):
+        score(classifier, tokenizer, TEXTS[0])
+    with pytest.raises(ValueError, match="text 1 must be a str, got list"):
+        score(discriminator, tokenizer, ["the fox", ["the", "fox"]])
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        score(discriminator, tokenizer, TEXTS, 0)
+    with pytest.raises(ValueError, match=r"the tokenizer has .* tokens .* but the model only 30 rows"):
+        score(DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30)), tokenizer, TEXTS)
+
+
+def test_a_masked_language_model_is_no_discriminator(masked_lm, tokenizer):
+    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM gives logits .* which is no discriminator's \[B, N\]"):
+        token_replacement_probabilities(masked_lm, tokenizer, "the fox")
+
+
+def test_likelihood_needs_tokens_and_a_mask_token(masked_lm, discriminator, tokenizer, monkeypatch):
+    for model in (masked_lm, discriminator):
+        with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; leave it out"):
+            pseudo_log_likelihood(model, tokenizer, ["the fox", "  "])
+    monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"mask_token": None})
+    with pytest.raises(ValueError, match="no mask token"):
+        pseudo_log_likelihood(masked_lm, tokenizer, "the fox")
