@@ -398,8 +398,8 @@ def test_discriminator_has_no_table_that_it_does_not_read(joint):
     "fields, message",
     [
         (dict(embedding_sharing="ges"), "embedding_sharing"),
-        (dict(generator={"layers": 2}), "generator: there is no field 'layers'"),
-        (dict(generator={"num_hidden_layers": 0}), "generator: .*num_hidden_layers = 0"),
+        (dict(generator={"layers": 2}), "generator = .*there is no field 'layers'"),
+        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers = 0"),
         (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
         (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
         (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),

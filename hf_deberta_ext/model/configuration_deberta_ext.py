@@ -316,7 +316,7 @@ class DebertaExtConfig(PreTrainedConfig):
         config, changes = self.discriminator_config(), dict(self.generator or {})
         names = {*self.__annotations__} - {*_JOINT_FIELDS, "model_type"}
         if unknown := sorted(set(changes) - names):
-            raise ValueError("generator: " + "; ".join(map(_unknown_name, unknown)))
+            raise ValueError(f"generator = {self.generator}: " + "; ".join(map(_unknown_name, unknown)))
         if self.embedding_sharing != "all":
             changes.setdefault("num_hidden_layers", max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2))
         if "hidden_size" in changes:
@@ -330,7 +330,7 @@ class DebertaExtConfig(PreTrainedConfig):
                 setattr(config, name, value)
             config.validate()
         except ValueError as error:
-            raise ValueError(f"generator: {error}") from error
+            raise ValueError(f"generator = {self.generator}: {error}") from error
         equal = ["vocab_size", "pad_token_id"]
         if self.embedding_sharing != "nes":
             equal += ["embedding_size", "position_biased_input"]

@@ -275,30 +275,33 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         there = None if source is None or "state_dict" in kwargs else config_dict(source, download)
-        if there is None or cls.__name__ in (there.get("architectures") or [cls.__name__]):
+        classes = [] if there is None else there.get("architectures") or []
+        if there is None or (there.get("model_type") not in OFFICIAL_TYPES and cls.__name__ in [*classes, cls.__name__][:1]):
             return super().from_pretrained(source, *model_args, config=config, **kwargs)
         return cls.from_checkpoints(source, config=config, **kwargs)
 
     @classmethod
-    def from_checkpoints(cls, discriminator, generator=None, *, config=None, **kwargs) -> "DebertaExtForPreTraining":
+    def from_checkpoints(cls, discriminator, generator_checkpoint=None, *, config=None, **kwargs) -> "DebertaExtForPreTraining":
         """Joins checkpoints, folders or repo ids, official ones or ours.
 
         Args:
             discriminator: a discriminator with its head; or a masked language model, whose encoder the discriminator takes,
                 with a new head.
-            generator (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the two tables.
+            generator_checkpoint (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the two tables.
                 None: what lies beside an official discriminator (`pytorch_model.generator.bin`); otherwise the first layers
                 of `discriminator`, with its tables and, where it has one, its masked-language-model head. A generator of
                 another width is new but for the tables.
             config (`DebertaExtConfig`, *optional*): of the joint model; None = that of `discriminator`.
-            kwargs: fields of the configuration to replace, `dtype` (float32 if not given), `attn_implementation`, and the
+            kwargs: fields of the configuration to replace (`generator={...}` too), `dtype` (float32 if not given), `attn_implementation`, and the
                 arguments of a download (`revision`, `token`, ...).
 
         Raises:
             ValueError: unknown arguments; vocabularies or tables that cannot be shared; "es" or "all" for different tables.
         """
         download = {name: kwargs.pop(name) for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        files = {name: kwargs.pop(name) for name in ("ignore_mismatched_sizes", "use_safetensors", "variant") if name in kwargs}
         dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        with_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
         if isinstance(config, PreTrainedConfig):
@@ -308,19 +311,20 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             config, kwargs = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **download, **kwargs)
         if kwargs:
             raise ValueError(f"from_checkpoints knows no argument {', '.join(map(repr, kwargs))}")
-        options = dict(dtype=torch.float32, **download)
-        theirs = None
-        if generator is not None:
-            theirs = DebertaExtForMaskedLM.from_pretrained(generator, **options, **(config.generator or {}))
+        options = dict(dtype=torch.float32, output_loading_info=True, **download, **files)
+        theirs = missing = None
+        if generator_checkpoint is not None:
+            theirs, missing = DebertaExtForMaskedLM.from_pretrained(generator_checkpoint, **options, **(config.generator or {}))
         elif (config_dict(discriminator, download) or {}).get("model_type") in OFFICIAL_TYPES:
-            files = read_generator(str(discriminator), **download)
-            theirs = None if files is None else cls._official_generator(config, *files)
+            beside = read_generator(str(discriminator), **download)
+            if beside is not None:
+                theirs, missing = cls._official_generator(config, *beside)
         bases = None if theirs is None else _tables(theirs)
-        ours = DebertaExtForReplacedTokenDetection.from_pretrained(
+        ours, info = DebertaExtForReplacedTokenDetection.from_pretrained(
             discriminator, config=config.discriminator_config(), delta_bases=bases, **options
         )
         if theirs is None:
-            theirs = cls._generator_from(discriminator, config, ours, options)
+            theirs, missing = cls._generator_from(discriminator, config, ours, options)
         else:
             config.generator = theirs.config.difference(config)
         for name in ("emd_layers", "emd_input"):
@@ -332,7 +336,12 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         model.name_or_path = model.config.name_or_path = str(discriminator)
         if isinstance(dtype, str):
             dtype = None if dtype == "auto" else getattr(torch, dtype)
-        return model.to(dtype or torch.float32).eval()
+        model = model.to(dtype or torch.float32).eval()
+        if not with_info:
+            return model
+        parts = {"generator": missing, "discriminator": info}
+        kinds = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+        return model, {kind: _under_prefixes({name: part.get(kind, ()) for name, part in parts.items()}) for kind in kinds}
 
     @staticmethod
     def _official_generator(config, state_dict, stock):
@@ -345,7 +354,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         report.complete({*model.state_dict()}, info)
         model.loading_report = report
         logger.warning(f"{report.summary()}; model.generator.loading_report has the list")
-        return model
+        return model, info
 
     @staticmethod
     def _generator_from(source, config, ours, options):
@@ -355,12 +364,13 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         if all(getattr(own, name) == getattr(config, name) for name in {*(config.generator or {})} - free):
             return DebertaExtForMaskedLM.from_pretrained(source, config=own, **options)
         model = DebertaExtForMaskedLM(own)
-        tables = _tables(ours)
+        tables, copied = _tables(ours), set()
         with torch.no_grad():
             for name, weight in _tables(model).items():
                 if name in tables and tables[name].shape == weight.shape:
                     weight.copy_(tables[name])
-        return model
+                    copied.add(f"deberta.embeddings.{name}.weight")
+        return model, {"missing_keys": {name for name, _ in model.named_parameters()} - copied}
 
     @torch.no_grad()
     def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
@@ -422,3 +432,12 @@ def _tables(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
     """The word and position tables of a plain model, by name."""
     embeddings = model.deberta.embeddings
     return {name: getattr(embeddings, name).weight for name in TABLES if hasattr(embeddings, name)}
+
+
+def _under_prefixes(parts: dict) -> set:
+    """Loading info of the parts, as it is of the whole: names, or tuples that begin with one, or messages."""
+    return {
+        f"{part}.{entry}" if isinstance(entry, str) else (f"{part}.{entry[0]}", *entry[1:])
+        for part, entries in parts.items()
+        for entry in entries
+    }

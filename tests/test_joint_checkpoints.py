@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a joint model starts (official pairs, discriminators alone, masked language models) and what comes out of it."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from test_checkpoint_layouts import CONFIGS, SIZES, microsoft, write
+from test_generator_and_discriminator import SHARING, SPECIAL, joint, masked  # noqa: F401
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DebertaV2Model,
+)
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForPreTraining,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtModel,
+)
+from hf_deberta_ext.checkpoints import save_as_deberta_v2
+
+WORDS, POSITIONS = "deberta.embeddings.word_embeddings", "deberta.embeddings.position_embeddings"
+IDS = torch.arange(5, 25)[None]
+
+
+def official_pair(folder, deltas=True, whole_table=True, config=True):
+    """A v3 repository: a discriminator of two layers and, beside it, a generator of one, each with its published keys."""
+    folder.mkdir(exist_ok=True)
+    generator = {name: x for name, x in microsoft("v3", heads=("lm",), seed=1).items() if ".layer.1." not in name}
+    discriminator = microsoft("v3", heads=("lm", "rtd"), seed=2)
+    if deltas:
+        for table in (WORDS, POSITIONS):
+            discriminator[f"{table}._weight"] = discriminator[f"{table}.weight"] - generator[f"{table}.weight"]
+    if not whole_table:
+        for table in (WORDS, POSITIONS):
+            del discriminator[f"{table}.weight"]
+    write(folder, "v3", discriminator)
+    torch.save(generator, folder / "pytorch_model.generator.bin")
+    if config:
+        text = json.dumps(CONFIGS["v3"] | dict(num_hidden_layers=1))
+        (folder / "generator_config.json").write_text(text)
+    return folder, generator, discriminator
+
+
+# ------- starting points
+
+
+@pytest.mark.parametrize("config", [True, False], ids=["generator_config", "half_depth"])
+def test_official_pair_is_joined_with_the_difference_of_the_tables(config, tmp_path):
+    folder, generator, discriminator = official_pair(tmp_path / "official", config=config)
+    model = DebertaExtForPreTraining.from_checkpoints(folder, special_token_ids=SPECIAL)
+    shared = model.discriminator.get_input_embeddings()
+    torch.testing.assert_close(shared.delta.weight.data, discriminator[f"{WORDS}.weight"] - generator[f"{WORDS}.weight"])
+    torch.testing.assert_close(shared.table(), discriminator[f"{WORDS}.weight"])
+    alone = DebertaExtForReplacedTokenDetection.from_pretrained(folder)
+    torch.testing.assert_close(model(IDS).discriminator_logits, alone(IDS).logits)
+    state = model.generator.state_dict()
+    for name, weight in generator.items():
+        assert torch.equal(state[name], weight), name
+    assert model.generator.config.num_hidden_layers == 1 and model.generator.config.emd_layers == 2
+    assert not model.generator.loading_report.initialised and not model.discriminator.loading_report.initialised
+
+
+def test_auto_class_and_from_pretrained_join_what_lies_in_the_folder(tmp_path):
+    folder, generator, _ = official_pair(tmp_path / "official")
+    model = DebertaExtForPreTraining.from_pretrained(folder)
+    assert torch.equal(model.get_input_embeddings().weight, generator[f"{WORDS}.weight"])
+    model.export_discriminator().save_pretrained(tmp_path / "ours")
+    again = AutoModelForPreTraining.from_pretrained(tmp_path / "ours")
+    assert type(again) is DebertaExtForPreTraining
+    torch.testing.assert_close(again(IDS).discriminator_logits, model(IDS).discriminator_logits)
+
+
+def test_discriminator_that_holds_only_its_deltas_is_made_whole_by_the_generator(tmp_path):
+    """As ViDeBERTa was published; without the generator it stays refused."""
+    folder, _, _ = official_pair(tmp_path / "deltas", whole_table=False)
+    whole, _, _ = official_pair(tmp_path / "whole")
+    model, expected = (DebertaExtForPreTraining.from_checkpoints(x) for x in (folder, whole))
+    torch.testing.assert_close(model(IDS).discriminator_logits, expected(IDS).discriminator_logits)
+    assert "was added to the generator's table" in " ".join(model.discriminator.loading_report.notes)
+    (folder / "pytorch_model.generator.bin").unlink()
+    with pytest.raises(ValueError, match="gradient-disentangled embedding sharing trains, not a table"):
+        DebertaExtForPreTraining.from_checkpoints(folder)
+
+
+def test_generator_and_discriminator_from_two_folders(tmp_path):
+    folder, generator, discriminator = official_pair(tmp_path / "official")
+    other = tmp_path / "generator"
+    other.mkdir()
+    write(other, "v3", generator, num_hidden_layers=1)
+    (folder / "pytorch_model.generator.bin").unlink()
+    model = DebertaExtForPreTraining.from_checkpoints(folder, other, embedding_sharing="nes")
+    assert torch.equal(model.discriminator.get_input_embeddings().weight, discriminator[f"{WORDS}.weight"])
+    assert torch.equal(model.get_input_embeddings().weight, generator[f"{WORDS}.weight"])
+    assert model.config.generator == {"num_hidden_layers": 1}
+
+
+def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
+    model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True)
+    assert not model.discriminator.get_input_embeddings().delta.weight.any()
+    alone = DebertaExtForReplacedTokenDetection.from_pretrained(folder)
+    assert torch.equal(model(IDS).discriminator_logits, alone(IDS).logits)
+    ours, theirs = alone.state_dict(), model.generator.state_dict()
+    shared = [name for name in theirs if name in ours]
+    assert len(shared) > 20 and all(torch.equal(ours[name], theirs[name]) for name in shared)
+    assert model.generator.config.num_hidden_layers == 1
+    assert info["missing_keys"] and all(name.startswith("generator.lm_predictions") for name in info["missing_keys"])
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_masked_language_model_gives_encoder_and_generator_with_its_head(sharing, tiny_config, shake, tmp_path):
+    start = shake(DebertaExtForMaskedLM(tiny_config()))
+    start.save_pretrained(tmp_path)
+    model = DebertaExtForPreTraining.from_checkpoints(tmp_path, embedding_sharing=sharing, special_token_ids=SPECIAL)
+    assert model.config.embedding_sharing == sharing
+    torch.testing.assert_close(
+        model.export_discriminator().deberta(IDS).last_hidden_state, start.deberta(IDS).last_hidden_state
+    )
+    head = start.lm_predictions.state_dict()
+    assert all(torch.equal(value, head[name]) for name, value in model.generator.lm_predictions.state_dict().items())
+    if sharing == "all":
+        torch.testing.assert_close(model.export_generator()(IDS).logits, start(IDS).logits)
+
+
+def test_generator_of_another_width_is_new_but_for_the_tables(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
+    fields = dict(generator={"hidden_size": 16, "num_hidden_layers": 1})
+    model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True, **fields)
+    table = model.get_input_embeddings().weight
+    assert torch.equal(table, DebertaExtModel.from_pretrained(folder).embeddings.word_embeddings.weight)
+    assert model.generator.config.hidden_size == 16
+    assert f"generator.{WORDS}.weight" not in info["missing_keys"]
+    assert "generator.deberta.encoder.rel_embeddings.weight" in info["missing_keys"]
+
+
+def test_half_precision_pair_is_joined_in_float32_and_cast_on_request(tmp_path):
+    folder, generator, discriminator = official_pair(tmp_path / "official", deltas=False)
+    for file, weights in (("pytorch_model.bin", discriminator), ("pytorch_model.generator.bin", generator)):
+        torch.save({name: value.half() for name, value in weights.items()}, folder / file)
+    model = DebertaExtForPreTraining.from_checkpoints(folder)
+    assert model.dtype == torch.float32
+    expected = discriminator[f"{WORDS}.weight"].half().float() - generator[f"{WORDS}.weight"].half().float()
+    assert torch.equal(model.discriminator.get_input_embeddings().delta.weight.data, expected)
+    assert DebertaExtForPreTraining.from_checkpoints(folder, dtype="bfloat16").dtype == torch.bfloat16
+
+
+# ------- products
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
+def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, masked, tmp_path):  # noqa: F811
+    batch, _ = masked
+    model = joint(sharing, position_biased_input=positions)
+    expected = model(**batch, random_generator=torch.Generator().manual_seed(0))
+    exports = dict(discriminator=model.export_discriminator(), generator=model.export_generator())
+    for name, part in exports.items():
+        part.save_pretrained(tmp_path / name)
+        assert not {id(p) for p in part.parameters()} & {id(p) for p in model.parameters()}
+        written = json.loads((tmp_path / name / "config.json").read_text())
+        assert written["generator"] is None and written["special_token_ids"] is None
+    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "discriminator")
+    generator = AutoModelForMaskedLM.from_pretrained(tmp_path / "generator")
+    assert not [name for name in discriminator.state_dict() if "delta" in name]
+    judged = discriminator(expected.corrupted_ids, batch["attention_mask"]).logits
+    torch.testing.assert_close(judged, expected.discriminator_logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(generator(**batch, masked_only=True).logits, expected.generator_logits)
+    # The generator's absolute positions, for whoever trains the discriminator further with EMD.
+    table = model.generator.state_dict()[f"{POSITIONS}.weight"]
+    if not positions:
+        assert torch.equal(discriminator.state_dict()[f"{POSITIONS}.weight"], table)
+
+
+def test_every_task_head_starts_from_an_export(joint, tmp_path):  # noqa: F811
+    model = joint().export_discriminator()
+    model.save_pretrained(tmp_path)
+    heads = (
+        AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification,
+        AutoModelForQuestionAnswering, AutoModelForMultipleChoice,
+    )  # fmt: skip
+    encoder = model.deberta.state_dict()
+    for auto in heads:
+        loaded = auto.from_pretrained(tmp_path)
+        got = loaded.base_model.state_dict()
+        assert all(torch.equal(got[name], value) for name, value in encoder.items()), auto
+
+
+def test_export_as_a_stock_folder(joint, tmp_path):  # noqa: F811
+    model = joint().export_discriminator()
+    notes = save_as_deberta_v2(model, tmp_path / "stock")
+    assert "mask_predictions" in notes[0]
+    stock = DebertaV2Model.from_pretrained(tmp_path / "stock")
+    expected = model.deberta(IDS).last_hidden_state
+    torch.testing.assert_close(stock(IDS).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+    again = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "stock")
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-5)
+    save_as_deberta_v2(joint().export_generator(), tmp_path / "generator", lossy=True)
+    assert type(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "generator")).__name__ == "DebertaV2ForMaskedLM"
+    with pytest.raises(ValueError, match="DebertaExtForPreTraining has no counterpart"):
+        save_as_deberta_v2(joint(), tmp_path / "joint")
+
+
+def test_export_and_join_again_is_the_same_model(joint, masked, tmp_path):  # noqa: F811
+    batch, _ = masked
+    model = joint()
+    model.export_discriminator().save_pretrained(tmp_path / "discriminator")
+    model.export_generator().save_pretrained(tmp_path / "generator")
+    parts = tmp_path / "discriminator", tmp_path / "generator"
+    again = DebertaExtForPreTraining.from_checkpoints(*parts, special_token_ids=SPECIAL)
+    outputs = [m(**batch, random_generator=torch.Generator().manual_seed(0)) for m in (model, again)]
+    torch.testing.assert_close(outputs[0].discriminator_logits, outputs[1].discriminator_logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(outputs[0].generator_logits, outputs[1].generator_logits)
+
+
+def test_half_precision_tables_are_summed_in_float32(joint):  # noqa: F811
+    model = joint().to(torch.bfloat16)
+    shared = model.discriminator.get_input_embeddings()
+    expected = (shared.source.weight.float() + shared.delta.weight.float()).bfloat16()
+    exported = model.export_discriminator()
+    assert exported.dtype == torch.bfloat16 and torch.equal(exported.get_input_embeddings().weight, expected)
+
+
+# ------- errors
+
+
+def test_one_table_cannot_be_made_of_two(tmp_path):
+    folder, _, _ = official_pair(tmp_path / "official")
+    with pytest.raises(ValueError, match=r"'es' has one .*word_embeddings.weight, but .* choose 'gdes' or 'nes'"):
+        DebertaExtForPreTraining.from_checkpoints(folder, embedding_sharing="es")
+
+
+def test_vocabularies_must_be_the_same(tiny_config, tmp_path):
+    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "a")
+    DebertaExtForMaskedLM(tiny_config(vocab_size=70)).save_pretrained(tmp_path / "b")
+    with pytest.raises(ValueError, match="generator: vocab_size = 70 must be the discriminator's, 64"):
+        DebertaExtForPreTraining.from_checkpoints(tmp_path / "a", tmp_path / "b")
+
+
+def test_unknown_arguments_are_refused(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
+    with pytest.raises(ValueError, match="from_checkpoints knows no argument 'sharing'"):
+        DebertaExtForPreTraining.from_checkpoints(folder, sharing="es")
+    assert SIZES["num_hidden_layers"] == 2
