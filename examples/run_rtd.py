@@ -44,6 +44,7 @@ from hf_deberta_ext.pretraining import (
     ReplacedTokenArguments,
     ReplacedTokenTrainer,
     begin_run,
+    check_stepping,
     plot_replaced_tokens,
     recipe_arguments,
     recipe_table,
@@ -114,6 +115,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
         raise ValueError(f"--packing {data_args.packing} makes pairs, which nothing judges here: choose full_sentences")
     options = flags.masking_options(masking_args, data_args.max_length)
     config = joint_config(model_args, joint_args)
+    check_stepping(args.stepping, config.embedding_sharing)
     for part in (config, config.generator_config()):
         flags.check_length(part, data_args.max_length, model_args)
     with torch.device("meta"):

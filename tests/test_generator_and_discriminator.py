@@ -97,9 +97,7 @@ def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
 
 def test_half_precision_logits_are_drawn_from_in_float32_and_no_row_gives_none():
     logits = torch.randn(300, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    drawn = [
-        sample_replacements(x, [], random_generator=torch.Generator().manual_seed(2)) for x in (logits, logits.float())
-    ]
+    drawn = [sample_replacements(x, [], random_generator=torch.Generator().manual_seed(2)) for x in (logits, logits.float())]
     assert torch.equal(*drawn)
     assert sample_replacements(logits[:0], []).shape == (0,)
 
@@ -167,9 +165,7 @@ def test_halves_in_turn_are_the_joint_step(joint, masked):
     model = joint()
     whole = model(**batch, random_generator=torch.Generator().manual_seed(0))
     first = model(**batch, part="generator", random_generator=torch.Generator().manual_seed(0))
-    second = model(
-        first.corrupted_ids, batch["attention_mask"], labels=first.discriminator_labels, part="discriminator"
-    )
+    second = model(first.corrupted_ids, batch["attention_mask"], labels=first.discriminator_labels, part="discriminator")
     assert torch.equal(first.corrupted_ids, whole.corrupted_ids)
     assert torch.equal(first.loss + second.loss, whole.loss)
     assert first.discriminator_logits is None and second.generator_logits is None
@@ -193,7 +189,9 @@ def test_packed_documents_are_as_each_alone(joint):
     inputs = torch.where(labels != -100, 63, ids)
     outputs = model(inputs, labels=labels, document_ids=documents, random_generator=torch.Generator().manual_seed(0))
     assert (outputs.discriminator_labels == -100).tolist() == [[False] * 17 + [True] * 3]
-    logits = torch.cat([model(inputs[:, part], labels=labels[:, part]).generator_logits for part in (slice(8), slice(8, 17))])
+    logits = torch.cat(
+        [model(inputs[:, part], labels=labels[:, part]).generator_logits for part in (slice(8), slice(8, 17))]
+    )
     torch.testing.assert_close(outputs.generator_logits, logits, atol=1e-5, rtol=1e-5)
     alone = [model(outputs.corrupted_ids[:, part]).discriminator_logits for part in (slice(8), slice(8, 17))]
     torch.testing.assert_close(outputs.discriminator_logits[:, :17], torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
@@ -370,7 +368,12 @@ def test_generator_of_another_width_shares_factorised_embeddings(joint, masked):
     batch, _ = masked
     model = joint("gdes", generator=dict(hidden_size=16, num_hidden_layers=1))
     config = model.generator.config
-    assert (config.hidden_size, config.embedding_size, config.num_attention_heads, config.intermediate_size) == (16, 32, 2, 24)
+    assert (config.hidden_size, config.embedding_size, config.num_attention_heads, config.intermediate_size) == (
+        16,
+        32,
+        2,
+        24,
+    )
     assert model(**batch).discriminator_logits.shape == (3, 16)
 
 

@@ -146,7 +146,9 @@ def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | 
         return _read_file(weights), json.load(file)
 
 
-def convert_official(state_dict: dict, config, delta_bases: dict | None = None) -> tuple[dict[str, torch.Tensor], LoadingReport]:
+def convert_official(
+    state_dict: dict, config, delta_bases: dict | None = None
+) -> tuple[dict[str, torch.Tensor], LoadingReport]:
     """The tensors of an official checkpoint under our names.
 
     v1's `in_proj.weight` [3·hidden, hidden] holds, head after head, d rows of q, d of k, d of v; it has no key bias, and

@@ -225,6 +225,10 @@ class DebertaExtConfig(PreTrainedConfig):
     def __setattr__(self, key, value):
         super().__setattr__(key, _position_terms(value) if key == "pos_att_type" else value)
 
+    def get_text_config(self, decoder=None, encoder=None) -> "DebertaExtConfig":
+        """This one: transformers takes any field named "generator" for a configuration within."""
+        return self
+
     @property
     def relative_distance(self) -> int:
         """M, the largest relative distance that the table knows apart."""

@@ -281,7 +281,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         return cls.from_checkpoints(source, config=config, **kwargs)
 
     @classmethod
-    def from_checkpoints(cls, discriminator, generator_checkpoint=None, *, config=None, **kwargs) -> "DebertaExtForPreTraining":
+    def from_checkpoints(
+        cls, discriminator, generator_checkpoint=None, *, config=None, **kwargs
+    ) -> "DebertaExtForPreTraining":
         """Joins checkpoints, folders or repo ids, official ones or ours.
 
         Args:
@@ -299,7 +301,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             ValueError: unknown arguments; vocabularies or tables that cannot be shared; "es" or "all" for different tables.
         """
         download = {name: kwargs.pop(name) for name in DOWNLOAD_ARGUMENTS if name in kwargs}
-        files = {name: kwargs.pop(name) for name in ("ignore_mismatched_sizes", "use_safetensors", "variant") if name in kwargs}
+        files = {
+            name: kwargs.pop(name) for name in ("ignore_mismatched_sizes", "use_safetensors", "variant") if name in kwargs
+        }
         dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         with_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
@@ -314,7 +318,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         options = dict(dtype=torch.float32, output_loading_info=True, **download, **files)
         theirs = missing = None
         if generator_checkpoint is not None:
-            theirs, missing = DebertaExtForMaskedLM.from_pretrained(generator_checkpoint, **options, **(config.generator or {}))
+            theirs, missing = DebertaExtForMaskedLM.from_pretrained(
+                generator_checkpoint, **options, **(config.generator or {})
+            )
         elif (config_dict(discriminator, download) or {}).get("model_type") in OFFICIAL_TYPES:
             beside = read_generator(str(discriminator), **download)
             if beside is not None:

@@ -7,11 +7,12 @@ from typing import Any
 _MODULES = {
     "corpus": ("load_corpus", "texts"),
     "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"),
+    "embedding_similarity": ("average_cosine_similarity",),
     "masking": ("MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"),
     "objectives": ("OBJECTIVES", "MultiObjectiveMaskedLM", "count_targets", "row_statistics"),
     "packing": ("PackingReport", "pack"),
     "recipes": ("RECIPES", "Recipe", "recipe_arguments", "recipe_table"),
-    "replaced_token_trainer": ("ReplacedTokenArguments", "ReplacedTokenTrainer"),
+    "replaced_token_trainer": ("ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"),
     "report": (
         "evaluation_table",
         "plot_objectives",
@@ -48,7 +49,9 @@ __all__ = [
     "ReplacedTokenArguments",
     "ReplacedTokenTrainer",
     "SpanBoundaryHead",
+    "average_cosine_similarity",
     "begin_run",
+    "check_stepping",
     "choose",
     "count_targets",
     "evaluation_table",

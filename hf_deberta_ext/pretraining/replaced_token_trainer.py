@@ -10,7 +10,6 @@ import torch
 from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
-from transformers.training_args import ParallelMode
 
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.pretrained_model import attention_masks
@@ -19,9 +18,10 @@ from .embedding_similarity import average_cosine_similarity
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
 
-__all__ = ["STEPPING", "ReplacedTokenArguments", "ReplacedTokenTrainer"]
+__all__ = ["STEPPING", "ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"]
 
 STEPPING = ("joint", "decoupled")
+HALVES = ("generator", "discriminator")
 
 
 @dataclass
@@ -77,13 +77,7 @@ class ReplacedTokenTrainer(TargetTrainer):
     model: DebertaExtForPreTraining
 
     def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
-        sharing = model.config.embedding_sharing
-        if args.stepping == "decoupled" and sharing in ("es", "all"):
-            raise ValueError(
-                f"embedding_sharing = {sharing!r} needs joint steps: in turn, the gradient of the discriminator would reach "
-                "weights that the generator's step has left behind (the official code drops it); use stepping='joint', or "
-                "'gdes' or 'nes'"
-            )
+        check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
         self._evaluated, self._waiting, self._norm = 0, [], None
         super().__init__(model, args, weights=weights, statistics=[*weights, "replaced"], **kwargs)
@@ -100,7 +94,8 @@ class ReplacedTokenTrainer(TargetTrainer):
             counted = counted & (batch["document_ids"] != 0)
         if not self.model.config.rtd_special_tokens:
             original = torch.where(selected, batch["labels"], batch["input_ids"])
-            counted = counted & ~torch.isin(original, torch.tensor(self.model.config.special_token_ids, device=original.device))
+            special = torch.tensor(self.model.config.special_token_ids, device=original.device)
+            counted = counted & ~torch.isin(original, special)
         # A batch without any masked token is one of repeated rows.
         return torch.stack([selected.sum(), counted.sum() * selected.any()]).float()
 
@@ -126,7 +121,7 @@ class ReplacedTokenTrainer(TargetTrainer):
     def row_sums(self, model, inputs) -> torch.Tensor:
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
-            torch.manual_seed(spread_seed(0, self._evaluated, self.args.process_index))
+            torch.manual_seed(spread_seed(0, self._evaluated * self.args.world_size + self.args.process_index))
             outputs = model(**inputs)
         self._evaluated += 1
         labels = inputs["labels"]
@@ -182,9 +177,10 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         args = self.args
-        kind = args.discriminator_lr_scheduler_type or args.lr_scheduler_type
+        first = SchedulerType(args.lr_scheduler_type).value
+        kind = args.discriminator_lr_scheduler_type or first
         warmup = args.discriminator_warmup_steps
-        if self.lr_scheduler is not None or (kind == args.lr_scheduler_type and warmup is None):
+        if self.lr_scheduler is not None or (kind == first and warmup is None):
             return super().create_scheduler(num_training_steps, optimizer)
         optimizer = optimizer or self.optimizer
         generators = super().create_scheduler(num_training_steps, optimizer)
@@ -192,7 +188,7 @@ class ReplacedTokenTrainer(TargetTrainer):
             warmup = args.get_warmup_steps(num_training_steps)
         elif warmup < 1:
             warmup = math.ceil(warmup * num_training_steps)
-        more = args.lr_scheduler_kwargs if kind == args.lr_scheduler_type else None
+        more = args.lr_scheduler_kwargs if kind == first else None
         rates = [group["initial_lr"] for group in optimizer.param_groups]
         discriminators = get_scheduler(
             kind, optimizer, num_warmup_steps=int(warmup), num_training_steps=num_training_steps,
@@ -200,7 +196,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         )  # fmt: skip
         if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
             raise ValueError(
-                f"a schedule of the discriminator's own cannot be combined with {args.lr_scheduler_type} and {kind}: choose "
+                f"a schedule of the discriminator's own cannot be combined with {first} and {kind}: choose "
                 "those that are functions of the step, such as linear, cosine, constant_with_warmup"
             )
         functions = {"generator": generators.lr_lambdas[0], "discriminator": discriminators.lr_lambdas[0]}
@@ -269,7 +265,17 @@ class ReplacedTokenTrainer(TargetTrainer):
         return super()._clip_grad_norm(model) if self.args.stepping == "joint" else self._norm
 
 
-HALVES = ("generator", "discriminator")
+def check_stepping(stepping: str, embedding_sharing: str):
+    """
+    Raises:
+        ValueError: the two halves cannot step in turn, because they share weights that both train.
+    """
+    if stepping == "decoupled" and embedding_sharing in ("es", "all"):
+        raise ValueError(
+            f"embedding_sharing = {embedding_sharing!r} needs joint steps: in turn, the gradient of the discriminator would "
+            "reach weights that the generator's step has left behind (the official code drops it); use stepping = 'joint', "
+            "or 'gdes' or 'nes'"
+        )
 
 
 def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

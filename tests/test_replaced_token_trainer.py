@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReplacedTokenTrainer: joint and decoupled steps against loops written out, what is logged, and exact resume."""
+
+import copy
+import math
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from test_generator_and_discriminator import SPECIAL
+from torch.nn import functional
+from transformers import default_data_collator
+
+from hf_deberta_ext import DebertaExtForPreTraining
+from hf_deberta_ext.pretraining.embedding_similarity import average_cosine_similarity
+from hf_deberta_ext.pretraining.replaced_token_trainer import (
+    ReplacedTokenArguments,
+    ReplacedTokenTrainer,
+    detection_metrics,
+)
+
+pytest.importorskip("accelerate")
+LAMBDA = 5.0
+# So cold that the most likely token is drawn, whatever the random numbers.
+GREEDY = 1e-6
+# Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
+EPSILON = 1e-3
+accumulates = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"),
+    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
+)
+
+
+def rows(count=8, N=20, seed=0):
+    """Examples with very different numbers of masked and of padded tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for index in range(count):
+        ids = torch.randint(5, 63, (N,), generator=generator)
+        ids[0], ids[-1] = 1, 2
+        mask = (torch.arange(N) < N - index).long()
+        labels = torch.full((N,), -100)
+        labels[1 : 3 + index] = ids[1 : 3 + index]
+        inputs = torch.where(labels != -100, 63, ids) * mask
+        made.append(dict(input_ids=inputs, attention_mask=mask, labels=labels))
+    return made
+
+
+@pytest.fixture
+def joint(tiny_config, shake):
+    def build(sharing="gdes", **fields):
+        fields = dict(special_token_ids=SPECIAL, rtd_lambda=LAMBDA, rtd_temperature=GREEDY) | fields
+        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)), std=0.3)
+        model.tie_weights()
+        return model
+
+    return build
+
+
+def build(model, folder, train=None, evaluate=None, **arguments):
+    common = dict(
+        output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", learning_rate=0.0,
+        max_grad_norm=1e9, lr_scheduler_type="constant", adam_epsilon=EPSILON,
+    )  # fmt: skip
+    args = ReplacedTokenArguments(**(common | arguments))
+    return ReplacedTokenTrainer(model, args, train_dataset=train, eval_dataset=evaluate, data_collator=default_data_collator)
+
+
+def batch_of(examples):
+    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+
+
+def by_hand(model, examples):
+    """Sums over single examples: generator's loss, right, targets; discriminator's loss, targets; caught, flagged, replaced."""
+    totals = torch.zeros(8, dtype=torch.float64)
+    model.eval()
+    for example in examples:
+        with torch.no_grad():
+            outputs = model(**batch_of([example]))
+        targets = example["labels"][example["labels"] != -100]
+        right = (outputs.generator_logits.argmax(-1) == targets).sum()
+        counted = outputs.discriminator_labels != -100
+        labels, logits = outputs.discriminator_labels[counted], outputs.discriminator_logits[counted]
+        flagged = logits > 0
+        totals += torch.stack([
+            functional.cross_entropy(outputs.generator_logits, targets, reduction="sum"), right, torch.tensor(len(targets)),
+            functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum"), counted.sum(),
+            (flagged & (labels == 1)).sum(), flagged.sum(), (labels == 1).sum(),
+        ])  # fmt: skip
+    return totals.tolist()
+
+
+# ------- what is logged
+
+
+def test_detection_metrics_of_hand_computed_cases():
+    assert detection_metrics(3, 4, 6, 60) == {
+        "discriminator_precision": 0.75, "discriminator_recall": 0.5, "replaced_share": 0.1,
+    }  # fmt: skip
+    assert detection_metrics(0, 0, 0, 60) == dict.fromkeys(detection_metrics(1, 1, 1, 1), 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
+    model, examples = joint(), rows(7)
+    metrics = build(model, tmp_path, evaluate=examples, per_device_eval_batch_size=batch).evaluate()
+    mlm, right, targets, rtd, counted, caught, flagged, replaced = by_hand(model, examples)
+    expected = dict(
+        generator_loss=mlm / targets, generator_accuracy=right / targets, generator_targets=targets,
+        generator_perplexity=math.exp(mlm / targets), discriminator_loss=rtd / counted, discriminator_targets=counted,
+        discriminator_precision=caught / flagged, discriminator_recall=caught / replaced, replaced_share=replaced / counted,
+        loss=mlm / targets + LAMBDA * rtd / counted,
+        discriminator_accuracy=1 - (flagged + replaced - 2 * caught) / counted,
+    )  # fmt: skip
+    for name, value in expected.items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
+    words = [word for word in range(64) if word not in SPECIAL]
+    tables = dict(
+        generator=model.get_input_embeddings().weight, discriminator=model.discriminator.get_input_embeddings().table()
+    )
+    for name, table in tables.items():
+        assert metrics[f"eval_{name}_similarity"] == pytest.approx(average_cosine_similarity(table[words]), rel=1e-6)
+
+
+def test_evaluation_draws_the_same_replacements_each_time_and_disturbs_no_one(joint, tmp_path):
+    trainer = build(joint(rtd_temperature=1.0), tmp_path, evaluate=rows(), per_device_eval_batch_size=3)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    trainer.row_sums(trainer.model.eval(), batch_of(rows()))
+    assert torch.equal(torch.get_rng_state(), before)
+    first = trainer.evaluate()
+    torch.manual_seed(2)
+    second = trainer.evaluate()
+    names = [name for name in first if "runtime" not in name and "second" not in name]
+    assert len(names) > 12 and all(first[name] == second[name] for name in names)
+
+
+@accumulates
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+@pytest.mark.parametrize("special", [True, False], ids=["all_tokens", "no_special_tokens"])
+def test_accumulation_changes_neither_losses_nor_gradient(special, stepping, joint, tmp_path):
+    examples, model = rows(), joint(rtd_special_tokens=special)
+    mlm, right, targets, rtd, counted, caught, flagged, replaced = by_hand(model, examples)
+    norms = []
+    for accumulation in (1, 2, 4, 8):
+        trainer = build(
+            copy.deepcopy(model), tmp_path, examples, max_steps=1, per_device_train_batch_size=8 // accumulation,
+            gradient_accumulation_steps=accumulation, stepping=stepping,
+        )  # fmt: skip
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert log["loss"] == pytest.approx(mlm / targets + LAMBDA * rtd / counted, rel=1e-4)
+        assert log["generator_loss"] == pytest.approx(mlm / targets, rel=1e-5)
+        assert log["discriminator_loss"] == pytest.approx(rtd / counted, rel=1e-5)
+        assert log["generator_accuracy"] == pytest.approx(right / targets)
+        assert log["discriminator_precision"] == pytest.approx(caught / flagged)
+        assert log["discriminator_recall"] == pytest.approx(caught / replaced)
+        assert log["replaced_share"] == pytest.approx(replaced / counted)
+        norms.append(float(log["grad_norm"]))
+    assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+
+
+def test_training_lowers_both_losses(tiny_config, tmp_path):
+    for stepping in ("joint", "decoupled"):
+        torch.manual_seed(0)
+        model = DebertaExtForPreTraining(tiny_config(special_token_ids=SPECIAL))
+        # Words that the generator cannot tell apart, but the discriminator can: only even ones occur.
+        examples = rows(8)
+        for example in examples:
+            for name in ("input_ids", "labels"):
+                word = (example[name] >= 5) & (example[name] < 63)
+                example[name] = torch.where(word, example[name] // 2 * 2 + (example[name] < 6) * 2, example[name])
+        common = dict(max_steps=120, learning_rate=3e-3, logging_steps=120, stepping=stepping)
+        trainer = build(model, tmp_path, examples, examples, **common)
+        before = trainer.evaluate()
+        trainer.train()
+        after = trainer.evaluate()
+        assert after["eval_generator_loss"] < 0.8 * before["eval_generator_loss"]
+        assert after["eval_discriminator_loss"] < 0.8 * before["eval_discriminator_loss"]
+
+
+# ------- steps
+
+
+def adam(parameters, rate):
+    return torch.optim.AdamW(parameters, rate, betas=(0.9, 0.999), eps=EPSILON, weight_decay=0.0)
+
+
+def assert_same_weights(ours, theirs):
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es", "nes", "all"])
+def test_joint_steps_are_those_of_one_optimizer_on_the_sum(sharing, joint, tmp_path):
+    examples, model = rows(), joint(sharing)
+    expected = copy.deepcopy(model).train()
+    build(model, tmp_path, examples, max_steps=3, per_device_train_batch_size=8, learning_rate=1e-3).train()
+    optimizer = adam(expected.parameters(), 1e-3)
+    for _ in range(3):
+        expected(**batch_of(examples)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_weights(model, expected)
+
+
+@accumulates
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("sharing", ["gdes", "nes"])
+def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulation, joint, tmp_path):
+    """The generator steps, clipped on its own; the discriminator learns from what was made before, with the new E_G."""
+    examples, model = rows(), joint(sharing)
+    expected = copy.deepcopy(model).train()
+    trainer = build(
+        model, tmp_path, examples, max_steps=3, per_device_train_batch_size=8 // accumulation, max_grad_norm=0.5,
+        gradient_accumulation_steps=accumulation, stepping="decoupled", learning_rate=1e-3,
+        discriminator_learning_rate=4e-3, discriminator_max_grad_norm=2.0,
+    )  # fmt: skip
+    trainer.train()
+    halves = {name: [*getattr(expected, name).parameters()] for name in ("generator", "discriminator")}
+    optimizers = dict(generator=adam(halves["generator"], 1e-3), discriminator=adam(halves["discriminator"], 4e-3))
+    for _ in range(3):
+        batch = batch_of(examples)
+        first = expected(**batch, part="generator")
+        first.loss.backward()
+        torch.nn.utils.clip_grad_norm_(halves["generator"], 0.5)
+        optimizers["generator"].step()
+        second = expected(
+            first.corrupted_ids, batch["attention_mask"], labels=first.discriminator_labels, part="discriminator"
+        )
+        expected.zero_grad()
+        second.loss.backward()
+        assert all(parameter.grad is None for parameter in halves["generator"])
+        torch.nn.utils.clip_grad_norm_(halves["discriminator"], 2.0)
+        optimizers["discriminator"].step()
+        expected.zero_grad()
+    assert_same_weights(model, expected)
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
+def test_generator_does_not_depend_on_the_discriminator_under_gdes(joint, tmp_path):
+    """Joint or in turn, whatever lambda: the generator is trained by its own loss alone."""
+    ends = []
+    for stepping, weight in (("joint", 1.0), ("joint", 50.0), ("decoupled", 50.0)):
+        model = joint(rtd_lambda=weight)
+        build(model, tmp_path, rows(), max_steps=3, learning_rate=1e-3, stepping=stepping).train()
+        ends.append(model.generator.state_dict())
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            torch.testing.assert_close(other[name], value, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+def test_halves_have_learning_rates_and_schedules_of_their_own(stepping, joint, tmp_path):
+    trainer = build(
+        joint(), tmp_path, rows(), max_steps=4, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=2,
+        discriminator_learning_rate=8e-3, discriminator_warmup_steps=0, discriminator_lr_scheduler_type="cosine",
+        stepping=stepping, weight_decay=0.1,
+    )  # fmt: skip
+    seen = []
+    step = trainer.training_step
+
+    def training_step(*args, **kwargs):
+        seen.append({group["half"]: group["lr"] for group in trainer.optimizer.param_groups})
+        return step(*args, **kwargs)
+
+    trainer.training_step = training_step
+    trainer.train()
+    cosine = [8e-3 * 0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)]
+    assert [rates["generator"] for rates in seen] == pytest.approx([0, 0.5e-3, 1e-3, 0.5e-3])
+    assert [rates["discriminator"] for rates in seen] == pytest.approx(cosine)
+    decays = [(group["half"], group["weight_decay"]) for group in trainer.optimizer.param_groups]
+    assert sorted(decays) == [("discriminator", 0.0), ("discriminator", 0.1), ("generator", 0.0), ("generator", 0.1)]
+    counted = sum(len(group["params"]) for group in trainer.optimizer.param_groups)
+    assert counted == len([p for p in trainer.model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+def test_a_resumed_run_ends_with_the_same_weights_to_the_last_bit(stepping, joint, tmp_path):
+    """With sampling, dropout and moments of both halves."""
+    fields = dict(rtd_temperature=1.0, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    common = dict(
+        max_steps=6, learning_rate=1e-3, stepping=stepping, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        save_strategy="steps", save_steps=3, lr_scheduler_type="linear", discriminator_warmup_steps=2,
+    )  # fmt: skip
+    whole = joint(**fields)
+    build(whole, tmp_path, rows(12), **common).train()
+    resumed = joint(**fields)
+    torch.manual_seed(99)
+    trainer = build(resumed, tmp_path, rows(12), **common)
+    trainer.train(str(tmp_path / "checkpoint-3"))
+    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert trainer.state.global_step == 6
+
+
+def test_each_micro_batch_draws_its_own_replacements(joint, tmp_path):
+    same = [rows(5)[4]] * 4
+    logs = []
+    for accumulation in (1, 2):
+        trainer = build(
+            joint(rtd_temperature=1.0), tmp_path, same, max_steps=4 // accumulation, per_device_train_batch_size=1,
+            gradient_accumulation_steps=accumulation,
+        )  # fmt: skip
+        trainer.train()
+        logs.append([entry["discriminator_loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len({*logs[0]}) == 4
+    if Version(transformers.__version__) >= Version("5.6"):
+        assert len(logs[1]) == 2
+
+
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+def test_autocast_in_bfloat16(stepping, joint, tmp_path):
+    logs = []
+    for bf16 in (False, True):
+        trainer = build(joint(), tmp_path, rows(), max_steps=1, bf16=bf16, stepping=stepping)
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    assert logs[0]["generator_loss"] != logs[1]["generator_loss"]
+    assert logs[0]["generator_loss"] == pytest.approx(logs[1]["generator_loss"], rel=0.03)
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize("sharing", ["es", "all"])
+def test_shared_weights_need_joint_steps(sharing, joint, tmp_path):
+    with pytest.raises(ValueError, match=f"embedding_sharing = '{sharing}' needs joint steps: .* use stepping = 'joint'"):
+        build(joint(sharing), tmp_path, stepping="decoupled")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(stepping="both"), "stepping must be joint or decoupled, got 'both'"),
+        (dict(discriminator_learning_rate=-1.0), "discriminator_learning_rate must be 0 or a positive number, got -1.0"),
+        (dict(discriminator_warmup_steps=math.nan), "discriminator_warmup_steps must be 0 or a positive number, got nan"),
+        (dict(discriminator_max_grad_norm=1.0), "discriminator_max_grad_norm needs stepping = 'decoupled'"),
+        (dict(discriminator_lr_scheduler_type="round"), "round is not a valid SchedulerType"),
+        (dict(remove_unused_columns=True), "remove_unused_columns must be False"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ReplacedTokenArguments(str(tmp_path), **arguments)
+
+
+def test_schedules_that_are_no_functions_of_the_step_cannot_be_combined(joint, tmp_path):
+    trainer = build(joint(), tmp_path, rows(), max_steps=2, discriminator_lr_scheduler_type="reduce_lr_on_plateau")
+    with pytest.raises(ValueError, match="cannot be combined with constant and reduce_lr_on_plateau: choose"):
+        trainer.create_optimizer_and_scheduler(2)
+
+
+def test_evaluation_data_without_a_masked_token_is_refused_before_the_training(joint, tmp_path):
+    example = rows(1)[0]
+    example["labels"] = torch.full_like(example["labels"], -100)
+    with pytest.raises(
+        ValueError, match="none of the 2 rows of the evaluation data has a target of generator, discriminator"
+    ):
+        build(joint(), tmp_path, evaluate=[example] * 2)
