@@ -5,7 +5,8 @@
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
 Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
-comparison.png, comparison.md and comparison.json into the output folder.
+comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py embedding_similarity.png:
+how alike the word embeddings of generator and discriminator are at the end.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from hf_deberta_ext.plots import plot_curves
+from hf_deberta_ext.plots import plot_curves, plot_embedding_similarity
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -67,6 +68,17 @@ def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dic
     return summary
 
 
+def similarities(firsts: dict[str, list[dict]]) -> dict[str, dict[str, float]]:
+    """{run: {"generator": x, "discriminator": y}}, of the runs that logged it."""
+    found = {}
+    for name, history in firsts.items():
+        for part in ("generator", "discriminator"):
+            values = [entry[f"eval_{part}_similarity"] for entry in history if f"eval_{part}_similarity" in entry]
+            if values:
+                found.setdefault(name, {})[part] = values[-1]
+    return found
+
+
 def table(summary: dict, metrics: list[str]) -> str:
     lines = ["| run | seeds | steps | " + " | ".join(metrics) + " |", "| --- |" + " --- |" * (2 + len(metrics))]
     for name, row in summary.items():
@@ -93,6 +105,8 @@ def main(argv=None):
     logarithmic = [metric for metric in args.metrics if metric.endswith("perplexity")]
     firsts = {name: logs[0] for name, logs in histories.items()}
     plot_curves(firsts, args.output_dir / "comparison.png", panels=panels, log_scale=logarithmic)
+    if similar := similarities(firsts):
+        plot_embedding_similarity(similar, args.output_dir / "embedding_similarity.png")
     text = table(summary, args.metrics)
     (args.output_dir / "comparison.md").write_text(text + "\n", encoding="utf-8")
     (args.output_dir / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

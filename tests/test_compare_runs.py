@@ -39,6 +39,22 @@ def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_pat
     assert summary["EMD"]["eval_mlm_perplexity"]["values"] == [4.0, 6.0]
 
 
+def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(compare_runs, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(compare_runs, "plot_embedding_similarity", lambda values, path: drawn.update({path.name: values}))
+    logs = {
+        "gdes": [{"step": 1, "eval_generator_similarity": 0.9, "eval_discriminator_similarity": 0.8, "eval_loss": 1.0},
+                 {"step": 2, "eval_generator_similarity": 0.4, "eval_discriminator_similarity": 0.3, "eval_loss": 1.0}],
+        "mlm": [{"step": 2, "eval_loss": 1.0}],
+    }  # fmt: skip
+    for name, history in logs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    runs = [f"{name}={tmp_path / name}" for name in logs]
+    compare_runs.main(["--runs", *runs, "--output_dir", str(tmp_path / "out")])
+    assert drawn == {"embedding_similarity.png": {"gdes": {"generator": 0.4, "discriminator": 0.3}}}
+
+
 @pytest.mark.parametrize(
     "runs, metrics, message",
     [
