@@ -181,17 +181,12 @@ def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) ->
     if model_args.model is not None:
         there = flags.model_config(model_args)
         other_sharing = fields.get("embedding_sharing", there.embedding_sharing) != there.embedding_sharing
-        if is_joint(there) and (other_sharing or generator or source):
+        if there.is_joint and (other_sharing or generator or source):
             raise ValueError(
                 f"{model_args.model} is a joint model, whose generator and embedding_sharing are settled: begin from its "
                 f"parts, with --model {model_args.model}/discriminator --generator_model {model_args.model}/generator"
             )
     return flags.model_config(model_args, **fields)
-
-
-def is_joint(config: DebertaExtConfig) -> bool:
-    """Whether the checkpoint of this configuration holds generator and discriminator in one."""
-    return DebertaExtForPreTraining.__name__ in (config.architectures or [])
 
 
 def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVocabulary) -> DebertaExtForPreTraining:
@@ -204,7 +199,7 @@ def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVoca
         # Half-precision checkpoints too: the parameters of a training are float32.
         more = dict(config=config, dtype=torch.float32, **flags.download(model_args))
         with stages.readable_weights(model_args):
-            if is_joint(config):
+            if joint_args.generator_model is None:
                 model = DebertaExtForPreTraining.from_pretrained(model_args.model, **more)
             else:
                 model = DebertaExtForPreTraining.from_checkpoints(model_args.model, joint_args.generator_model, **more)

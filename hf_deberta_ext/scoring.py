@@ -271,7 +271,13 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
 def _logits_at(model, tokenizer, rows: list[list[int]], positions: list[int]) -> torch.Tensor:
     """The logits of one position a row, [B, V]."""
     if not isinstance(model, DebertaExtForMaskedLM):
-        return _logits(model, tokenizer, rows)[torch.arange(len(rows)), positions]
+        logits = _logits(model, tokenizer, rows)
+        if logits.dim() != 3 or logits.shape[-1] < len(tokenizer):
+            raise ValueError(
+                f"{type(model).__name__} gives logits {list(logits.shape)}, which is neither a discriminator's [B, N] nor a "
+                f"masked language model's for the {len(tokenizer)} tokens of the vocabulary"
+            )
+        return logits[torch.arange(len(rows)), positions]
     # Ours need compute no others.
     ids, mask = _padded(model, tokenizer, rows)
     labels = torch.full_like(ids, -100)

@@ -100,7 +100,7 @@ def test_generator_and_discriminator_from_two_folders(tmp_path):
     model = DebertaExtForPreTraining.from_checkpoints(folder, other, embedding_sharing="nes")
     assert torch.equal(model.discriminator.get_input_embeddings().weight, discriminator[f"{WORDS}.weight"])
     assert torch.equal(model.get_input_embeddings().weight, generator[f"{WORDS}.weight"])
-    assert model.config.generator == {"num_hidden_layers": 1}
+    assert model.config.generator["num_hidden_layers"] == 1
 
 
 def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(tmp_path):
@@ -140,6 +140,59 @@ def test_generator_of_another_width_is_new_but_for_the_tables(tmp_path):
     assert model.generator.config.hidden_size == 16
     assert f"generator.{WORDS}.weight" not in info["missing_keys"]
     assert "generator.deberta.encoder.rel_embeddings.weight" in info["missing_keys"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(num_hidden_layers=3), dict(hidden_size=16, num_attention_heads=4, embedding_size=32),
+        dict(hidden_size=16, num_attention_heads=2, intermediate_size=48, embedding_size=32),
+    ],
+    ids=["as_deep", "narrow_with_as_many_heads", "narrow_with_as_wide_a_feed_forward"],
+)  # fmt: skip
+def test_generator_keeps_its_own_shape_also_where_it_is_the_discriminators(fields, tiny_config, shake, tmp_path):
+    shake(DebertaExtForMaskedLM(tiny_config())).save_pretrained(tmp_path / "d")
+    own = shake(DebertaExtForMaskedLM(tiny_config(**(dict(num_hidden_layers=1) | fields))), seed=1)
+    own.save_pretrained(tmp_path / "g")
+    model = DebertaExtForPreTraining.from_checkpoints(tmp_path / "d", tmp_path / "g")
+    torch.testing.assert_close(model.generator(IDS).logits, own(IDS).logits)
+    model.save_pretrained(tmp_path / "joint")
+    again = DebertaExtForPreTraining.from_pretrained(tmp_path / "joint")
+    torch.testing.assert_close(again.generator(IDS).logits, own(IDS).logits)
+
+
+@pytest.mark.parametrize("config", [True, False], ids=["generator_config", "none"])
+def test_fields_of_the_generator_win_over_the_file_beside_the_discriminator(config, tmp_path):
+    folder, generator, _ = official_pair(tmp_path / "official", config=config)
+    fields = dict(hidden_dropout_prob=0.3, generator={"num_hidden_layers": 2, "attention_probs_dropout_prob": 0.4})
+    model = DebertaExtForPreTraining.from_checkpoints(folder, **fields)
+    own = model.generator.config
+    assert (own.num_hidden_layers, own.attention_probs_dropout_prob, own.hidden_dropout_prob) == (2, 0.4, 0.3)
+    assert model.discriminator.config.hidden_dropout_prob == 0.3
+    assert model.discriminator.config.attention_probs_dropout_prob == 0.1
+    # The file has one layer; the report says that the second is new.
+    assert any(".layer.1." in name for name in model.generator.loading_report.initialised)
+    assert torch.equal(model.get_input_embeddings().weight, generator[f"{WORDS}.weight"])
+
+
+def test_small_differences_of_the_generator_keep_the_layers_that_it_takes(tmp_path, caplog):
+    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
+    expected = DebertaExtForPreTraining.from_checkpoints(folder).generator.deberta.state_dict()
+    fields = dict(generator={"layer_norm_eps": 1e-6, "masked_only": True})
+    model = DebertaExtForPreTraining.from_checkpoints(folder, **fields)
+    assert model.generator.config.layer_norm_eps == 1e-6
+    assert all(torch.equal(value, expected[name]) for name, value in model.generator.deberta.state_dict().items())
+
+
+def test_arguments_beside_a_configuration_object(tiny_config, tmp_path):
+    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path)
+    config = tiny_config()
+    model = DebertaExtForPreTraining.from_checkpoints(
+        tmp_path, config=config, rtd_lambda=7.0, generator={"num_hidden_layers": 2}, attn_implementation="eager"
+    )
+    assert model.config.rtd_lambda == 7.0 and model.generator.config.num_hidden_layers == 2
+    assert config.rtd_lambda == 50.0 and config.generator is None
+    assert model.discriminator.config._attn_implementation == model.generator.config._attn_implementation == "eager"
 
 
 def test_half_precision_pair_is_joined_in_float32_and_cast_on_request(tmp_path):
@@ -243,6 +296,18 @@ def test_vocabularies_must_be_the_same(tiny_config, tmp_path):
     DebertaExtForMaskedLM(tiny_config(vocab_size=70)).save_pretrained(tmp_path / "b")
     with pytest.raises(ValueError, match="generator: vocab_size = 70 must be the discriminator's, 64"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path / "a", tmp_path / "b")
+
+
+def test_microsofts_own_output_is_named(tmp_path):
+    (tmp_path / "model_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="rename model_config.json to config.json"):
+        DebertaExtForPreTraining.from_checkpoints(tmp_path)
+
+
+def test_unknown_dtypes_are_refused(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
+    with pytest.raises(ValueError, match="dtype = 'bf16' is no dtype of torch"):
+        DebertaExtForPreTraining.from_checkpoints(folder, dtype="bf16")
 
 
 def test_unknown_arguments_are_refused(tmp_path):

@@ -201,9 +201,10 @@ def test_first_rows_of_a_batch_need_less_padding():
     assert first_rows(batch, 2) is batch and first_rows(batch, 5) is batch
     one = first_rows(batch, 1)
     assert one["labels"].tolist() == [[1, 2]] and one["sentence_labels"].tolist() == [0]
+    assert "repeated" not in one
     for count in (0, -3):
         none = first_rows(batch, count)
-        assert none["labels"].tolist() == [[-100, -100]] and none["sentence_labels"].tolist() == [-100]
+        assert none["labels"].tolist() == [[1, 2]] and none["repeated"]
     assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, 4, 5, 6]]
 
 

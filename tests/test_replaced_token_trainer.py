@@ -12,7 +12,7 @@ from test_generator_and_discriminator import SPECIAL
 from torch.nn import functional
 from transformers import default_data_collator
 
-from hf_deberta_ext import DebertaExtForPreTraining
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.pretraining.replaced_token_trainer import (
     ReplacedTokenArguments,
@@ -321,7 +321,77 @@ def test_autocast_in_bfloat16(stepping, joint, tmp_path):
     assert logs[0]["generator_loss"] == pytest.approx(logs[1]["generator_loss"], rel=0.03)
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+def test_a_loss_scaler_changes_nothing_but_the_scale(stepping, max_grad_norm, joint, tmp_path):
+    """fp16 needs a GPU; its scaler, and when it unscales, are the same on CPU."""
+    from accelerate.optimizer import patch_optimizer_step
+    from transformers import TrainerCallback
+
+    class Scaler(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+            optimizer = trainer.optimizer
+            trainer.accelerator.scaler = optimizer.scaler = scaler
+            trainer.accelerator.native_amp, trainer.accelerator.state._mixed_precision = True, "fp16"
+            optimizer._accelerate_step_called = False
+            optimizer._optimizer_original_step_method = optimizer.optimizer.step
+            optimizer._optimizer_patched_step_method = patch_optimizer_step(optimizer, optimizer.optimizer.step)
+
+    ends = []
+    for callbacks in ([], [Scaler()]):
+        model = joint()
+        common = dict(max_steps=3, learning_rate=1e-3, max_grad_norm=max_grad_norm, stepping=stepping)
+        trainer = build(model, tmp_path, rows(), **common)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        try:
+            trainer.train()
+        finally:
+            trainer.accelerator.state._mixed_precision = "no"
+        ends.append(model)
+    assert_same_weights(*ends)
+
+
+def test_decoupled_steps_log_both_norms_and_both_rates(joint, tmp_path):
+    trainer = build(joint(), tmp_path, rows(), max_steps=1, learning_rate=1e-3, discriminator_learning_rate=2e-3,
+                    stepping="decoupled")  # fmt: skip
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["discriminator_learning_rate"] == 2e-3 and log["learning_rate"] == 1e-3
+    assert log["generator_grad_norm"] > 0 and log["generator_grad_norm"] != log["grad_norm"]
+
+
+def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_path):
+    from hf_deberta_ext.pretraining.trainer import first_rows
+
+    for stepping in ("joint", "decoupled"):
+        examples = rows()
+        trainer = build(joint(), tmp_path, examples, max_steps=1, stepping=stepping, per_device_train_batch_size=4)
+        repeated = first_rows(batch_of(examples), -1)
+        assert repeated["repeated"]
+        trainer.create_optimizer_and_scheduler(1)
+        loss = trainer.training_step(trainer.model, repeated, torch.ones(2))
+        assert loss == 0 and not trainer._sums.any()
+
+
 # ------- errors
+
+
+def test_models_without_two_halves_or_special_tokens_are_refused(tiny_config, joint, tmp_path):
+    with pytest.raises(
+        ValueError, match="DebertaExtForMaskedLM has no generator and discriminator: give a DebertaExtForPre"
+    ):
+        build(DebertaExtForMaskedLM(tiny_config()), tmp_path)
+    with pytest.raises(ValueError, match="config.special_token_ids is None: set it"):
+        build(joint(special_token_ids=None), tmp_path)
+
+
+def test_rates_of_the_discriminator_beside_a_given_optimizer_are_refused(joint, tmp_path):
+    model = joint()
+    args = ReplacedTokenArguments(str(tmp_path), discriminator_learning_rate=1e-3, report_to="none")
+    with pytest.raises(ValueError, match="discriminator_learning_rate would not reach the optimizer"):
+        ReplacedTokenTrainer(model, args, optimizers=(adam(model.parameters(), 1e-3), None))
 
 
 @pytest.mark.parametrize("sharing", ["es", "all"])

@@ -95,6 +95,9 @@ _COMMON_NAMES = {
 _JOINT_FIELDS = (
     "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
 )  # fmt: skip
+_SINGLE_MODELS = {
+    reference.split(".")[1] for name, reference in AUTO_MAP.items() if name not in ("AutoConfig", "AutoModelForPreTraining")
+} | {"DebertaExtForReplacedTokenDetection"}
 # Fields in which a generator that shares every weight with the discriminator may differ.
 _NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
@@ -264,7 +267,7 @@ class DebertaExtConfig(PreTrainedConfig):
             value = getattr(self, name)
             _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
-            _require(self, name, getattr(self, name) > 0, "greater than 0")
+            _require(self, name, 0 < getattr(self, name) < float("inf"), "greater than 0")
         for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
             _require(self, name, getattr(self, name) in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
         for name in ("position_buckets", "max_relative_positions"):
@@ -303,6 +306,11 @@ class DebertaExtConfig(PreTrainedConfig):
         if self.generator is not None:
             self.generator_config()
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether this is of a checkpoint with generator and discriminator in one model."""
+        return is_joint({"generator": self.generator, "architectures": self.architectures})
+
     def discriminator_config(self) -> "DebertaExtConfig":
         """The configuration of the discriminator of a joint model, alone."""
         config = copy.deepcopy(self)
@@ -318,7 +326,11 @@ class DebertaExtConfig(PreTrainedConfig):
             ValueError: `generator` has an unknown field, or one that contradicts the discriminator or `embedding_sharing`.
         """
         config, changes = self.discriminator_config(), dict(self.generator or {})
-        names = {*self.__annotations__} - {*_JOINT_FIELDS, "model_type"}
+        names = {*_single_fields()}
+        if joint := sorted({*changes} & {*_JOINT_FIELDS}):
+            raise ValueError(
+                f"generator = {self.generator}: {', '.join(joint)} belongs to the joint model, not to its generator"
+            )
         if unknown := sorted(set(changes) - names):
             raise ValueError(f"generator = {self.generator}: " + "; ".join(map(_unknown_name, unknown)))
         if self.embedding_sharing != "all":
@@ -351,8 +363,8 @@ class DebertaExtConfig(PreTrainedConfig):
 
     def difference(self, other: "DebertaExtConfig") -> dict[str, Any]:
         """The fields of a single model in which this differs from `other`, with the values here."""
-        names = [name for name in self.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
+        names = [name for name in _single_fields() if getattr(self, name) != getattr(other, name)]
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "DebertaExtConfig":
@@ -410,6 +422,17 @@ class DebertaExtConfig(PreTrainedConfig):
         if push_to_hub:
             # transformers would upload only what changed since it was called, which leaves out the code.
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+
+def _single_fields() -> list[str]:
+    """The fields of ours that a model has by itself."""
+    # Of this class and not of a subclass, nor those of every transformers configuration.
+    return [name for name in DebertaExtConfig.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
+
+
+def is_joint(config: dict[str, Any]) -> bool:
+    """Whether a config.json is that of generator and discriminator in one model."""
+    return config.get("generator") is not None and not _SINGLE_MODELS & {*(config.get("architectures") or [])}
 
 
 def _require(config, name: str, condition: bool, wanted: str):

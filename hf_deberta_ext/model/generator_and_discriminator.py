@@ -4,6 +4,7 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .checkpoint_layouts import convert_official, read_generator
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, is_joint
 from .embedding_sharing import GradientDisentangledEmbedding
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict
@@ -23,6 +24,14 @@ __all__ = ["DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput", "sample
 
 TABLES = ("word_embeddings", "position_embeddings")
 PARTS = ("generator", "discriminator")
+# What a generator has in proportion to the discriminator, unless it says otherwise.
+DERIVED = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+# Fields in which models differ that cannot exchange the weights of their layers.
+SHAPES = (
+    "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "type_vocab_size", "position_biased_input",
+    "relative_attention", "pos_att_type", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key",
+    "conv_kernel_size", "conv_groups", "share_layers",
+)  # fmt: skip
 SAMPLED_AT_A_TIME = 2**24
 
 
@@ -59,26 +68,30 @@ def sample_replacements(
 ) -> torch.Tensor:
     """[n, V] logits -> [n] ids, drawn from softmax(logits / temperature) in float32, without a gradient.
 
-    By the inverse of the distribution function, summed in float64: one random number a row, where `torch.multinomial` draws
-    one for every token of the vocabulary.
+    On CPU by the inverse of the distribution function, summed in float64: one random number a row, where
+    `torch.multinomial` draws one for every token of the vocabulary, which costs a CPU more than the rest.
 
     Args:
         excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
         random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
     """
     n, V = logits.shape
-    # Apple's GPUs have no float64.
-    precision = torch.float32 if logits.device.type == "mps" else torch.float64
+    on_cpu = logits.device.type == "cpu"
     # Less than 1 also after rounding: the end of the table is never passed.
-    places = torch.rand(n, 1, dtype=precision, device=logits.device, generator=random_generator) * (1 - 2**-22)
+    places = torch.rand(n, 1, dtype=torch.float64, generator=random_generator) * (1 - 2**-52) if on_cpu else logits[:, :1]
     samples = []
-    # A part at a time: a float64 copy of all logits would take twice their memory.
+    # A part at a time: copies of all logits would take several times their memory.
     for part, place in zip(*(x.detach().split(max(1, SAMPLED_AT_A_TIME // V)) for x in (logits, places)), strict=True):
         scores = part.float() / temperature
         scores[:, excluded] = -torch.inf
-        sums = scores.softmax(-1).cumsum(-1, dtype=precision)
-        samples.append(torch.searchsorted(sums, place * sums[:, -1:], right=True).squeeze(1))
-    return torch.cat(samples)
+        p = scores.softmax(-1)
+        if on_cpu:
+            sums = p.cumsum(-1, dtype=torch.float64)
+            # Logits that are not numbers would pass the end.
+            samples.append(torch.searchsorted(sums, place * sums[:, -1:], right=True).squeeze(1).clamp(max=V - 1))
+        elif len(part):
+            samples.append(torch.multinomial(p, 1, generator=random_generator).squeeze(1))
+    return torch.cat(samples) if samples else torch.zeros(0, dtype=torch.long, device=logits.device)
 
 
 class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
@@ -97,6 +110,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
     accepts_loss_kwargs = False
 
     def __init__(self, config: DebertaExtConfig):
+        if config.generator is None:
+            # A generator that differs in nothing but its depth: by this a checkpoint is known as a joint one.
+            config.generator = {}
         super().__init__(config)
         self.generator = DebertaExtForMaskedLM(config.generator_config())
         self.discriminator = DebertaExtForReplacedTokenDetection(config.discriminator_config())
@@ -133,6 +149,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         table = self.discriminator.get_input_embeddings()
         if isinstance(table, GradientDisentangledEmbedding):
             table.borrow(value)
+        self.tie_weights()
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.generator.get_output_embeddings()
@@ -255,7 +272,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             )
         selected = labels != -100
         samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
-        corrupted = input_ids.masked_scatter(selected, samples)
+        corrupted = input_ids.masked_scatter(selected, samples.to(input_ids.dtype))
         replaced = (selected & (corrupted != labels)).long()
         _, counted = attention_masks(attention_mask, input_ids.shape)
         if counted is None:
@@ -271,14 +288,26 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """A joint checkpoint as it is; any other as `from_checkpoints` reads it."""
+        """A joint checkpoint as it is; any other as `from_checkpoints` reads it.
+
+        Raises:
+            ValueError: another `generator` or `embedding_sharing` than the joint checkpoint has, and as `from_checkpoints`.
+        """
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         there = None if source is None or "state_dict" in kwargs else config_dict(source, download)
-        classes = [] if there is None else there.get("architectures") or []
-        if there is None or (there.get("model_type") not in OFFICIAL_TYPES and cls.__name__ in [*classes, cls.__name__][:1]):
-            return super().from_pretrained(source, *model_args, config=config, **kwargs)
-        return cls.from_checkpoints(source, config=config, **kwargs)
+        if there is not None and not is_joint(there):
+            return cls.from_checkpoints(source, config=config, **kwargs)
+        for name in ("generator", "embedding_sharing") if there is not None else ():
+            has = there.get(name, getattr(cls.config_class, name))
+            wanted = getattr(config, name) if isinstance(config, PreTrainedConfig) else kwargs.get(name, has)
+            if wanted != has:
+                raise ValueError(
+                    f"{source} is a joint model with {name} = {has!r}, which cannot become {wanted!r}: export its "
+                    "discriminator and generator, and join them with from_checkpoints(discriminator, generator, "
+                    f"{name}={wanted!r})"
+                )
+        return super().from_pretrained(source, *model_args, config=config, **kwargs)
 
     @classmethod
     def from_checkpoints(
@@ -304,18 +333,28 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         files = {
             name: kwargs.pop(name) for name in ("ignore_mismatched_sizes", "use_safetensors", "variant") if name in kwargs
         }
-        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        dtype = floating_type(kwargs.pop("dtype", kwargs.pop("torch_dtype", None)))
+        attention = {name: kwargs.pop(name) for name in ("attn_implementation",) if name in kwargs}
         with_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
+        if not (Path(discriminator) / "config.json").exists() and (Path(discriminator) / "model_config.json").exists():
+            raise ValueError(
+                f"{discriminator} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
+                '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; the same for the generator'
+            )
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
+            for name in [name for name in kwargs if hasattr(type(config), name)]:
+                setattr(config, name, kwargs.pop(name))
         else:
             source = config or discriminator
             config, kwargs = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **download, **kwargs)
         if kwargs:
             raise ValueError(f"from_checkpoints knows no argument {', '.join(map(repr, kwargs))}")
         options = dict(dtype=torch.float32, output_loading_info=True, **download, **files)
+        config.validate()
+        asked = dict(config.generator or {})
         theirs = missing = None
         if generator_checkpoint is not None:
             theirs, missing = DebertaExtForMaskedLM.from_pretrained(
@@ -332,7 +371,11 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         if theirs is None:
             theirs, missing = cls._generator_from(discriminator, config, ours, options)
         else:
-            config.generator = theirs.config.difference(config)
+            # Dropout is that of the joint model, whatever the files say.
+            differences = theirs.config.difference(config)
+            own = {name: value for name, value in differences.items() if "dropout" not in name or name in asked}
+            # By name also where they are the discriminator's: left out, they would be half of it, or in proportion.
+            config.generator = own | {name: getattr(theirs.config, name) for name in DERIVED}
         for name in ("emd_layers", "emd_input"):
             # Switched off where the checkpoint has no absolute positions.
             setattr(config, name, getattr(theirs.config, name))
@@ -340,9 +383,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         model = cls(config)
         model._take(theirs, ours)
         model.name_or_path = model.config.name_or_path = str(discriminator)
-        if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
-        model = model.to(dtype or torch.float32).eval()
+        model = model.to(dtype).eval()
+        if attention:
+            model.set_attn_implementation(**attention)
         if not with_info:
             return model
         parts = {"generator": missing, "discriminator": info}
@@ -352,7 +395,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
     @staticmethod
     def _official_generator(config, state_dict, stock):
         """The generator that lies beside an official discriminator."""
-        own = config.generator_config() if stock is None else DebertaExtConfig.from_dict(stock)
+        own = config.generator_config()
+        if stock is not None:
+            own = DebertaExtConfig.from_dict(stock, **(config.generator or {}))
         tensors, report = convert_official(state_dict, own)
         options = dict(config=own, state_dict=tensors, dtype=torch.float32, output_loading_info=True)
         model, info = DebertaExtForMaskedLM.from_pretrained(None, **options)
@@ -366,9 +411,13 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
     def _generator_from(source, config, ours, options):
         """A generator for a discriminator or a masked language model that has none."""
         own = config.generator_config()
-        free = {"num_hidden_layers", "emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob"}
-        if all(getattr(own, name) == getattr(config, name) for name in {*(config.generator or {})} - free):
+        different = [name for name in SHAPES if getattr(own, name) != getattr(config, name)]
+        if not different:
             return DebertaExtForMaskedLM.from_pretrained(source, config=own, **options)
+        logger.warning(
+            f"the generator cannot take the layers of {source}, from which it differs in {', '.join(different)}: all of it "
+            "is new but for the tables"
+        )
         model = DebertaExtForMaskedLM(own)
         tables, copied = _tables(ours), set()
         with torch.no_grad():
@@ -432,6 +481,16 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             state_dict[name] = positions if fits else wanted
         model.load_state_dict(state_dict)
         return model.to(self.device, self.dtype).eval()
+
+
+def floating_type(dtype) -> torch.dtype:
+    """A dtype by itself or by name; float32 for None and "auto"."""
+    if dtype in (None, "auto"):
+        return torch.float32
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype = {dtype!r} is no dtype of torch; give torch.bfloat16 or 'bfloat16'")
+    return found
 
 
 def _tables(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from transformers.utils import cached_file, logging
 
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, is_joint
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .relative_position import RelativePosition
@@ -239,7 +239,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         given = "state_dict" in kwargs or "gguf_file" in kwargs
         delta_bases = kwargs.pop("delta_bases", None)
         there = {} if source is None or given else config_dict(source, download) or {}
-        if JOINT in (there.get("architectures") or []) and cls.__name__ != JOINT:
+        if is_joint(there) and cls.base_model_prefix:
             raise ValueError(
                 f"{source} holds a generator and a discriminator; for {cls.__name__}, take one of them out first: "
                 f"{JOINT}.from_pretrained({str(source)!r}).export_discriminator().save_pretrained(folder), or "

@@ -65,21 +65,36 @@ class ReplacedTokenTrainer(TargetTrainer):
     (weighted by rtd_lambda too, as the official code, which with Adam only matters to clipping). The halves have moments, clipping,
     learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
 
-    Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
+    Logs (decoupled steps also "generator_grad_norm", "grad_norm" being the discriminator's) generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count. An evaluation gives the same,
     and the average cosine similarity of the words' embeddings of both; its replacements are the same each time.
 
     Raises:
-        ValueError: as `TargetTrainer`; decoupled steps with "es" or "all", or under DeepSpeed.
+        ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; decoupled steps with "es" or "all", or under
+            DeepSpeed; an optimizer of the caller's together with rates or schedules of the discriminator's own.
     """
 
     args: ReplacedTokenArguments
     model: DebertaExtForPreTraining
 
     def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
+        if not all(hasattr(model, half) for half in HALVES):
+            raise ValueError(
+                f"{type(model).__name__} has no generator and discriminator: give a DebertaExtForPreTraining, which "
+                "DebertaExtForPreTraining.from_checkpoints makes of any of our models"
+            )
+        if model.config.special_token_ids is None:
+            raise ValueError(
+                "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
+                "tokenizer.all_special_ids and those that the tokenizer has no token for"
+            )
+        own = ("learning_rate", "warmup_steps", "lr_scheduler_type")
+        own = [f"discriminator_{name}" for name in own if getattr(args, f"discriminator_{name}") is not None]
+        if own and any(part is not None for part in kwargs.get("optimizers", ())):
+            raise ValueError(f"{', '.join(own)} would not reach the optimizer and schedule that you give: set them there")
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
-        self._evaluated, self._waiting, self._norm = 0, [], None
+        self._evaluated, self._waiting, self._norms = 0, [], {}
         super().__init__(model, args, weights=weights, statistics=[*weights, "replaced"], **kwargs)
         if args.stepping == "decoupled" and self.is_deepspeed_enabled:
             raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping='joint'")
@@ -96,27 +111,24 @@ class ReplacedTokenTrainer(TargetTrainer):
             original = torch.where(selected, batch["labels"], batch["input_ids"])
             special = torch.tensor(self.model.config.special_token_ids, device=original.device)
             counted = counted & ~torch.isin(original, special)
-        # A batch without any masked token is one of repeated rows.
-        return torch.stack([selected.sum(), counted.sum() * selected.any()]).float()
+        return torch.stack([selected.sum(), counted.sum()]).float()
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
         outputs = model(**inputs)
-        sums = [self._generator_sums(outputs, inputs["labels"]), *self._discriminator_sums(outputs, inputs["labels"])]
-        return outputs, torch.stack(sums)
+        return outputs, torch.stack([self._generator_sums(outputs, inputs["labels"]), *self._discriminator_sums(outputs)])
 
     def _generator_sums(self, outputs, labels: torch.Tensor) -> torch.Tensor:
         targets = labels[labels != -100]
         right = (outputs.generator_logits.argmax(-1) == targets).sum()
         return torch.stack([outputs.generator_loss * len(targets), right, torch.tensor(len(targets), device=right.device)])
 
-    def _discriminator_sums(self, outputs, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        real = (labels != -100).any()
+    def _discriminator_sums(self, outputs) -> tuple[torch.Tensor, torch.Tensor]:
         replaced, flagged, counted = judged(outputs)
-        count = counted.sum() * real
-        loss = outputs.discriminator_loss * count
-        counts = (((flagged == replaced) & counted).sum() * real, count)
-        caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()]) * real
-        return torch.stack([loss, *counts]), caught.to(loss.dtype)
+        count = counted.sum()
+        right = ((flagged == replaced) & counted).sum()
+        caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()])
+        loss = torch.stack([outputs.discriminator_loss * count, right, count])
+        return loss, caught.to(loss.dtype)
 
     def row_sums(self, model, inputs) -> torch.Tensor:
         device = self.args.device
@@ -146,7 +158,13 @@ class ReplacedTokenTrainer(TargetTrainer):
         _, right, targets = sums["generator"]
         if targets:
             metrics["generator_accuracy"] = right / targets
-        return metrics | detection_metrics(*sums["replaced"], sums["discriminator"][2])
+        metrics |= detection_metrics(*sums["replaced"], sums["discriminator"][2])
+        if "generator" in self._norms:
+            metrics["generator_grad_norm"] = float(self._norms["generator"])
+        rates = {group.get("half"): group["lr"] for group in self.optimizer.param_groups}
+        if rates.get("discriminator") != rates.get("generator"):
+            metrics["discriminator_learning_rate"] = rates["discriminator"]
+        return metrics
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
         metrics = super().evaluation_metrics(statistics)
@@ -213,40 +231,45 @@ class ReplacedTokenTrainer(TargetTrainer):
         if self._step != self.state.global_step:
             self._step, self._waiting = self.state.global_step, []
         model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            # Schedule-free optimizers have a mode, too.
+            self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
+        repeated = inputs.pop("repeated", None) is not None
         self.seed_micro_batch(len(self._waiting))
-        with self.compute_loss_context_manager():
-            outputs = model(**inputs, part="generator")
-            sums = self._generator_sums(outputs, inputs["labels"])
-            total = self._backward(model, sums, 0, num_items_in_batch)
-        judged_inputs = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
-        self._waiting.append((judged_inputs, inputs["labels"]))
+        total, outputs = self._half_step(model, "generator", inputs, num_items_in_batch, repeated)
+        seen = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
+        self._waiting.append((seen, repeated))
         del outputs
         if not self.accelerator.sync_gradients:
             return total
-        self._reduce_and_clip(model, self.args.max_grad_norm)
+        self._norms["generator"] = self._reduce_and_clip(model, self.args.max_grad_norm)
         self.optimizer.step()
         model.zero_grad()
-        for number, (batch, labels) in enumerate(self._waiting):
+        for number, (batch, repeated) in enumerate(self._waiting):
             self.seed_micro_batch(number, 1)
-            with self.compute_loss_context_manager():
-                outputs = model(**batch, part="discriminator")
-                loss, caught = self._discriminator_sums(outputs, labels)
-                self._sums[2] += caught
-                total = total + self._backward(model, loss, 1, num_items_in_batch)
+            total = total + self._half_step(model, "discriminator", batch, num_items_in_batch, repeated)[0]
         limit = self.args.discriminator_max_grad_norm
-        self._norm = self._reduce_and_clip(model, self.args.max_grad_norm if limit is None else limit)
+        self._norms["discriminator"] = self._reduce_and_clip(model, self.args.max_grad_norm if limit is None else limit)
         self._waiting = []
         return total
 
-    def _backward(self, model, sums: torch.Tensor, place: int, counts: torch.Tensor) -> torch.Tensor:
-        """Backward of one half's loss; returns it as `weighted_loss` would have."""
-        self._sums[place] += sums.detach()
-        weight = [*self.objectives.values()][place]
-        loss = weight * sums[0] / counts[place].clamp(min=1) * self.args.world_size
+    def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
+        """Forward and backward of one half; returns its part of the weighted loss, and the outputs."""
+        place = HALVES.index(half)
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
+            with self.compute_loss_context_manager():
+                outputs = model(**inputs, part=half)
+                if half == "generator":
+                    sums = self._generator_sums(outputs, inputs["labels"])
+                else:
+                    sums, caught = self._discriminator_sums(outputs)
+                    self._sums[2] += caught * (not repeated)
+                sums = sums * (not repeated)
+                loss = self.objectives[half] * sums[0] / counts[place].clamp(min=1) * self.args.world_size
+            self._sums[place] += sums.detach()
             self.accelerator.backward(loss)
-        return loss.detach()
+        return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
         """Whether the gradients of the processes are averaged here: DistributedDataParallel waits for all parameters."""
@@ -262,7 +285,11 @@ class ReplacedTokenTrainer(TargetTrainer):
         return self.accelerator.clip_grad_norm_(parameters, limit or math.inf)
 
     def _clip_grad_norm(self, model):
-        return super()._clip_grad_norm(model) if self.args.stepping == "joint" else self._norm
+        return super()._clip_grad_norm(model) if self.args.stepping == "joint" else self._norms["discriminator"]
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        # Without clipping, Trainer would ask for the norm anew, and gradients of a loss scaler are unscaled once.
+        return super()._get_grad_norm(model, self._norms.get("discriminator") if grad_norm is None else grad_norm)
 
 
 def check_stepping(stepping: str, embedding_sharing: str):

@@ -173,7 +173,8 @@ class TargetTrainer(Trainer):
         if not batches:
             return batches, None
         batches = self._without_repeated_rows(batches)
-        counts = sum(self.count_targets(batch) for batch in batches).to(device)
+        none = torch.zeros(len(self.objectives))
+        counts = sum((self.count_targets(batch) for batch in batches if "repeated" not in batch), none).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
@@ -207,7 +208,11 @@ class TargetTrainer(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        repeated = inputs.pop("repeated", None)
         outputs, sums = self.batch_sums(model, inputs)
+        if repeated is not None:
+            # In the graph of the loss all the same: distributed training waits for every parameter.
+            sums = sums * 0
         loss = self.weighted_loss(sums, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -290,7 +295,7 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """The first rows of a batch, and no more padding than they need; one row without targets for `count` 0 or less."""
+    """The first rows of a batch, and no more padding than they need; for `count` 0 or less one row, marked as "repeated"."""
     if count >= len(batch["labels"]):
         return batch
     batch = {name: values[: max(count, 1)] for name, values in batch.items()}
@@ -298,9 +303,7 @@ def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
         width = int(batch["attention_mask"].any(0).nonzero().max()) + 1
         batch = {name: values[:, :width] if values.dim() > 1 else values for name, values in batch.items()}
     if count <= 0:
-        for name in ("labels", "sentence_labels"):
-            if name in batch:
-                batch[name] = torch.full_like(batch[name], -100)
+        batch["repeated"] = torch.tensor(True)
     return batch
 
 
