@@ -5,8 +5,8 @@
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
 Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
-comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py embedding_similarity.png:
-how alike the word embeddings of generator and discriminator are at the end.
+comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py
+embedding_similarity.png: how alike the word embeddings of generator and discriminator are at the end.
 """
 
 import argparse

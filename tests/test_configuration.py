@@ -93,7 +93,8 @@ WRONG = {
     "share_att_key": 2.5, "conv_kernel_size": -3, "conv_act": "relu5", "conv_groups": 0, "share_layers": "every",
     "emd_layers": 0, "emd_input": "absolute", "masked_only": "true", "pooler_dropout": 2, "pooler_hidden_act": "",
     "cls_dropout": 1.5, "generator": {"layers": 2}, "embedding_sharing": "ges", "rtd_lambda": 0, "rtd_temperature": -1.0,
-    "rtd_special_tokens": "no", "special_token_ids": [-1], "initializer_range": 0, "layer_norm_eps": -1e-7, "pad_token_id": 128100, "bos_token_id": "cls",
+    "rtd_special_tokens": "no", "special_token_ids": [-1],
+    "initializer_range": 0, "layer_norm_eps": -1e-7, "pad_token_id": 128100, "bos_token_id": "cls",
     "eos_token_id": "sep", "tie_word_embeddings": False,
 }  # fmt: skip
 

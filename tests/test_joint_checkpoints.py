@@ -300,7 +300,7 @@ def test_vocabularies_must_be_the_same(tiny_config, tmp_path):
 
 def test_microsofts_own_output_is_named(tmp_path):
     (tmp_path / "model_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="rename model_config.json to config.json"):
+    with pytest.raises(ValueError, match=r"rename model_config\.json to config\.json"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path)
 
 

@@ -72,7 +72,8 @@ def batch_of(examples):
 
 
 def by_hand(model, examples):
-    """Sums over single examples: generator's loss, right, targets; discriminator's loss, targets; caught, flagged, replaced."""
+    """Sums over single examples: generator's loss, right, targets; discriminator's loss, targets; caught, flagged,
+    replaced."""
     totals = torch.zeros(8, dtype=torch.float64)
     model.eval()
     for example in examples:
@@ -383,8 +384,34 @@ def test_models_without_two_halves_or_special_tokens_are_refused(tiny_config, jo
         ValueError, match="DebertaExtForMaskedLM has no generator and discriminator: give a DebertaExtForPre"
     ):
         build(DebertaExtForMaskedLM(tiny_config()), tmp_path)
-    with pytest.raises(ValueError, match="config.special_token_ids is None: set it"):
+    with pytest.raises(ValueError, match=r"config\.special_token_ids is None: set it"):
         build(joint(special_token_ids=None), tmp_path)
+
+
+def test_what_cannot_be_sharded_is_refused(joint, tmp_path, monkeypatch):
+    for sharing in ("es", "all"):
+        trainer = build(joint(sharing), tmp_path)
+        trainer.is_fsdp_enabled = True
+        with pytest.raises(ValueError, match=f"embedding_sharing = '{sharing}' cannot run under FSDP"):
+            trainer.check_wrappers()
+    trainer = build(joint(), tmp_path, stepping="decoupled")
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ValueError, match=r"decoupled steps cannot run under FSDP 1.*set fsdp_version 2"):
+        trainer.check_wrappers()
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(ValueError, match="decoupled steps cannot run under DeepSpeed"):
+        trainer.check_wrappers()
+
+
+def test_sharding_where_there_is_no_accelerator_is_refused(joint, tmp_path):
+    """accelerate would train unsharded without a word."""
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    trainer = build(joint(), tmp_path)
+    # One process alone is refused by transformers.
+    trainer.args.fsdp = ["full_shard"]
+    with pytest.raises(ValueError, match=r"fsdp = .* has no effect here: accelerate shards on accelerators alone"):
+        trainer.check_wrappers()
 
 
 def test_rates_of_the_discriminator_beside_a_given_optimizer_are_refused(joint, tmp_path):
@@ -425,7 +452,5 @@ def test_schedules_that_are_no_functions_of_the_step_cannot_be_combined(joint, t
 def test_evaluation_data_without_a_masked_token_is_refused_before_the_training(joint, tmp_path):
     example = rows(1)[0]
     example["labels"] = torch.full_like(example["labels"], -100)
-    with pytest.raises(
-        ValueError, match="none of the 2 rows of the evaluation data has a target of generator, discriminator"
-    ):
+    with pytest.raises(ValueError, match="none of the 2 rows of the evaluation data has a target of generator: give"):
         build(joint(), tmp_path, evaluate=[example] * 2)

@@ -156,9 +156,9 @@ class DebertaExtConfig(PreTrainedConfig):
             alone; logits are then [number of labelled tokens, vocab_size].
         pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
         cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
-        generator (`dict`, *optional*): of `DebertaExtForPreTraining`, as the next five: fields in which the generator differs
-            from the discriminator, which this configuration describes. The generator has half the layers if it does not
-            say how many, and with another `hidden_size` heads of the same size and a feed-forward layer in proportion.
+        generator (`dict`, *optional*): of `DebertaExtForPreTraining`, as the next five: fields in which the generator
+            differs from the discriminator, which this configuration describes. The generator has half the layers if it does
+            not say how many, and with another `hidden_size` heads of the same size and a feed-forward layer in proportion.
         embedding_sharing (`str`): "gdes", E_D = sg(E_G) + E_delta (DeBERTaV3); "es", one table, which both train (ELECTRA);
             "nes", two tables; "all", generator and discriminator of one size share the whole encoder (ELECTRA).
         rtd_lambda (`float`): weight of the discriminator's loss. 50 as published; the official script's default is 10.

@@ -81,12 +81,16 @@ class LMTransform(nn.Module):
         self.dense = nn.Linear(config.hidden_size, E)
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(E, config.layer_norm_eps)
-        # Tied: weight to the word embeddings, bias to self.bias, which is the name that official checkpoints store.
-        self.decoder = nn.Linear(E, config.vocab_size)
+        # The bias has the name that official checkpoints store, and no other: FSDP shards no parameter of two modules.
+        self.decoder = nn.Linear(E, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.LayerNorm(self.activation(self.dense(hidden_states))))
+        return self.decode(self.LayerNorm(self.activation(self.dense(hidden_states))))
+
+    def decode(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., E] -> [..., V] logits."""
+        return self.decoder(states) + self.bias
 
 
 class MaskedLMHead(nn.Module):

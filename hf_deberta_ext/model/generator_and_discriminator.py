@@ -42,7 +42,8 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
         loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
         generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
         discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that count.
-        generator_logits (`torch.Tensor`, *optional*): [n, V], n selected positions, in the order of `labels[labels != -100]`.
+        generator_logits (`torch.Tensor`, *optional*): [n, V] at the selected positions, in the order of
+            `labels[labels != -100]`.
         discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
         corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
         discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.
@@ -198,10 +199,10 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         Args:
             input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
-                these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as they are.
+                these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as is.
             part (`str`, *optional*): None = both in one step. "generator": it alone, and what it makes of the batch,
-                `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and `labels`.
-                For steps in turn, where the generator's weights change between the two.
+                `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and
+                `labels`. For steps in turn, where the generator's weights change between the two.
             random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
             output_attentions, output_hidden_states (`bool`, *optional*): of the discriminator.
 
@@ -318,13 +319,13 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         Args:
             discriminator: a discriminator with its head; or a masked language model, whose encoder the discriminator takes,
                 with a new head.
-            generator_checkpoint (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the two tables.
-                None: what lies beside an official discriminator (`pytorch_model.generator.bin`); otherwise the first layers
-                of `discriminator`, with its tables and, where it has one, its masked-language-model head. A generator of
-                another width is new but for the tables.
+            generator_checkpoint (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the
+                two tables. None: what lies beside an official discriminator (`pytorch_model.generator.bin`); otherwise the
+                first layers of `discriminator`, with its tables and, where it has one, its masked-language-model head. A
+                generator of another shape is new but for the tables.
             config (`DebertaExtConfig`, *optional*): of the joint model; None = that of `discriminator`.
-            kwargs: fields of the configuration to replace (`generator={...}` too), `dtype` (float32 if not given), `attn_implementation`, and the
-                arguments of a download (`revision`, `token`, ...).
+            kwargs: fields of the configuration to replace (`generator={...}` too), `dtype` (float32 if not given),
+                `attn_implementation`, and the arguments of a download (`revision`, `token`, ...).
 
         Raises:
             ValueError: unknown arguments; vocabularies or tables that cannot be shared; "es" or "all" for different tables.
@@ -341,7 +342,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         if not (Path(discriminator) / "config.json").exists() and (Path(discriminator) / "model_config.json").exists():
             raise ValueError(
                 f"{discriminator} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
-                '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; the same for the generator'
+                '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; so for the generator'
             )
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)

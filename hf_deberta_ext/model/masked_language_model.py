@@ -22,7 +22,6 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
     _tied_weights_keys = {  # noqa: RUF012
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
-        "lm_predictions.lm_head.decoder.bias": "lm_predictions.lm_head.bias",
     }
     # Heads of objectives that were trained beside this one.
     _keys_to_ignore_on_load_unexpected = [r"^span_boundary\.", r"^sentence_relationship\."]  # noqa: RUF012
@@ -39,8 +38,12 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         return self.lm_predictions.lm_head.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear):
-        self.lm_predictions.lm_head.decoder = new_embeddings
-        self.lm_predictions.lm_head.bias = new_embeddings.bias
+        head, size = self.lm_predictions.lm_head, new_embeddings.out_features
+        head.decoder = new_embeddings
+        if size != len(head.bias):
+            bias = head.bias.new_zeros(size)
+            bias[: len(head.bias)] = head.bias.detach()[:size]
+            head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
 
     def decode(
         self,

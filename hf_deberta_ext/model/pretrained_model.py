@@ -225,8 +225,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
         """As in transformers. Takes official `deberta` and `deberta-v2` checkpoints, folder or repo id, as they are.
 
-        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`, tables
-        of a generator by name ("word_embeddings"), is for a discriminator that was saved with its deltas alone.
+        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`,
+        tables of a generator by name ("word_embeddings"), is for a discriminator that was saved with its deltas alone.
 
         Raises:
             ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose

@@ -26,7 +26,7 @@ HALVES = ("generator", "discriminator")
 
 @dataclass
 class ReplacedTokenArguments(TargetArguments):
-    """`TrainingArguments` for `ReplacedTokenTrainer`. What is said of the discriminator alone is the generator's, if None."""
+    """`TrainingArguments` for `ReplacedTokenTrainer`. What is said of the discriminator alone is the generator's if None."""
 
     stepping: str = field(
         default="joint",
@@ -62,16 +62,18 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
     gradient over all micro-batches and its step; then, on what the generator had made of them, that of the discriminator
-    (weighted by rtd_lambda too, as the official code, which with Adam only matters to clipping). The halves have moments, clipping,
-    learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
+    (weighted by rtd_lambda too, as in the official code; with Adam that matters to clipping alone). The halves have moments,
+    clipping, learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
 
-    Logs (decoupled steps also "generator_grad_norm", "grad_norm" being the discriminator's) generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
-    "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count. An evaluation gives the same,
-    and the average cosine similarity of the words' embeddings of both; its replacements are the same each time.
+    Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
+    "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
+    also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, and the average cosine
+    similarity of the words' embeddings of both; its replacements are the same each time.
 
     Raises:
-        ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; decoupled steps with "es" or "all", or under
-            DeepSpeed; an optimizer of the caller's together with rates or schedules of the discriminator's own.
+        ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
+            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller's together with rates or schedules of
+            the discriminator's own.
     """
 
     args: ReplacedTokenArguments
@@ -96,8 +98,25 @@ class ReplacedTokenTrainer(TargetTrainer):
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
         self._evaluated, self._waiting, self._norms = 0, [], {}
         super().__init__(model, args, weights=weights, statistics=[*weights, "replaced"], **kwargs)
-        if args.stepping == "decoupled" and self.is_deepspeed_enabled:
-            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping='joint'")
+
+    def check_wrappers(self):
+        super().check_wrappers()
+        sharing = self.model.config.embedding_sharing
+        if self.is_fsdp_enabled and sharing in ("es", "all"):
+            raise ValueError(
+                f"embedding_sharing = {sharing!r} cannot run under FSDP, which shards no parameter of two modules: use "
+                "'gdes' or 'nes', or train without fsdp"
+            )
+        if self.args.stepping == "joint":
+            return
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if self.is_deepspeed_enabled:
+            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping = 'joint'")
+        if self.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) == 1:
+            raise ValueError(
+                "decoupled steps cannot run under FSDP 1, which clips all parameters at once: set fsdp_version 2 in "
+                "fsdp_config, or use stepping = 'joint'"
+            )
 
     # ------- sums
 

@@ -109,6 +109,7 @@ class TargetTrainer(Trainer):
             raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
         self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self._evaluation_metrics, **kwargs)
+        self.check_wrappers()
         self.add_callback(EpochCallback())
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
@@ -142,6 +143,15 @@ class TargetTrainer(Trainer):
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
 
     # ------- what Trainer calls
+
+    def check_wrappers(self):
+        """
+        Raises:
+            ValueError: the kind of distributed training that was asked for cannot be had, or not for this model.
+        """
+        fsdp = self.args.fsdp
+        if fsdp and not self.is_fsdp_enabled:
+            raise ValueError(f"fsdp = {fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out")
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step."""
