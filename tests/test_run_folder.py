@@ -34,6 +34,18 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
     assert resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-9")) == str(tmp_path / "checkpoint-9")
 
 
+def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
+    whole = checkpoint(tmp_path, 9)
+    for step, state in ((10, ""), (11, '{"log_history": [')):
+        (checkpoint(tmp_path, step) / "trainer_state.json").write_text(state, encoding="utf-8")
+    (tmp_path / "checkpoint-12").mkdir()
+    assert resume_checkpoint(tmp_path, "last") == str(whole)
+    with pytest.raises(
+        ValueError, match="checkpoint-10 is no whole checkpoint: its trainer_state.json is not there, or cut"
+    ):
+        resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-10"))
+
+
 def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
     made = checkpoint(tmp_path, 10)
     with pytest.raises(ValueError, match=f"is not empty: go on from {made} with --resume_from_checkpoint last, or choose"):

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 __all__ = ["ARGUMENTS_FILE", "TOKENIZER_FOLDER", "begin_run", "resume_checkpoint"]
 
@@ -21,8 +24,8 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 
     Args:
         folder (`str` or path): the run's output folder.
-        resume (`str` or `bool`, *optional*): True, "true" or "last" for the last checkpoint in `folder`; a checkpoint's
-            folder; None, False or "false" for a new run, which needs a folder that is not there, is empty, or holds the
+        resume (`str` or `bool`, *optional*): True, "true" or "last" for the last whole checkpoint in `folder` (a run that is
+            killed while it writes one leaves a part); a checkpoint's folder; None, False or "false" for a new run, which needs a folder that is not there, is empty, or holds the
             beginnings of a run that was stopped before its first checkpoint.
 
     Raises:
@@ -36,14 +39,41 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
         return None
     if resume is True or str(resume).lower() in ("true", "last"):
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
+        last = next((str(checkpoint) for checkpoint in checkpoints if _is_whole(checkpoint)), None)
         if last is None:
-            raise ValueError(f"there is no checkpoint-* in {folder} to resume from; leave --resume_from_checkpoint out")
+            cut = (
+                f" ({checkpoints[0].name} is no whole checkpoint: the run was killed while it wrote it)"
+                if checkpoints
+                else ""
+            )
+            raise ValueError(
+                f"there is no checkpoint-* in {folder} to resume from{cut}; leave --resume_from_checkpoint out"
+                + (", and choose another --output_dir" if cut else "")
+            )
+        if cut := [checkpoint.name for checkpoint in checkpoints if _step(checkpoint) > _step(Path(last))]:
+            logger.warning(f"{', '.join(cut)} in {folder} is not whole: the run goes on from {Path(last).name}")
     else:
         last = str(resume)
-    if not Path(last, "trainer_state.json").is_file():
-        raise ValueError(f"{last} is no whole checkpoint: it has no trainer_state.json; resume from an earlier one")
+    if not _is_whole(Path(last)):
+        raise ValueError(
+            f"{last} is no whole checkpoint: its trainer_state.json is not there, or cut; resume from an earlier one"
+        )
     return last
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Trainer writes the state behind everything else."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def begin_run(folder: str | os.PathLike, arguments: Mapping[str, Any], resuming: bool):
