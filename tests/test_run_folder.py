@@ -41,7 +41,7 @@ def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
     (tmp_path / "checkpoint-12").mkdir()
     assert resume_checkpoint(tmp_path, "last") == str(whole)
     with pytest.raises(
-        ValueError, match="checkpoint-10 is no whole checkpoint: its trainer_state.json is not there, or cut"
+        ValueError, match=r"checkpoint-10 is no whole checkpoint: its trainer_state\.json is not there, or cut"
     ):
         resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-10"))
 

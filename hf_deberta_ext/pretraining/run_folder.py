@@ -25,8 +25,9 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     Args:
         folder (`str` or path): the run's output folder.
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last whole checkpoint in `folder` (a run that is
-            killed while it writes one leaves a part); a checkpoint's folder; None, False or "false" for a new run, which needs a folder that is not there, is empty, or holds the
-            beginnings of a run that was stopped before its first checkpoint.
+            killed while it writes one leaves a part); a checkpoint's folder; None, False or "false" for a new run, which
+            needs a folder that is not there, is empty, or holds the beginnings of a run that was stopped before its first
+            checkpoint.
 
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a whole checkpoint.
