@@ -275,6 +275,19 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
         corrupted = input_ids.masked_scatter(selected, samples.to(input_ids.dtype))
         replaced = (selected & (corrupted != labels)).long()
+        counted = self.counted_tokens(input_ids, labels, attention_mask, document_ids)
+        return corrupted, replaced.masked_fill(~counted, -100)
+
+    def counted_tokens(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[B, N] bool: the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
+        `forward`."""
+        selected = labels != -100
         _, counted = attention_masks(attention_mask, input_ids.shape)
         if counted is None:
             counted = torch.ones_like(selected)
@@ -282,8 +295,9 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             counted = counted & (document_ids != 0)
         if not self.config.rtd_special_tokens:
             original = torch.where(selected, labels, input_ids)
-            counted = counted & ~torch.isin(original, torch.tensor(special, device=original.device))
-        return corrupted, replaced.masked_fill(~counted, -100)
+            special = torch.tensor(self.config.special_token_ids, device=original.device)
+            counted = counted & ~torch.isin(original, special)
+        return counted
 
     # ------- where it starts
 

@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
-from ..model.pretrained_model import attention_masks
 from .dynamic_masking import spread_seed
 from .embedding_similarity import average_cosine_similarity
 from .objectives import row_statistics
@@ -121,16 +120,9 @@ class ReplacedTokenTrainer(TargetTrainer):
     # ------- sums
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        selected = batch["labels"] != -100
-        _, counted = attention_masks(batch.get("attention_mask"), selected.shape)
-        counted = torch.ones_like(selected) if counted is None else counted
-        if "document_ids" in batch:
-            counted = counted & (batch["document_ids"] != 0)
-        if not self.model.config.rtd_special_tokens:
-            original = torch.where(selected, batch["labels"], batch["input_ids"])
-            special = torch.tensor(self.model.config.special_token_ids, device=original.device)
-            counted = counted & ~torch.isin(original, special)
-        return torch.stack([selected.sum(), counted.sum()]).float()
+        names = ("input_ids", "labels", "attention_mask", "document_ids")
+        counted = self.model.counted_tokens(*(batch.get(name) for name in names))
+        return torch.stack([(batch["labels"] != -100).sum(), counted.sum()]).float()
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
         outputs = model(**inputs)
