@@ -101,7 +101,10 @@ def main(argv=None):
     except ValueError as error:
         sys.exit(f"compare_runs: {error}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    panels = [("", [*histories], [metric]) for metric in args.metrics]
+    titles = {
+        metric: metric.removeprefix("eval_").replace("_", " ") if len(args.metrics) > 1 else "" for metric in args.metrics
+    }
+    panels = [(titles[metric], [*histories], [metric]) for metric in args.metrics]
     logarithmic = [metric for metric in args.metrics if metric.endswith("perplexity")]
     firsts = {name: logs[0] for name, logs in histories.items()}
     plot_curves(firsts, args.output_dir / "comparison.png", panels=panels, log_scale=logarithmic)

@@ -55,7 +55,7 @@ from hf_deberta_ext.pretraining import (
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
-from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.pretraining.report import CURVES_FILE, shown_source
 from hf_deberta_ext.pretraining.run_arguments import option
 from hf_deberta_ext.tokenization import check_tokenizer
 
@@ -78,7 +78,7 @@ class JointModelArguments:
     generator_layers: int | None = option(None, "default: half of the discriminator's")
     generator_overrides: str | None = option(None, "fields in which the generator differs: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(
-        None, "generator's checkpoint; default: what lies beside --model, or its first half"
+        None, "generator's checkpoint; default: pytorch_model.generator.bin beside --model, or the first layers of --model"
     )
     loss_without_special_tokens: bool = option(False, "the discriminator's loss leaves [CLS] and [SEP] out")
 
@@ -135,6 +135,8 @@ def run(model_args, joint_args, data_args, masking_args, args):
     vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
     set_seed(args.seed)
     model = get_model(model_args, joint_args, config, tokenizer, vocabulary)
+    if args.should_save:
+        print(f"{shape(model)}, embeddings {model.config.embedding_sharing}, steps {args.stepping}", flush=True)
 
     # 3. Documents -> examples -> masked batches
     train_set, eval_set, reports = stages.numbered_examples(corpus, held_out, tokenizer, data_args, args)
@@ -212,6 +214,16 @@ def set_attention(model: DebertaExtForPreTraining, model_args: ModelArguments) -
     return model
 
 
+def shape(model: DebertaExtForPreTraining) -> str:
+    """Layers, width, heads and parameters of both halves, in a line."""
+    halves = {"discriminator": model.discriminator.config, "generator": model.generator.config}
+    shapes = [
+        f"{name} {half.num_hidden_layers} layers x {half.hidden_size} ({half.num_attention_heads} heads)"
+        for name, half in halves.items()
+    ]
+    return f"{', '.join(shapes)}, {model.num_parameters() / 1e6:.1f} million parameters"
+
+
 def export(folder: str, tokenizer) -> dict[str, int]:
     """Writes discriminator/ and generator/ from the joint model that was saved; returns the parameters of all three."""
     model = DebertaExtForPreTraining.from_pretrained(folder, dtype=torch.float32)
@@ -229,6 +241,8 @@ def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args:
         facts["recipe"] = joint_args.recipe
     for name, part in {"discriminator": config, "generator": config.generator_config()}.items():
         facts[name] = {"layers": part.num_hidden_layers, "width": part.hidden_size}
+    if joint_args.generator_model is not None:
+        facts["generator's start"] = shown_source(joint_args.generator_model)
     facts["embedding sharing"] = config.embedding_sharing
     facts["steps of the two"] = args.stepping
     facts["temperature"] = config.rtd_temperature

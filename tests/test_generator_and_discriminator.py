@@ -485,5 +485,13 @@ def test_exchanging_the_table_keeps_what_is_shared(joint):
 
 def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
     joint().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a generator and a discriminator; for DebertaExtForMaskedLM, take one"):
+    with pytest.raises(
+        ValueError, match=r"holds a generator and a discriminator; for DebertaExtForMaskedLM, take one"
+    ) as error:
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    assert "done already" not in str(error.value)
+    joint().export_generator().save_pretrained(tmp_path / "generator")
+    with pytest.raises(ValueError, match=r"it was done already: .*generator$"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is generator and discriminator already: .*from_pretrained loads it"):
+        DebertaExtForPreTraining.from_checkpoints(tmp_path)

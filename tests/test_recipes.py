@@ -112,7 +112,8 @@ def test_flags_of_the_user_are_left_alone():
     given = dict(learning_rate=1.0, rtd_lambda=7.0, num_train_epochs=2.0, model="mine")
     arguments = recipe_arguments(RECIPES["official-xsmall-continue"], given, device=CPU)
     assert not {*given, "max_steps", "preset"} & {*arguments}
-    assert arguments["warmup_steps"] == 10_000
+    # The share of the steps that the recipe has, as their number is the user's.
+    assert arguments["warmup_steps"] == 10_000 / 100_000
 
 
 def test_given_flags_are_those_of_the_command_line():

@@ -363,6 +363,17 @@ def test_decoupled_steps_log_both_norms_and_both_rates(joint, tmp_path):
     assert log["generator_grad_norm"] > 0 and log["generator_grad_norm"] != log["grad_norm"]
 
 
+def test_the_rate_that_is_logged_is_that_of_the_step(joint, tmp_path):
+    common = dict(max_steps=4, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=2)
+    trainer = build(joint(), tmp_path, rows(), discriminator_learning_rate=4e-3, **common)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["discriminator_learning_rate"] for entry in logs] == pytest.approx([0, 2e-3, 4e-3, 2e-3])
+    plain = build(joint(), tmp_path, rows(), **common)
+    plain.train()
+    assert "discriminator_learning_rate" not in plain.state.log_history[0]
+
+
 def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_path):
     from hf_deberta_ext.pretraining.trainer import first_rows
 

@@ -8,6 +8,7 @@ from hf_deberta_ext.pretraining.report import (
     plot_objectives,
     plot_replaced_tokens,
     replaced_token_table,
+    shown_source,
     write_model_card,
     write_replaced_token_cards,
 )
@@ -106,3 +107,10 @@ def test_replaced_tokens_have_panels_for_both_losses_and_for_what_is_found(tmp_p
     assert plot_replaced_tokens(history, tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="logged any of discriminator_loss"):
         plot_replaced_tokens([{"step": 1, "generator_loss": 1.0}], tmp_path / "curves.png")
+
+
+def test_sources_are_named_without_their_place_on_the_machine(tmp_path):
+    for name in ("run/discriminator", "plain"):
+        (tmp_path / name).mkdir(parents=True)
+    assert shown_source(tmp_path / "run" / "discriminator") == "run/discriminator"
+    assert shown_source(tmp_path / "plain") == "plain" and shown_source("someone/model") == "someone/model"

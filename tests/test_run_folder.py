@@ -40,6 +40,8 @@ def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
         (checkpoint(tmp_path, step) / "trainer_state.json").write_text(state, encoding="utf-8")
     (tmp_path / "checkpoint-12").mkdir()
     assert resume_checkpoint(tmp_path, "last") == str(whole)
+    with pytest.raises(ValueError, match=f"go on from {whole} with"):
+        resume_checkpoint(tmp_path, None)
     with pytest.raises(
         ValueError, match=r"checkpoint-10 is no whole checkpoint: its trainer_state\.json is not there, or cut"
     ):

@@ -358,6 +358,11 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
                 f"{discriminator} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
                 '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; so for the generator'
             )
+        if is_joint(config_dict(discriminator, download) or {}):
+            raise ValueError(
+                f"{discriminator} is generator and discriminator already: {cls.__name__}.from_pretrained loads it; to join "
+                "its parts anew, export them first"
+            )
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
             for name in [name for name in kwargs if hasattr(type(config), name)]:

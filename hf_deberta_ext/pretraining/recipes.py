@@ -120,6 +120,9 @@ def recipe_arguments(
     if "num_train_epochs" in given:
         # Trainer would count steps all the same.
         del arguments["max_steps"]
+    if {"max_steps", "num_train_epochs"} & {*given}:
+        # Of so many steps as the recipe's share of them, or a short run would end before it is warm.
+        arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
     if recipe.half_precision and device.type != "cpu" and not {"bf16", "fp16"} & {*given}:
         if is_torch_bf16_gpu_available():
             arguments["bf16"] = True

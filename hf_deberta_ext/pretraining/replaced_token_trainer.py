@@ -89,10 +89,12 @@ class ReplacedTokenTrainer(TargetTrainer):
                 "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
                 "tokenizer.all_special_ids and those that the tokenizer has no token for"
             )
-        own = ("learning_rate", "warmup_steps", "lr_scheduler_type")
-        own = [f"discriminator_{name}" for name in own if getattr(args, f"discriminator_{name}") is not None]
-        if own and any(part is not None for part in kwargs.get("optimizers", ())):
-            raise ValueError(f"{', '.join(own)} would not reach the optimizer and schedule that you give: set them there")
+        own = [f"discriminator_{name}" for name in ("learning_rate", "warmup_steps", "lr_scheduler_type")]
+        self._own, self._rate = [name for name in own if getattr(args, name) is not None], None
+        if self._own and any(part is not None for part in kwargs.get("optimizers", ())):
+            raise ValueError(
+                f"{', '.join(self._own)} would not reach the optimizer and schedule that you give: set them there"
+            )
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
         self._evaluated, self._waiting, self._norms = 0, [], {}
@@ -172,9 +174,8 @@ class ReplacedTokenTrainer(TargetTrainer):
         metrics |= detection_metrics(*sums["replaced"], sums["discriminator"][2])
         if "generator" in self._norms:
             metrics["generator_grad_norm"] = float(self._norms["generator"])
-        rates = {group.get("half"): group["lr"] for group in self.optimizer.param_groups}
-        if rates.get("discriminator") != rates.get("generator"):
-            metrics["discriminator_learning_rate"] = rates["discriminator"]
+        if self._own:
+            metrics["discriminator_learning_rate"] = self._rate
         return metrics
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
@@ -237,6 +238,9 @@ class ReplacedTokenTrainer(TargetTrainer):
     # ------- decoupled steps
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        if self._own:
+            # The rate of this step: what is logged comes after the schedule has gone on.
+            self._rate = next(group["lr"] for group in self.optimizer.param_groups if group["half"] == "discriminator")
         if self.args.stepping == "joint":
             return super().training_step(model, inputs, num_items_in_batch)
         if self._step != self.state.global_step:

@@ -14,6 +14,7 @@ __all__ = [
     "plot_objectives",
     "plot_replaced_tokens",
     "replaced_token_table",
+    "shown_source",
     "write_model_card",
     "write_replaced_token_cards",
 ]
@@ -218,7 +219,7 @@ def _write_card(
     name = folder.resolve().name
     title = name if title is None else title
     is_local = base_model is not None and Path(base_model).exists()
-    base_name = Path(base_model).resolve().name if is_local else base_model
+    base_name = shown_source(base_model) if is_local else base_model
     values = [
         EvalResult(
             task_type=task[0], task_name=task[1], dataset_type="text", dataset_name="held-out text",
@@ -244,6 +245,16 @@ def _write_card(
     file = folder / "README.md"
     file.write_text(f"---\n{data.to_yaml()}\n---\n{card}", encoding="utf-8")
     return file
+
+
+def shown_source(source: str | os.PathLike) -> str:
+    """A Hub id, or the name of a file or folder without its place on this machine: of a half of a joint model with the
+    folder that it is in."""
+    path = Path(source)
+    if not path.exists():
+        return str(source)
+    parts = path.resolve().parts
+    return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])
 
 
 def _cell(value: Any) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -35,12 +34,12 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     folder = Path(folder)
     if resume in (None, False) or str(resume).lower() == "false":
         if folder.exists() and (not folder.is_dir() or {file.name for file in folder.iterdir()} - BEGINNINGS):
-            last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+            last = next((str(checkpoint) for checkpoint in _checkpoints(folder) if _is_whole(checkpoint)), None)
             advice = "" if last is None else f"go on from {last} with --resume_from_checkpoint last, or "
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
         return None
     if resume is True or str(resume).lower() in ("true", "last"):
-        checkpoints = sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
+        checkpoints = _checkpoints(folder)
         last = next((str(checkpoint) for checkpoint in checkpoints if _is_whole(checkpoint)), None)
         if last is None:
             cut = (
@@ -61,6 +60,11 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
             f"{last} is no whole checkpoint: its trainer_state.json is not there, or cut; resume from an earlier one"
         )
     return last
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
 
 
 def _step(checkpoint: Path) -> int:

@@ -20,6 +20,7 @@ from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
+from .report import shown_source
 from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
 from .run_folder import TOKENIZER_FOLDER
 from .tokenizer_training import tokenizer_report, train_tokenizer
@@ -228,9 +229,9 @@ def card_facts(
     """
     masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
     copies = masking_args.masking_duplicates
-    tokenizer = {name: shown(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
+    tokenizer = {name: shown_source(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
     return {
-        "data": [shown(source) for source in data_args.train_data],
+        "data": [shown_source(source) for source in data_args.train_data],
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
         **{f"packed, {name}": report.summary() for name, report in reports.items()},
         "masking": masking | {"copies": "dynamic" if copies is None else f"{copies}, static"},
@@ -241,8 +242,3 @@ def card_facts(
         "seed": args.seed,
         "versions": run_report["versions"],
     }
-
-
-def shown(source: str) -> str:
-    """A Hub id, or the name of a file or folder without its place on this machine."""
-    return Path(source).resolve().name if Path(source).exists() else source
