@@ -158,7 +158,10 @@ def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, tex
         for part in PARTS:
             assert metrics[f"eval_{part}_loss"] == pytest.approx(results(finished)[f"eval_{part}_loss"], rel=1e-5), name
         card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
-        assert f"trained further from {start['model'].name}" in card
+        # A half of a joint model is named with the folder that it is in.
+        base = "joint/discriminator" if name == "parts" else start["model"].name
+        assert f"trained further from {base}" in card
+        assert ("| generator's start | joint/generator |" in card) == (name == "parts")
 
 
 def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path):
@@ -228,7 +231,7 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
     ):
         assert line in printed, line
     fixed = json.loads((tmp_path / "run" / "run_arguments.json").read_text(encoding="utf-8"))
-    assert (fixed["stepping"], fixed["learning_rate"], fixed["warmup_steps"]) == ("decoupled", 1e-3, 10_000)
+    assert (fixed["stepping"], fixed["learning_rate"], fixed["warmup_steps"]) == ("decoupled", 1e-3, 0.01)
     assert (fixed["recipe"], fixed["weight_decay"], fixed["max_length"]) == ("official-xsmall", 0.01, 32)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config.rtd_lambda == 10
     assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
