@@ -161,6 +161,13 @@ def run(model_args, joint_args, data_args, masking_args, args):
             language=data_args.language,
         )
         print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
+        loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
+        if loss > 0.99 * guess:
+            print(
+                f"The discriminator's loss of {loss:.4f} is that of a constant guess ({guess:.4f}): it has learned nothing "
+                "that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a one lets all its "
+                "states become equal."
+            )
     return metrics
 
 

@@ -18,6 +18,7 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
     ReplacedTokenArguments,
     ReplacedTokenTrainer,
     detection_metrics,
+    guess_loss,
 )
 
 pytest.importorskip("accelerate")
@@ -102,6 +103,13 @@ def test_detection_metrics_of_hand_computed_cases():
     assert detection_metrics(0, 0, 0, 60) == dict.fromkeys(detection_metrics(1, 1, 1, 1), 0.0)
 
 
+def test_loss_of_a_guess():
+    assert guess_loss(0.5) == pytest.approx(math.log(2)) and guess_loss(0.0) == guess_loss(1.0) == 0
+    labels = torch.tensor([1.0] * 15 + [0.0] * 85)
+    logit = torch.tensor(0.15 / 0.85).log().expand(100)
+    assert guess_loss(0.15) == pytest.approx(functional.binary_cross_entropy_with_logits(logit, labels).item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
     model, examples = joint(), rows(7)
@@ -116,6 +124,7 @@ def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
     )  # fmt: skip
     for name, value in expected.items():
         assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
+    assert metrics["eval_discriminator_guess_loss"] == pytest.approx(guess_loss(replaced / counted))
     words = [word for word in range(64) if word not in SPECIAL]
     tables = dict(
         generator=model.get_input_embeddings().weight, discriminator=model.discriminator.get_input_embeddings().table()

@@ -22,7 +22,7 @@ REPLACED = dict(
     eval_generator_loss=2.0, eval_generator_perplexity=7.389, eval_generator_accuracy=0.5, eval_generator_targets=150,
     eval_discriminator_loss=0.25, eval_discriminator_accuracy=0.95, eval_discriminator_precision=0.75,
     eval_discriminator_recall=0.25, eval_discriminator_targets=1000, eval_replaced_share=0.075,
-    eval_generator_similarity=0.0123, eval_discriminator_similarity=0.0456,
+    eval_generator_similarity=0.0123, eval_discriminator_similarity=0.0456, eval_discriminator_guess_loss=0.2664,
 )  # fmt: skip
 
 

@@ -116,6 +116,13 @@ def test_models_load_with_auto_classes_and_do_what_the_joint_one_does(finished):
     assert len(fill_mask("The cat [MASK] the dog here.")) == 5
 
 
+def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_path, capsys):
+    run_rtd.main(arguments(text, tmp_path / "run", max_steps=1, learning_rate=0.0, save_strategy="no"))
+    printed = capsys.readouterr().out
+    assert "is that of a constant guess" in printed and "lower --discriminator_learning_rate" in printed
+    assert "discriminator 2 layers x 32 (2 heads), generator 1 layers x 32 (2 heads)" in printed
+
+
 def test_special_tokens_are_never_drawn(finished):
     tokenizer = AutoTokenizer.from_pretrained(finished)
     assert DebertaExtForPreTraining.from_pretrained(finished).config.special_token_ids == sorted(tokenizer.all_special_ids)

@@ -66,8 +66,9 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
-    also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, and the average cosine
-    similarity of the words' embeddings of both; its replacements are the same each time.
+    also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
+    similarity of the words' embeddings of both, and discriminator_guess_loss, that of one who knows only replaced_share: a
+    discriminator whose loss stays there has collapsed. Its replacements are the same each time.
 
     Raises:
         ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
@@ -182,6 +183,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         metrics = super().evaluation_metrics(statistics)
         sums = statistics.double().sum(0).tolist()
         metrics |= detection_metrics(*sums[2], sums[1][2])
+        metrics["discriminator_guess_loss"] = guess_loss(metrics["replaced_share"])
         for name, table in word_tables(self.model, self.model.config.special_token_ids).items():
             metrics[f"{name}_similarity"] = average_cosine_similarity(table)
         return metrics
@@ -333,6 +335,11 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
         "discriminator_recall": caught / replaced if replaced else 0.0,
         "replaced_share": replaced / counted if counted else 0.0,
     }
+
+
+def guess_loss(share: float) -> float:
+    """The loss of a discriminator that knows nothing but the share of replaced tokens."""
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 
 
 def word_tables(model: DebertaExtForPreTraining, special: list[int] | None) -> dict[str, torch.Tensor]:

@@ -172,7 +172,9 @@ def write_replaced_token_cards(
     explained = (
         "The generator's loss is a mean over masked tokens; perplexity is its exponential. The discriminator tells which "
         f"tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that equals the original counts as "
-        "original. Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
+        "original. Who knows only this share would have a loss of "
+        f"{metrics['eval_discriminator_guess_loss']:.4f}. "
+        "Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
         f"similarity of word embeddings is {metrics['eval_generator_similarity']:.4f} in the generator and "
         f"{metrics['eval_discriminator_similarity']:.4f} in the discriminator."
     )
