@@ -121,6 +121,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
             language=data_args.language,
         )
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
+    stages.leave_together()
     return metrics
 
 

@@ -168,6 +168,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
                 "that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a one lets all its "
                 "states become equal."
             )
+    stages.leave_together()
     return metrics
 
 
