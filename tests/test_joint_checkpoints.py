@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-import transformers
 from test_checkpoint_layouts import CONFIGS, SIZES, microsoft, write
 from test_generator_and_discriminator import SHARING, SPECIAL, joint, masked  # noqa: F401
 from transformers import (
@@ -257,7 +256,8 @@ def test_export_as_a_stock_folder(joint, tmp_path):  # noqa: F811
     again = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "stock")
     torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-5)
     save_as_deberta_v2(joint().export_generator(), tmp_path / "generator", lossy=True)
-    assert type(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "generator")).__name__ == "DebertaV2ForMaskedLM"
+    written = json.loads((tmp_path / "generator" / "config.json").read_text())
+    assert written["architectures"] == ["DebertaV2ForMaskedLM"]
     with pytest.raises(ValueError, match="DebertaExtForPreTraining has no counterpart"):
         save_as_deberta_v2(joint(), tmp_path / "joint")
 
