@@ -392,6 +392,8 @@ def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_pat
         repeated = first_rows(batch_of(examples), -1)
         assert repeated["repeated"]
         trainer.create_optimizer_and_scheduler(1)
+        # transformers 5.4 sets it as it trains.
+        trainer.current_gradient_accumulation_steps = 1
         loss = trainer.training_step(trainer.model, repeated, torch.ones(2))
         assert loss == 0 and not trainer._sums.any()
 
