@@ -76,23 +76,26 @@ def sample_replacements(
         excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
         random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
     """
-    n, V = logits.shape
-    on_cpu = logits.device.type == "cpu"
-    # Less than 1 also after rounding: the end of the table is never passed.
-    places = torch.rand(n, 1, dtype=torch.float64, generator=random_generator) * (1 - 2**-52) if on_cpu else logits[:, :1]
     samples = []
     # A part at a time: copies of all logits would take several times their memory.
-    for part, place in zip(*(x.detach().split(max(1, SAMPLED_AT_A_TIME // V)) for x in (logits, places)), strict=True):
+    for part in logits.detach().split(max(1, SAMPLED_AT_A_TIME // logits.shape[1])):
         scores = part.float() / temperature
         scores[:, excluded] = -torch.inf
-        p = scores.softmax(-1)
-        if on_cpu:
-            sums = p.cumsum(-1, dtype=torch.float64)
-            # Logits that are not numbers would pass the end.
-            samples.append(torch.searchsorted(sums, place * sums[:, -1:], right=True).squeeze(1).clamp(max=V - 1))
-        elif len(part):
-            samples.append(torch.multinomial(p, 1, generator=random_generator).squeeze(1))
-    return torch.cat(samples) if samples else torch.zeros(0, dtype=torch.long, device=logits.device)
+        samples.append(_draw(scores.softmax(-1), random_generator))
+    return torch.cat(samples)
+
+
+def _draw(p: torch.Tensor, random_generator: torch.Generator | None) -> torch.Tensor:
+    """[n, V] probabilities -> [n] ids."""
+    n, V = p.shape
+    if p.device.type != "cpu":
+        drawn = torch.multinomial(p, 1, generator=random_generator) if n else p.new_zeros(0, 1, dtype=torch.long)
+        return drawn.squeeze(1)
+    # Less than 1 also after rounding: the end of the table is never passed.
+    places = torch.rand(n, 1, dtype=torch.float64, generator=random_generator) * (1 - 2**-52)
+    sums = p.cumsum(-1, dtype=torch.float64)
+    # Logits that are not numbers would pass the end.
+    return torch.searchsorted(sums, places * sums[:, -1:], right=True).squeeze(1).clamp(max=V - 1)
 
 
 class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
@@ -349,7 +352,7 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             name: kwargs.pop(name) for name in ("ignore_mismatched_sizes", "use_safetensors", "variant") if name in kwargs
         }
         dtype = floating_type(kwargs.pop("dtype", kwargs.pop("torch_dtype", None)))
-        attention = {name: kwargs.pop(name) for name in ("attn_implementation",) if name in kwargs}
+        attention = kwargs.pop("attn_implementation", None)
         with_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
@@ -358,7 +361,8 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
                 f"{discriminator} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
                 '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; so for the generator'
             )
-        if is_joint(config_dict(discriminator, download) or {}):
+        there = config_dict(discriminator, download) or {}
+        if is_joint(there):
             raise ValueError(
                 f"{discriminator} is generator and discriminator already: {cls.__name__}.from_pretrained loads it; to join "
                 "its parts anew, export them first"
@@ -377,10 +381,8 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         asked = dict(config.generator or {})
         theirs = missing = None
         if generator_checkpoint is not None:
-            theirs, missing = DebertaExtForMaskedLM.from_pretrained(
-                generator_checkpoint, **options, **(config.generator or {})
-            )
-        elif (config_dict(discriminator, download) or {}).get("model_type") in OFFICIAL_TYPES:
+            theirs, missing = DebertaExtForMaskedLM.from_pretrained(generator_checkpoint, **options, **asked)
+        elif there.get("model_type") in OFFICIAL_TYPES:
             beside = read_generator(str(discriminator), **download)
             if beside is not None:
                 theirs, missing = cls._official_generator(config, *beside)
@@ -404,8 +406,8 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         model._take(theirs, ours)
         model.name_or_path = model.config.name_or_path = str(discriminator)
         model = model.to(dtype).eval()
-        if attention:
-            model.set_attn_implementation(**attention)
+        if attention is not None:
+            model.set_attn_implementation(attention)
         if not with_info:
             return model
         parts = {"generator": missing, "discriminator": info}

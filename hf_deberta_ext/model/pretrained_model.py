@@ -242,11 +242,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         there = {} if source is None or given else config_dict(source, download) or {}
         if is_joint(there) and cls.base_model_prefix:
             parts = [os.path.join(source, name) for name in ("discriminator", "generator")]
-            there = [part for part in parts if os.path.isfile(os.path.join(part, "config.json"))]
+            exported = [part for part in parts if os.path.isfile(os.path.join(part, "config.json"))]
             raise ValueError(
                 f"{source} holds a generator and a discriminator; for {cls.__name__}, take one of them out: "
                 f"{JOINT}.from_pretrained({str(source)!r}).export_discriminator().save_pretrained(folder), or "
-                f"export_generator(){'; it was done already: ' + ', '.join(there) if there else ''}"
+                f"export_generator(){'; it was done already: ' + ', '.join(exported) if exported else ''}"
             )
         if there.get("model_type") not in OFFICIAL_TYPES:
             result = super().from_pretrained(source, *model_args, config=config, **kwargs)

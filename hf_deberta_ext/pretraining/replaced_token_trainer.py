@@ -11,7 +11,7 @@ from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
-from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
 from .dynamic_masking import spread_seed
 from .embedding_similarity import average_cosine_similarity
 from .objectives import row_statistics
@@ -20,7 +20,6 @@ from .trainer import TargetArguments, TargetTrainer
 __all__ = ["STEPPING", "ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"]
 
 STEPPING = ("joint", "decoupled")
-HALVES = ("generator", "discriminator")
 
 
 @dataclass
@@ -80,7 +79,7 @@ class ReplacedTokenTrainer(TargetTrainer):
     model: DebertaExtForPreTraining
 
     def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
-        if not all(hasattr(model, half) for half in HALVES):
+        if not all(hasattr(model, half) for half in PARTS):
             raise ValueError(
                 f"{type(model).__name__} has no generator and discriminator: give a DebertaExtForPreTraining, which "
                 "DebertaExtForPreTraining.from_checkpoints makes of any of our models"
@@ -200,7 +199,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         groups = []
         for group in optimizer.param_groups:
             halves = [p for p in group["params"] if id(p) in own], [p for p in group["params"] if id(p) not in own]
-            groups += [{**group, "params": half, "half": name} for name, half in zip(HALVES, halves, strict=True) if half]
+            groups += [{**group, "params": half, "half": name} for name, half in zip(PARTS, halves, strict=True) if half]
         for group in groups:
             if group["half"] == "discriminator" and rate is not None:
                 group["lr"] = rate
@@ -245,15 +244,15 @@ class ReplacedTokenTrainer(TargetTrainer):
             self._rate = next(group["lr"] for group in self.optimizer.param_groups if group["half"] == "discriminator")
         if self.args.stepping == "joint":
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._step != self.state.global_step:
-            self._step, self._waiting = self.state.global_step, []
+        if self.begin_micro_batch() == 0:
+            # Whatever an interrupted step had left.
+            self._waiting = []
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             # Schedule-free optimizers have a mode, too.
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         repeated = inputs.pop("repeated", None) is not None
-        self.seed_micro_batch(len(self._waiting))
         total, outputs = self._half_step(model, "generator", inputs, num_items_in_batch, repeated)
         seen = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
         self._waiting.append((seen, repeated))
@@ -273,18 +272,16 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
         """Forward and backward of one half; returns its part of the weighted loss, and the outputs."""
-        place = HALVES.index(half)
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
                 if half == "generator":
-                    sums = self._generator_sums(outputs, inputs["labels"])
+                    generator = self._generator_sums(outputs, inputs["labels"])
+                    sums = torch.stack([generator, *torch.zeros_like(generator).expand(2, 3)])
                 else:
-                    sums, caught = self._discriminator_sums(outputs)
-                    self._sums[2] += caught * (not repeated)
-                sums = sums * (not repeated)
-                loss = self.objectives[half] * sums[0] / counts[place].clamp(min=1) * self.args.world_size
-            self._sums[place] += sums.detach()
+                    discriminator, caught = self._discriminator_sums(outputs)
+                    sums = torch.stack([torch.zeros_like(discriminator), discriminator, caught])
+                loss = self.weighted_loss(sums * (not repeated), counts)
             self.accelerator.backward(loss)
         return loss.detach(), outputs
 

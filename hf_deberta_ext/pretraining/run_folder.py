@@ -34,13 +34,12 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     folder = Path(folder)
     if resume in (None, False) or str(resume).lower() == "false":
         if folder.exists() and (not folder.is_dir() or {file.name for file in folder.iterdir()} - BEGINNINGS):
-            last = next((str(checkpoint) for checkpoint in _checkpoints(folder) if _is_whole(checkpoint)), None)
+            last = _last_whole(folder)
             advice = "" if last is None else f"go on from {last} with --resume_from_checkpoint last, or "
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
         return None
     if resume is True or str(resume).lower() in ("true", "last"):
-        checkpoints = _checkpoints(folder)
-        last = next((str(checkpoint) for checkpoint in checkpoints if _is_whole(checkpoint)), None)
+        checkpoints, last = _checkpoints(folder), _last_whole(folder)
         if last is None:
             cut = (
                 f" ({checkpoints[0].name} is no whole checkpoint: the run was killed while it wrote it)"
@@ -65,6 +64,10 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 def _checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
     return sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
+
+
+def _last_whole(folder: Path) -> str | None:
+    return next((str(checkpoint) for checkpoint in _checkpoints(folder) if _is_whole(checkpoint)), None)
 
 
 def _step(checkpoint: Path) -> int:

@@ -114,7 +114,7 @@ class TargetTrainer(Trainer):
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
-        self._step, self._micro_batch = -1, 0
+        self._step, self._micro_batch = -1, -1
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for dataset in evaluated.values():
             if hasattr(dataset, "__len__"):
@@ -204,6 +204,14 @@ class TargetTrainer(Trainer):
             kept.append(first_rows(batch, len(self.train_dataset) - began))
         return kept
 
+    def begin_micro_batch(self) -> int:
+        """Seeds the next micro-batch of the current step, and says which it is."""
+        if self._step != self.state.global_step:
+            self._step, self._micro_batch = self.state.global_step, -1
+        self._micro_batch += 1
+        self.seed_micro_batch(self._micro_batch)
+        return self._micro_batch
+
     def seed_micro_batch(self, number: int, *more: int):
         """Seeds what the micro-batch `number` of the current step draws."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
@@ -211,10 +219,7 @@ class TargetTrainer(Trainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        if self._step != self.state.global_step:
-            self._step, self._micro_batch = self.state.global_step, 0
-        self.seed_micro_batch(self._micro_batch)
-        self._micro_batch += 1
+        self.begin_micro_batch()
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
