@@ -43,16 +43,17 @@ from hf_deberta_ext.pretraining import (
     MultiObjectiveMaskedLM,
     PretrainingArguments,
     PretrainingTrainer,
-    begin_run,
     evaluation_table,
     plot_objectives,
-    resume_checkpoint,
     write_model_card,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.runs.flags import fixed_arguments
+from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
+from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.tokenization import check_tokenizer
 
 
@@ -84,7 +85,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
         weights = ("mlm_weight", "nsp_weight", "sop_weight", "sbo_weight")
-        fixed = flags.fixed_arguments((model_args, data_args, masking_args), args, weights)
+        fixed = fixed_arguments((model_args, data_args, masking_args), args, weights)
         begin_run(args.output_dir, fixed, checkpoint is not None)
     corpus, held_out = stages.corpora(data_args, model_args)
 
@@ -121,7 +122,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
             language=data_args.language,
         )
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
-    stages.leave_together()
+    leave_together()
     return metrics
 
 

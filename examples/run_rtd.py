@@ -43,20 +43,21 @@ from hf_deberta_ext.pretraining import (
     ModelArguments,
     ReplacedTokenArguments,
     ReplacedTokenTrainer,
-    begin_run,
     check_stepping,
     plot_replaced_tokens,
     recipe_arguments,
     recipe_table,
     replaced_token_table,
-    resume_checkpoint,
     write_replaced_token_cards,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
-from hf_deberta_ext.pretraining.report import CURVES_FILE, shown_source
-from hf_deberta_ext.pretraining.run_arguments import option
+from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.runs.card import shown_source
+from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option
+from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
+from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.tokenization import check_tokenizer
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None):
     parser = HfArgumentParser(kinds, description=__doc__.split("\n\n")[0])
     parser.set_defaults(masking="token", mask_share=1.0, random_share=0.0)
     try:
-        given = flags.given_flags(parser, argv)
+        given = given_flags(parser, argv)
         recipe, table = given.get("recipe"), ""
         if recipe is not None:
             processes = int(os.environ.get("WORLD_SIZE", 1))
@@ -125,7 +126,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
         groups = (model_args, joint_args, data_args, masking_args)
-        fixed = flags.fixed_arguments(groups, args, ["stepping", "max_grad_norm", *DISCRIMINATOR_ARGUMENTS])
+        fixed = fixed_arguments(groups, args, ["stepping", "max_grad_norm", *DISCRIMINATOR_ARGUMENTS])
         begin_run(args.output_dir, fixed, checkpoint is not None)
     corpus, held_out = stages.corpora(data_args, model_args)
 
@@ -168,7 +169,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
                 "that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a one lets all its "
                 "states become equal."
             )
-    stages.leave_together()
+    leave_together()
     return metrics
 
 

@@ -28,11 +28,12 @@ ALLOWED = {
     "checkpoints": {"model"},
     "hub": {"model"},
     "plots": {"model"},
-    "pretraining": {"model", "plots", "tokenization"},
+    "pretraining": {"model", "plots", "runs", "tokenization"},
     "replace_attention": {"model"},
+    "runs": set(),
     "scoring": {"model", "tokenization"},
     "sift": set(),
-    "tasks": set(),
+    "tasks": {"plots", "runs", "sift", "tokenization"},
     "tokenization": {"model"},
 }
 HEAVY = {"accelerate", "datasets", "evaluate", "matplotlib", "peft", "sentencepiece", "sklearn", "triton"}

@@ -8,10 +8,10 @@ from hf_deberta_ext.pretraining.report import (
     plot_objectives,
     plot_replaced_tokens,
     replaced_token_table,
-    shown_source,
     write_model_card,
     write_replaced_token_cards,
 )
+from hf_deberta_ext.runs.card import shown_source
 
 pytest.importorskip("matplotlib")
 METRICS = dict(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plots import plot_curves
+from ..runs.card import base_model_names, facts_table, write_card
 
 __all__ = [
     "CURVES_FILE",
@@ -14,7 +15,6 @@ __all__ = [
     "plot_objectives",
     "plot_replaced_tokens",
     "replaced_token_table",
-    "shown_source",
     "write_model_card",
     "write_replaced_token_cards",
 ]
@@ -27,28 +27,6 @@ NAMES = {
     "sbo": "span boundary objective",
 }
 
-CARD = """
-# {title}
-
-{what}, {beginning}, with hf_deberta_ext and
-transformers' Trainer. It has {parameters:.1f} million parameters.
-
-## How to use it
-
-```python
-{usage}
-```
-
-The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed.
-
-## Results on held-out text
-
-{results}
-
-## Training
-
-{training}
-"""
 FILL_MASK = """from transformers import pipeline
 
 fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
@@ -215,13 +193,10 @@ def write_replaced_token_cards(
 def _write_card(
     folder, what, usage, results, *, facts, scores, parameters, base_model, language, task=None, title=None
 ) -> Path:
-    """README.md of one folder; `scores` of the `task` (type, name) go to the Hub's table of results."""
-    from huggingface_hub import EvalResult, ModelCardData
+    """The card of one folder; `scores` of the `task` (type, name) go to the Hub's table of results."""
+    from huggingface_hub import EvalResult
 
-    name = folder.resolve().name
-    title = name if title is None else title
-    is_local = base_model is not None and Path(base_model).exists()
-    base_name = shown_source(base_model) if is_local else base_model
+    name, base_id = base_model_names(base_model)
     values = [
         EvalResult(
             task_type=task[0], task_name=task[1], dataset_type="text", dataset_name="held-out text",
@@ -229,40 +204,16 @@ def _write_card(
         )
         for metric, value in scores.items()
     ]  # fmt: skip
-    data = ModelCardData(
-        model_name=title, library_name="transformers", tags=["deberta", "hf_deberta_ext"],
-        pipeline_tag="fill-mask" if task and task[0] == "fill-mask" else None,
-        base_model=None if is_local else base_model, language=language, eval_results=values or None,
-    )  # fmt: skip
-    training = "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
-    card = CARD.format(
+    beginning = "trained from random weights" if base_model is None else f"trained further from {name}"
+    return write_card(
+        folder,
+        opening=f"{what}, {beginning}, with hf_deberta_ext and\ntransformers' Trainer. "
+        f"It has {parameters / 1e6:.1f} million parameters.",
+        usage=usage.format(folder=folder.resolve().name),
+        sections={"Results on held-out text": "\n\n".join(results), "Training": facts_table(facts)},
+        metadata=dict(
+            tags=["deberta", "hf_deberta_ext"], pipeline_tag="fill-mask" if task and task[0] == "fill-mask" else None,
+            base_model=base_id, language=language, eval_results=values or None,
+        ),
         title=title,
-        what=what,
-        beginning="trained from random weights" if base_model is None else f"trained further from {base_name}",
-        parameters=parameters / 1e6,
-        usage=usage.format(folder=name),
-        results="\n\n".join(results),
-        training=training,
-    )
-    file = folder / "README.md"
-    file.write_text(f"---\n{data.to_yaml()}\n---\n{card}", encoding="utf-8")
-    return file
-
-
-def shown_source(source: str | os.PathLike) -> str:
-    """A Hub id, or the name of a file or folder without its place on this machine: of a half of a joint model with the
-    folder that it is in."""
-    path = Path(source)
-    if not path.exists():
-        return str(source)
-    parts = path.resolve().parts
-    return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = [f"{name} {_cell(part)}" for name, part in value.items()]
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return " ".join(text.split()).replace("|", "\\|")
+    )  # fmt: skip

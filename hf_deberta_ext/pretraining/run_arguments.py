@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that every pre-training script has, for `HfArgumentParser`, and what is checked before anything long begins."""
 
-import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..runs.flags import option
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES
@@ -23,18 +22,10 @@ __all__ = [
     "check_arguments",
     "check_length",
     "download",
-    "fixed_arguments",
-    "given_flags",
     "masking_options",
     "model_config",
-    "option",
     "overrides",
 ]
-
-
-def option(default: Any, text: str, **more) -> Any:
-    """A field of a dataclass of flags, with its help text; `choices` and the like as in argparse."""
-    return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass
@@ -92,14 +83,6 @@ class MaskingArguments:
     random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
     masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=[*POLICIES])
     masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
-
-
-def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """The flags that stand on the command line, without defaults, by name."""
-    names = [field.name for kind in parser.dataclass_types for field in dataclasses.fields(kind) if field.init]
-    absent = object()
-    parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
-    return {name: value for name, value in vars(parsed).items() if value is not absent}
 
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
@@ -204,21 +187,3 @@ def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArg
             f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or "
             + cure
         )
-
-
-def fixed_arguments(groups: Sequence[Any], args: TrainingArguments, names: Sequence[str] = ()) -> dict[str, Any]:
-    """What a resumed run must not change, or it would not be the same run.
-
-    Args:
-        groups: dataclasses of flags, all of whose fields count but those of the machine.
-        names: fields of `args` that count beside seeds, steps and what the optimizer reads.
-    """
-    free = {"num_proc", "cache_dir", "token", "attn_implementation"}
-    ours = {}
-    for group in groups:
-        ours |= {name: value for name, value in dataclasses.asdict(group).items() if name not in free}
-    common = (
-        "seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps",
-        "weight_decay", "optim",
-    )  # fmt: skip
-    return ours | {name: getattr(args, name) for name in (*common, *names)}

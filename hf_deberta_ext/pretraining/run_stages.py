@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a pre-training script: documents, tokenizer, examples, training, and what the run says of itself."""
 
-import atexit
 import contextlib
 import dataclasses
 import json
@@ -13,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch import distributed
 from transformers import Trainer, TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..runs.card import shown_source
+from ..runs.folder import TOKENIZER_FOLDER
 from ..tokenization import check_tokenizer, load_tokenizer
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
-from .report import shown_source
 from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
-from .run_folder import TOKENIZER_FOLDER
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ __all__ = [
     "corpora",
     "fit_to_tokenizer",
     "get_tokenizer",
-    "leave_together",
     "numbered_examples",
     "readable_weights",
     "train_and_evaluate",
@@ -245,16 +242,3 @@ def card_facts(
         "seed": args.seed,
         "versions": run_report["versions"],
     }
-
-
-def leave_together():
-    """Ends a run of several processes: none before the main one has written everything, since torchrun stops all of them
-    when one ends badly; and with their connections closed."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.barrier()
-        atexit.register(_disconnect)
-
-
-def _disconnect():
-    if distributed.is_initialized():
-        distributed.destroy_process_group()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hf_deberta_ext.pretraining.run_folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
+from hf_deberta_ext.runs.folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
 
 
 def checkpoint(folder, step):

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every task is to the scripts: data that is read and checked first, then encoded for a tokenizer and a model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+__all__ = ["EncodedTask", "EvaluationSet", "TaskData"]
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Rows to evaluate or predict on, and what becomes of a model's outputs for them.
+
+    Args:
+        rows (`Dataset`): columns that the model's forward takes, labels among them where there are any.
+        metrics (`Callable`, *optional*): (predictions, labels) -> metrics by name, without a prefix; the arguments are what
+            `EvalPrediction` holds, in the order of `rows`. None where the data has no labels.
+        write (`Callable`): (predictions, folder, stem) -> the files that it wrote there, for people and leaderboards; `stem`
+            is the beginning of their names, "eval" or "predict" or these with the name of the set ("eval_mm").
+        examples (`int`): how many examples the rows are, where an example is several rows (windows).
+    """
+
+    rows: "Dataset"
+    metrics: Callable[[Any, Any], dict[str, float]] | None
+    write: Callable[[Any, Path, str], list[Path]]
+    examples: int
+
+
+@dataclass(frozen=True)
+class EncodedTask:
+    """Everything that a Trainer needs of a task.
+
+    Args:
+        train (`Dataset`, *optional*): rows to train on.
+        evaluation, test (`dict[str, EvaluationSet]`): by name, "" for the main one: its metrics are "eval_accuracy",
+            those of "mm" "eval_mm_accuracy".
+        collator (`Callable`): rows -> batch, for all sets.
+        metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
+    """
+
+    train: "Dataset | None"
+    evaluation: Mapping[str, EvaluationSet]
+    test: Mapping[str, EvaluationSet]
+    collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    metric: str
+
+
+class TaskData(Protocol):
+    """The data of a task, read and checked: whatever is wrong with it was raised as a ValueError when it was made.
+
+    Attributes:
+        name (`str`): "sst2", "squad_v2", ..., or "text-classification" and the like for a user's own files.
+        pipeline (`str`): the Hub's name of the kind of task ("text-classification", "question-answering", ...).
+        auto_class: the Auto class whose models do it.
+        dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
+        num_train, num_evaluation (`int`): examples.
+    """
+
+    name: str
+    pipeline: str
+    auto_class: Any
+    dataset: str
+    num_train: int
+    num_evaluation: int
+
+    def config_fields(self) -> dict[str, Any]:
+        """Fields of the model's configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
+        ...
+
+    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+        """Raises:
+        ValueError: the tokenizer cannot serve the task (a slow one where offsets are needed, lengths too small, ...).
+        """
+        ...
