@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Precision, recall and F1 of entities, as conlleval and seqeval's default count them: type and both ends must be right."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+__all__ = ["entities", "entity_scores"]
+
+# Begin, inside, end, single: IOB1 and IOB2 use the first two, BIOES all.
+_PREFIXES = ("B", "I", "E", "S")
+
+
+def _parts(tag: str, place: str) -> tuple[str, str]:
+    """("B", "PER") for "B-PER", ("O", "") for "O"."""
+    if tag == "O":
+        return "O", ""
+    prefix, dash, kind = tag.partition("-") if isinstance(tag, str) else ("", "", "")
+    if prefix not in _PREFIXES or not dash or not kind:
+        raise ValueError(f"{place}: {tag!r} is no tag; it must be O, or one of B- I- E- S- and a type, as in B-PER")
+    return prefix, kind
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The entities that the tags of a sentence mark, in IOB2, IOB1 or BIOES (IOBES).
+
+    An entity goes on where I or E of its type follows B or I, and ends anywhere else. Any other tag but O begins one,
+    whatever its prefix: I-PER does so after O, after I-LOC and after E-PER.
+
+    Args:
+        tags (`list[str]`): one a word: "O", or "B-", "I-", "E-", "S-" and a type, in which more dashes may be.
+    Returns:
+        (type, first word, last word) of each, in their order, counted from 0: [("PER", 0, 1)] for B-PER I-PER O.
+    Raises:
+        ValueError: a tag of another form.
+    """
+    found: list[tuple[str, int, int]] = []
+    previous, previous_kind = "O", ""
+    for number, tag in enumerate(tags):
+        prefix, kind = _parts(tag, f"tags[{number}]")
+        if prefix in ("I", "E") and previous in ("B", "I") and kind == previous_kind:
+            found[-1] = (kind, found[-1][1], number)
+        elif prefix != "O":
+            found.append((kind, number, number))
+        previous, previous_kind = prefix, kind
+    return found
+
+
+def _scores(hit: int, predicted: int, true: int) -> dict[str, float]:
+    """0.0 for 0 / 0."""
+    return {
+        "precision": hit / predicted if predicted else 0.0,
+        "recall": hit / true if true else 0.0,
+        "f1": 2 * hit / (predicted + true) if predicted + true else 0.0,
+    }
+
+
+def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Precision, recall and F1 over all entities and for each type, and accuracy over all tags.
+
+    Args:
+        predicted, true (`list[list[str]]`): tags of each word of each sentence.
+    Returns:
+        "overall_precision", "overall_recall", "overall_f1" (over all entities), "overall_accuracy" (over all tags), and for
+        each type that occurs on either side, sorted, {"precision", "recall", "f1", "number"}, number = how many are true.
+        Fractions; 0.0 where there is nothing to divide by.
+    Raises:
+        ValueError: no words at all, other numbers of sentences or words, or a tag that is none.
+    """
+    if len(predicted) != len(true):
+        raise ValueError(f"there must be tags for each sentence, got {len(predicted)} predicted sentences for {len(true)}")
+    for number, (ours, right) in enumerate(zip(predicted, true, strict=True)):
+        if len(ours) != len(right):
+            raise ValueError(f"sentence {number}: there must be a tag for each word, got {len(ours)} tags for {len(right)}")
+    words = sum(map(len, true))
+    if not words:
+        raise ValueError("there are no words to score: give one sentence or more")
+
+    guesses, answers = _all_entities(predicted, "predicted"), _all_entities(true, "true")
+    guess_types, answer_types, hit_types = (
+        Counter(kind for _, kind, _, _ in found) for found in (guesses, answers, guesses & answers)
+    )
+    overall = _scores(len(guesses & answers), len(guesses), len(answers))
+    right = sum(a == b for a, b in zip(chain.from_iterable(predicted), chain.from_iterable(true), strict=True))
+    scores: dict[str, Any] = {f"overall_{name}": value for name, value in overall.items()}
+    scores["overall_accuracy"] = right / words
+    for kind in sorted({*guess_types, *answer_types}):
+        scores[kind] = _scores(hit_types[kind], guess_types[kind], answer_types[kind]) | {"number": answer_types[kind]}
+    return scores
+
+
+def _all_entities(sentences: Sequence[Sequence[str]], what: str) -> set[tuple[int, str, int, int]]:
+    """(sentence, type, first word, last word)."""
+    found = set()
+    for number, tags in enumerate(sentences):
+        try:
+            found |= {(number, *entity) for entity in entities(tags)}
+        except ValueError as error:
+            raise ValueError(f"{what} tags of sentence {number}: {error}") from None
+    return found

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact match and F1 of answers in words, as SQuAD 1.1, SQuAD 2.0 and ReCoRD define them; English text."""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from transformers.utils import logging
+
+__all__ = ["by_id", "exact_match", "f1_of_tokens", "normalise_answer", "record", "squad_v1", "squad_v2"]
+
+logger = logging.get_logger(__name__)
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+# ------- one answer
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation, without the words a, an and the, white space squeezed; in this order."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """1.0 if the two are equal after `normalise_answer`, else 0.0."""
+    return float(normalise_answer(prediction) == normalise_answer(reference))
+
+
+def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) -> float:
+    """F1 over the words of the two after `normalise_answer`, as multisets: "to to" hits one of "to be or not to be" twice.
+
+    Args:
+        both_empty (`float`): what two answers without a word get: 1.0 in SQuAD 2.0, 0.0 in 1.1. One alone gets 0.0.
+    """
+    predicted, true = normalise_answer(prediction).split(), normalise_answer(reference).split()
+    if not predicted and not true:
+        return both_empty
+    hit = sum((Counter(predicted) & Counter(true)).values())
+    return 2 * hit / (len(predicted) + len(true))
+
+
+def _best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
+    return max(score(prediction, reference) for reference in references)
+
+
+# ------- predictions and references by id
+
+
+def by_id(rows: Iterable[tuple[Hashable, Any]], what: str) -> dict[Hashable, Any]:
+    """(id, value) pairs as a dict; the same pair twice is taken once, as samplers of several processes repeat rows.
+
+    Raises:
+        ValueError: two different values for one id; `what` ("predictions") is for the message.
+    """
+    found: dict[Hashable, Any] = {}
+    for key, value in rows:
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"{what} hold two different entries for id {key!r}: {found[key]!r} and {value!r}")
+    return found
+
+
+def _check(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
+    """Warns of questions that have no prediction.
+
+    Raises:
+        ValueError, TypeError: no references; predictions for unknown ids; an answer that is no text.
+    """
+    if not references:
+        raise ValueError("references are empty: give the answers of each question, by id")
+    unknown = [key for key in predictions if key not in references]
+    if unknown:
+        raise ValueError(
+            f"predictions have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of other data?"
+        )
+    for key, texts in references.items():
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"references[{key!r}] must be a list of texts, got {texts!r}")
+    for key, text in predictions.items():
+        if not isinstance(text, str):
+            raise TypeError(f"predictions[{key!r}] must be a text, got {text!r}; no answer is ''")
+    missing = [key for key in references if key not in predictions]
+    if missing:
+        logger.warning(
+            f"{len(missing)} of {len(references)} questions have no prediction and count 0; the first is {missing[0]!r}."
+        )
+
+
+def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
+    """SQuAD 1.1: for each question the best over its references, and the mean over all questions.
+
+    Args:
+        predictions (`dict[str, str]`): text by id. A question without one counts 0 and is warned of.
+        references (`dict[str, list[str]]`): one text or more by id.
+    Returns:
+        "exact_match" and "f1", in percent (0 to 100).
+    Raises:
+        ValueError: no references, a question without any, or a prediction for an id that no reference has.
+        TypeError: an answer that is no text.
+    """
+    return {name: 100 * score for name, score in record(predictions, references).items()}
+
+
+def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
+    """ReCoRD: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE.
+
+    Args:
+        predictions (`dict`): the entity by query.
+        references (`dict`): the entities that are right, by query.
+    Raises:
+        ValueError, TypeError: as `squad_v1`.
+    """
+    _check(predictions, references)
+    exact, overlap = [], []
+    for key, texts in references.items():
+        if not len(texts):
+            raise ValueError(f"question {key!r} has no reference answer, as only SQuAD 2.0 may have: score it with squad_v2")
+        if key in predictions:
+            exact.append(_best(exact_match, predictions[key], texts))
+            overlap.append(_best(lambda a, b: f1_of_tokens(a, b, both_empty=0.0), predictions[key], texts))
+    return {"exact_match": math.fsum(exact) / len(references), "f1": math.fsum(overlap) / len(references)}
+
+
+# ------- SQuAD 2.0
+
+
+def _percent(scores: np.ndarray, count: int) -> float:
+    return 100 * math.fsum(scores) / count
+
+
+def squad_v2(
+    predictions: Mapping[Hashable, str],
+    references: Mapping[Hashable, Sequence[str]],
+    no_answer_probabilities: Mapping[Hashable, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """SQuAD 2.0: as 1.1, and questions may have no answer, for which "" is right.
+
+    References that normalise to nothing are dropped; where none is left the reference is "". With probabilities, what is
+    above the threshold is taken for "no answer", whatever the prediction says.
+
+    Args:
+        predictions (`dict[str, str]`): text by id, "" for no answer. A question without one counts 0, whatever the
+            threshold, and is warned of.
+        references (`dict[str, list[str]]`): texts by id; an empty list: no answer.
+        no_answer_probabilities (`dict[str, float]`, *optional*): by id, one for each prediction. Any number will do that is
+            higher where no answer is more likely: a difference of scores, for one.
+        threshold (`float`): an answer is kept where its probability is at most this.
+    Returns:
+        "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer, as far as there
+        are any: "HasAns_exact", ..., "NoAns_total"; and with probabilities "best_exact", "best_f1", the highest that any
+        threshold reaches, and "best_exact_thresh", "best_f1_thresh", the lowest threshold that does.
+        The published script steps through equal probabilities one by one and so can report a score that no threshold has;
+        here they move together.
+    Raises:
+        ValueError: no references; a prediction for an unknown id; probabilities that are not finite, or not for all
+            predictions, or for unknown ids; a threshold that is NaN.
+        TypeError: an answer that is no text.
+    """
+    _check(predictions, references)
+    if math.isnan(threshold):
+        raise ValueError("threshold is nan: give a number; an answer is kept where its probability is at most that")
+    if no_answer_probabilities is not None:
+        _check_probabilities(no_answer_probabilities, predictions, references)
+
+    ids = list(references)
+    has_answer = np.array([len(references[key]) > 0 for key in ids])
+    # What a question scores if its prediction is kept, and what it scores as "no answer". The latter asks whether there are
+    # references at all, as the published script does, where references without a word could be met by "".
+    kept = {"exact": np.zeros(len(ids)), "f1": np.zeros(len(ids))}
+    dropped = np.array([float(key in predictions) for key in ids]) * ~has_answer
+    for number, key in enumerate(ids):
+        if key in predictions:
+            texts = [text for text in references[key] if normalise_answer(text)] or [""]
+            kept["exact"][number] = _best(exact_match, predictions[key], texts)
+            kept["f1"][number] = _best(f1_of_tokens, predictions[key], texts)
+
+    probabilities, is_kept = None, np.ones(len(ids), dtype=bool)
+    if no_answer_probabilities is not None:
+        # A question without a prediction scores 0 on either side of any threshold: its place among the others is free.
+        highest = max(no_answer_probabilities.values(), default=0.0)
+        probabilities = np.array([float(no_answer_probabilities.get(key, highest)) for key in ids])
+        is_kept = probabilities <= threshold
+    found: dict[str, float] = {}
+    for prefix, part in (("", np.ones(len(ids), dtype=bool)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
+        count = int(part.sum())
+        if count:
+            for name, scores in kept.items():
+                found[prefix + name] = _percent(np.where(is_kept, scores, dropped)[part], count)
+            found[f"{prefix}total"] = count
+    if probabilities is not None:
+        for name, scores in kept.items():
+            found[f"best_{name}"], found[f"best_{name}_thresh"] = _best_threshold(scores, dropped, probabilities)
+    return found
+
+
+def _check_probabilities(
+    probabilities: Mapping[Hashable, float], predictions: Mapping[Hashable, str], references: Mapping[Hashable, Any]
+) -> None:
+    unknown = [key for key in probabilities if key not in references]
+    if unknown:
+        raise ValueError(
+            f"no_answer_probabilities have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of "
+            "other data?"
+        )
+    without = [key for key in predictions if key not in probabilities]
+    if without:
+        raise ValueError(
+            f"no_answer_probabilities lack {len(without)} of the predictions, the first is {without[0]!r}; give all or none"
+        )
+    for key, value in probabilities.items():
+        if not math.isfinite(value):
+            raise ValueError(f"no_answer_probabilities[{key!r}] is {value}: it must be a finite number")
+
+
+def _best_threshold(kept: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
+    """The highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
+
+    Args:
+        kept, dropped: [n], what each question scores if its probability is at most the threshold, and if it is above.
+    """
+    order = np.argsort(probabilities, kind="stable")
+    steps = probabilities[order]
+    # totals[i]: the i questions of lowest probability are kept. Only where the next probability differs is there a
+    # threshold between them.
+    totals = dropped.sum() + np.concatenate([[0.0], np.cumsum((kept - dropped)[order])])
+    reachable = np.concatenate([[True], steps[1:] != steps[:-1], [True]])
+    totals = np.where(reachable, totals, -np.inf)
+    # Sums in another order differ in the last bits: the first that is as good, not the one that rounds up.
+    best = int(np.argmax(totals >= totals.max() - 1e-9))
+    if best:
+        threshold = float(steps[best - 1])
+    else:
+        # Nothing is kept: 0, as published, where that is below all of them.
+        threshold = 0.0 if steps[0] > 0 else math.nextafter(float(steps[0]), -math.inf)
+    chosen = np.concatenate([kept[order][:best], dropped[order][best:]])
+    return _percent(chosen, len(kept)), threshold

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQuAD 1.1 and 2.0 by hand, the best threshold against all thresholds, missing predictions, and mistakes."""
+
+import gzip
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers.utils import logging
+
+from hf_deberta_ext.tasks.question_answering_metrics import (
+    by_id,
+    exact_match,
+    f1_of_tokens,
+    normalise_answer,
+    record,
+    squad_v1,
+    squad_v2,
+)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What the module warned of."""
+    found = []
+    logger = logging.get_logger("hf_deberta_ext.tasks.question_answering_metrics")
+    monkeypatch.setattr(logger, "warning", found.append)
+    return found
+
+
+# ------- one answer
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        pytest.param("The Cat", "cat", id="case and article"),
+        pytest.param("  a\tcat \n sat ", "cat sat", id="white space"),
+        pytest.param("U.S.A.", "usa", id="punctuation joins"),
+        pytest.param("well-known", "wellknown", id="hyphen joins"),
+        pytest.param("A. cat", "cat", id="punctuation goes before articles"),
+        pytest.param("$5,000.00", "500000", id="numbers lose their marks"),
+        pytest.param("theatre another an", "theatre another", id="articles are whole words"),
+        pytest.param("the a an The", "", id="articles alone"),
+        pytest.param("?!...", "", id="punctuation alone"),
+        pytest.param("", "", id="empty"),
+        pytest.param("Beyoncé’s – ÉCOLE", "beyoncé’s – école", id="only ASCII punctuation goes"),
+        pytest.param("a\u00a0cat", "cat", id="a no-break space is white space"),
+        pytest.param("the’s", "’s", id="a curly apostrophe ends a word"),
+        pytest.param("it's the_end", "its theend", id="an underscore is punctuation"),
+    ],
+)
+def test_normalise_answer(text, normal):
+    assert normalise_answer(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "exact", "overlap"),
+    [
+        pytest.param("Denver Broncos", "Denver Broncos", 1, 1, id="equal"),
+        pytest.param("the denver broncos!", "Denver Broncos", 1, 1, id="equal when normalised"),
+        pytest.param("Denver", "Denver Broncos", 0, 2 / 3, id="P 1, R 1/2"),
+        pytest.param("the Denver Broncos team", "Denver Broncos", 0, 4 / 5, id="P 2/3, R 1"),
+        pytest.param("Broncos Denver", "Denver Broncos", 0, 1, id="F1 knows no order"),
+        pytest.param("Carolina Panthers", "Denver Broncos", 0, 0, id="nothing in common"),
+        pytest.param("to to to", "to be or not to be", 0, 4 / 9, id="multisets: 2 hits of 3 and 6"),
+        pytest.param("be", "to be or not to be", 0, 2 / 7, id="one hit of 1 and 6"),
+        pytest.param("20th century", "20th-century", 0, 0, id="a hyphen makes one word"),
+        pytest.param("São Paulo", "Sao Paulo", 0, 1 / 2, id="accents stay"),
+        pytest.param("ÉCOLE", "école", 1, 1, id="lower case of any letter"),
+        pytest.param("", "Denver", 0, 0, id="empty against text"),
+        pytest.param("the", "Denver", 0, 0, id="article against text"),
+        pytest.param("Denver", "", 0, 0, id="text against empty"),
+        pytest.param("42", "42.", 1, 1, id="full stop"),
+        pytest.param("4.2", "42", 1, 1, id="decimal point is lost"),
+    ],
+)
+def test_one_answer_by_hand(prediction, reference, exact, overlap):
+    assert exact_match(prediction, reference) == exact
+    assert f1_of_tokens(prediction, reference) == pytest.approx(overlap)
+    assert squad_v1({"q": prediction}, {"q": [reference]}) == {
+        "exact_match": 100 * exact,
+        "f1": pytest.approx(100 * overlap),
+    }
+
+
+# ------- SQuAD 1.1
+
+
+def test_v1_takes_the_best_reference_for_each_measure():
+    # Exact: "Denver" is the second one. F1 of b: against "x y" 2/3, against "x z w" 1/2.
+    found = squad_v1({"a": "Denver", "b": "x"}, {"a": ["Denver Broncos", "Denver"], "b": ["x y", "x z w"]})
+    assert found == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)}
+
+
+def test_v1_counts_a_missing_prediction_as_0_and_warns(warnings):
+    found = squad_v1({"a": "x"}, {"a": ["x"], "b": ["y"], "c": ["z"], "d": ["w"]})
+    assert found == {"exact_match": 25.0, "f1": 25.0}
+    assert warnings == ["3 of 4 questions have no prediction and count 0; the first is 'b'."]
+
+
+def test_v1_of_two_answers_without_a_word_is_exact_without_overlap():
+    """In 1.1 no shared word is F1 0, even where both are empty; in 2.0 it is 1."""
+    assert squad_v1({"a": "the"}, {"a": ["An"]}) == {"exact_match": 100.0, "f1": 0.0}
+    assert squad_v2({"a": "the"}, {"a": ["An"]})["f1"] == 100.0
+    assert f1_of_tokens("the", "an") == 1.0
+    assert f1_of_tokens("the", "an", both_empty=0.0) == 0.0
+
+
+def test_record_is_the_same_in_fractions():
+    found = record({(0, 1): "Denver", (0, 2): "x", (0, 3): "x"}, {(0, 1): ["Denver"], (0, 2): ["x y"], (0, 3): ["y"]})
+    assert found == {"exact_match": 1 / 3, "f1": pytest.approx((1 + 2 / 3) / 3)}
+
+
+# ------- SQuAD 2.0
+
+REFERENCES = {"right": ["x"], "half": ["x y"], "null": [], "void": []}
+PREDICTIONS = {"right": "x", "half": "x", "null": "", "void": "x"}
+
+
+def test_v2_reports_questions_with_and_without_an_answer_apart():
+    # right: 1, 1. half: 0, 2/3. null: 1, 1. void: 0, 0.
+    assert squad_v2(PREDICTIONS, REFERENCES) == {
+        "exact": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3 + 1) / 4), "total": 4,
+        "HasAns_exact": 50.0, "HasAns_f1": pytest.approx(100 * (1 + 2 / 3) / 2), "HasAns_total": 2,
+        "NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("references", "kind"), [({"a": ["x"]}, "HasAns"), ({"a": []}, "NoAns")])
+def test_v2_leaves_out_the_kind_that_there_is_not(references, kind):
+    found = squad_v2({"a": ""}, references)
+    assert [*found] == ["exact", "f1", "total", f"{kind}_exact", f"{kind}_f1", f"{kind}_total"]
+    assert found["exact"] == (100.0 if kind == "NoAns" else 0.0)
+
+
+def test_v2_drops_references_without_a_word():
+    # "the" would be met by "a"; "x" is left. If none is left, the reference is "".
+    assert squad_v2({"a": "a"}, {"a": ["the", "x"]})["exact"] == 0.0
+    assert squad_v2({"a": "x"}, {"a": ["the", "x"]})["exact"] == 100.0
+    assert squad_v2({"a": "..."}, {"a": ["the", "!"]})["f1"] == 100.0
+    assert squad_v2({"a": "x"}, {"a": ["the"]})["f1"] == 0.0
+
+
+def test_v2_of_an_article_for_no_answer_is_right():
+    assert squad_v2({"a": "The"}, {"a": []})["exact"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("threshold", "exact"),
+    [
+        # Kept at 0.2: right. Kept at 0.6 too: void is answered, wrongly. null is right anyway.
+        pytest.param(0.1, 50.0, id="none kept: null and void"),
+        pytest.param(0.2, 75.0, id="equal to the probability is kept"),
+        pytest.param(0.59, 75.0, id="between"),
+        pytest.param(0.6, 50.0, id="void is answered"),
+        pytest.param(1.0, 50.0, id="all kept"),
+    ],
+)
+def test_v2_takes_what_is_above_the_threshold_for_no_answer(threshold, exact):
+    probabilities = {"right": 0.2, "half": 0.5, "null": 0.9, "void": 0.6}
+    assert squad_v2(PREDICTIONS, REFERENCES, probabilities, threshold)["exact"] == exact
+
+
+def test_v2_finds_the_best_thresholds():
+    # Nothing kept: 2 of 4. From 0.2 right: 3. From 0.5 half: exact 3, f1 3 2/3. From 0.6 void: one less. 0.9 null: the same.
+    probabilities = {"right": 0.2, "half": 0.5, "null": 0.9, "void": 0.6}
+    found = squad_v2(PREDICTIONS, REFERENCES, probabilities)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, 0.2)
+    assert (found["best_f1"], found["best_f1_thresh"]) == (pytest.approx(100 * (3 + 2 / 3) / 4), 0.5)
+    assert (found["exact"], found["total"]) == (50.0, 4)
+
+
+def test_v2_moves_equal_probabilities_together():
+    # Both at 0.5: none kept: void is right. Both kept: right is right. No threshold has both, step by step one would.
+    probabilities = {"right": 0.5, "void": 0.5}
+    predictions, references = {"right": "x", "void": "x"}, {"right": ["x"], "void": []}
+    found = squad_v2(predictions, references, probabilities)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
+    both = squad_v2(predictions | {"more": "x"}, references | {"more": ["x"]}, probabilities | {"more": 0.5})
+    assert (both["best_exact"], both["best_exact_thresh"]) == (pytest.approx(200 / 3), 0.5)
+
+
+def test_v2_names_a_threshold_below_all_where_nothing_should_be_kept():
+    """Differences of scores can be negative: 0 would keep them."""
+    predictions, references, scores = {"a": "x", "b": "x"}, {"a": [], "b": []}, {"a": -3.0, "b": 2.0}
+    found = squad_v2(predictions, references, scores)
+    assert found["best_exact"] == 100.0
+    assert found["best_exact_thresh"] < -3.0
+    assert squad_v2(predictions, references, scores, found["best_exact_thresh"])["exact"] == 100.0
+    # Above 0 it is 0, as published.
+    assert squad_v2(predictions, references, {"a": 0.1, "b": 2.0})["best_exact_thresh"] == 0.0
+
+
+def test_v2_counts_a_missing_prediction_as_0_at_every_threshold(warnings):
+    references = {"a": ["x"], "b": [], "c": ["y"]}
+    found = squad_v2({"a": "x"}, references, {"a": 0.4, "b": 0.9})
+    assert (found["exact"], found["NoAns_exact"], found["total"]) == (pytest.approx(100 / 3), 0.0, 3)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (pytest.approx(100 / 3), 0.4)
+    assert len(warnings) == 1 and "2 of 3 questions" in warnings[0]
+    assert squad_v2({}, references, {})["best_exact"] == 0.0
+
+
+def thresholds(probabilities):
+    """One in each place where another set of answers is kept."""
+    values = sorted(set(probabilities.values()))
+    return [values[0] - 1, *values]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_v2_best_thresholds_equal_a_search_over_all(seed):
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(1, 60))
+    words = ["", "x", "y", "x y", "x y z", "the"]
+    predictions = {number: str(draw.choice(words)) for number in range(count)}
+    references = {
+        number: [] if draw.random() < 0.5 else draw.choice(words[1:], int(draw.integers(1, 3))).tolist()
+        for number in range(count)
+    }
+    # With one decimal many are equal.
+    decimals = int(draw.integers(1, 6))
+    probabilities = {number: round(float(draw.normal()), decimals) for number in range(count)}
+    for number in range(0, count, 9):
+        del predictions[number]
+        if number % 2 and number in probabilities:
+            del probabilities[number]
+    found = squad_v2(predictions, references, probabilities)
+    tried = {at: squad_v2(predictions, references, probabilities, at) for at in thresholds(probabilities)}
+    for name in ("exact", "f1"):
+        best = max(scores[name] for scores in tried.values())
+        assert found[f"best_{name}"] == pytest.approx(best, abs=1e-9)
+        at = squad_v2(predictions, references, probabilities, found[f"best_{name}_thresh"])
+        assert at[name] == pytest.approx(best, abs=1e-9)
+        lower = [threshold for threshold in tried if threshold < found[f"best_{name}_thresh"]]
+        assert all(tried[threshold][name] < best - 1e-9 for threshold in lower if threshold >= min(probabilities.values()))
+
+
+def test_real_questions_score_100_with_their_own_answers():
+    if "DEBERTA_EXT_DATA" not in os.environ:
+        pytest.skip("DEBERTA_EXT_DATA names no folder of data")
+    path = Path(os.environ["DEBERTA_EXT_DATA"]) / "squad_v2" / "validation.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        references = {row["id"]: row["answers"]["text"] for row in map(json.loads, file)}
+    # A reference there has no word: it is dropped.
+    predictions = {key: next(filter(normalise_answer, texts), "") for key, texts in references.items()}
+    # Every third question that has an answer is taken for one without, every third without is answered.
+    answered = [key for key, texts in references.items() if texts]
+    empty = [key for key, texts in references.items() if not texts]
+    spoilt = predictions | dict.fromkeys(answered[::3], "") | dict.fromkeys(empty[::3], "something else")
+    odds = {key: float(not texts) for key, texts in references.items()}
+    found = squad_v2(spoilt, references, odds)
+    assert squad_v2(predictions, references)["f1"] == 100.0
+    assert found["HasAns_exact"] == pytest.approx(100 - 100 * len(answered[::3]) / len(answered))
+    assert found["NoAns_f1"] == pytest.approx(100 - 100 * len(empty[::3]) / len(empty))
+    assert found["best_exact"] == pytest.approx(100 - 100 * len(answered[::3]) / len(references))
+    assert found["best_exact_thresh"] == 0.0
+
+
+# ------- mistakes
+
+
+@pytest.mark.parametrize("score", [squad_v1, squad_v2, record])
+def test_wrong_predictions_and_references_are_named(score):
+    with pytest.raises(ValueError, match="references are empty"):
+        score({}, {})
+    with pytest.raises(ValueError, match="predictions have 2 ids that no reference has, first 'b'"):
+        score({"a": "x", "b": "y", "c": "z"}, {"a": ["x"]})
+    with pytest.raises(TypeError, match=r"predictions\['a'\] must be a text, got None"):
+        score({"a": None}, {"a": ["x"]})
+    with pytest.raises(TypeError, match=r"references\['a'\] must be a list of texts, got 'x'"):
+        score({"a": "x"}, {"a": "x"})
+    with pytest.raises(TypeError, match=r"references\['a'\] must be a list of texts, got \[3\]"):
+        score({"a": "x"}, {"a": [3]})
+
+
+def test_v1_refuses_questions_without_an_answer():
+    with pytest.raises(ValueError, match=r"question 'b' has no reference answer.*squad_v2"):
+        squad_v1({"a": "x"}, {"a": ["x"], "b": []})
+
+
+def test_v2_refuses_wrong_probabilities():
+    with pytest.raises(ValueError, match="lack 1 of the predictions, the first is 'null'; give all or none"):
+        squad_v2(PREDICTIONS, REFERENCES, {"right": 0.1, "half": 0.1, "void": 0.1})
+    with pytest.raises(ValueError, match="no_answer_probabilities have 1 ids that no reference has, first 'z'"):
+        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1, "z": 0.1})
+    with pytest.raises(ValueError, match=r"no_answer_probabilities\['a'\] is nan"):
+        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": math.nan})
+    with pytest.raises(ValueError, match="threshold is nan"):
+        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1}, math.nan)
+
+
+def test_by_id_takes_a_repeated_row_once_and_refuses_another_one():
+    assert by_id([("a", "x"), ("b", "y"), ("a", "x")], "predictions") == {"a": "x", "b": "y"}
+    with pytest.raises(ValueError, match="predictions hold two different entries for id 'a': 'x' and 'y'"):
+        by_id([("a", "x"), ("a", "y")], "predictions")
