@@ -16,7 +16,8 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
 
     Args:
         outputs, perturbed (`ModelOutput`): with `start_logits` and `end_logits` [B, N]; `logits` [B, N, C] of tokens, of
-            which those count whose `labels` are not -100 (without labels: those of the attention mask); or `logits` [B, C].
+            which those count whose `labels` are not -100 (without labels: those of the attention mask); or `logits` [B, C],
+            of choices without those whose `labels` [B, C] are -100.
         inputs (`dict`): what the model was given, for the mask and the labels.
         config (`PretrainedConfig`): its `problem_type` and `num_labels` say what logits [B, C] are.
         loss (`str`): one of `LOSSES`, as `SiftOptions` tells.
@@ -46,14 +47,18 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
         return _categorical(clean, other, loss).flatten(), counts.flatten(), _change(clean, other, counts[..., None])
     kind = "categorical" if _is_choice(inputs) else _problem(config, inputs)
     clean, other = clean.reshape(len(clean), -1), other.reshape(len(other), -1)
+    # Rows of fewer choices than others carry labels [B, C], -100 for a choice that is not there.
+    labels, present = inputs.get("labels"), None
+    if kind == "categorical" and labels is not None and labels.shape == clean.shape:
+        present = labels != -100
     if kind == "regression":
         values = (_exact(other) - _exact(clean)).square().mean(-1)
     elif kind == "multi_label_classification":
         values = _bernoulli(clean, other, loss)
     else:
-        values = _categorical(clean, other, loss)
+        values = _categorical(clean, other, loss, present)
     counts = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    return values, counts, _change(clean, other, counts[:, None])
+    return values, counts, _change(clean, other, counts[:, None] if present is None else present)
 
 
 def _is_choice(inputs: Mapping[str, Any]) -> bool:

@@ -117,6 +117,22 @@ def test_choices_are_classes_whatever_the_number_of_labels():
     assert divergence(clean, other, inputs, config, "kl")[0].item() == pytest.approx(KL_PQ)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_choices_that_are_not_there_do_not_count(loss):
+    config = SimpleNamespace(problem_type=None, num_labels=1)
+    inputs = {"input_ids": torch.ones(1, 3, 3, dtype=torch.long), "labels": torch.tensor([[0, 1, -100]])}
+
+    def compared(absent):
+        pair = [
+            MultipleChoiceModelOutput(logits=torch.tensor([[*logits, extra]])) for logits, extra in ((P, absent), (Q, 0.0))
+        ]
+        values, _, change = divergence(*pair, inputs, config, loss)
+        return values.item(), change.item()
+
+    expected, _, _ = divergence(classifier(P), classifier(Q), {"input_ids": IDS}, SINGLE, loss)
+    assert compared(5.0) == compared(-5.0) == pytest.approx((expected.item(), math.log(3) / 2))
+
+
 def test_symmetric_cross_entropy_has_the_gradients_of_two_kl_divergences_with_constant_targets():
     generator = torch.Generator().manual_seed(1)
     p, q = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)

@@ -42,6 +42,8 @@ class EncodedTask:
             those of "mm" "eval_mm_accuracy".
         collator (`Callable`): rows -> batch, for all sets.
         metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
+        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, where it is not the one that the model itself
+            computes of its labels: choices that not all rows have.
     """
 
     train: "Dataset | None"
@@ -49,6 +51,7 @@ class EncodedTask:
     test: Mapping[str, EvaluationSet]
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
     metric: str
+    loss: Callable[..., Any] | None = None
 
 
 class TaskData(Protocol):

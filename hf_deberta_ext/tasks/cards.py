@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model cards of fine-tuned models: how to use them, what was measured, how they were trained."""
+
+import os
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runs.card import shown_source
+
+__all__ = ["measured_metrics", "summarise_seeds", "summary_table", "write_seeds_card", "write_task_card"]
+
+CARD = """
+# {title}
+
+{model} for {task}, {beginning}, with hf_deberta_ext and
+transformers' Trainer. {size}
+
+## How to use it
+
+```python
+{usage}
+```
+
+{note}## Results
+
+{results}
+
+## Training
+
+{training}
+"""
+SEEDS_CARD = """
+# {title}
+
+A model for {task}, {beginning}, {count} times with the seeds {seeds}: the folder of each holds a model and its card.
+
+## Results
+
+{results}
+
+Mean and standard deviation over seeds, after the last step: nothing is chosen among the seeds.{figure}
+
+## Training
+
+{training}
+"""
+AUTO_MODELS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "multiple-choice": "AutoModelForMultipleChoice",
+}
+PIPELINE = """from transformers import pipeline
+
+# The path of this folder, or its Hub id.
+model = pipeline("{pipeline}", "{folder}"{more})
+print(model("A text.")){pairs}"""
+AUTO_MODEL = """from transformers import {auto}, AutoTokenizer
+
+folder = "{folder}"  # the path of this folder, or its Hub id
+model = {auto}.from_pretrained(folder{trust})
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})"""
+ADAPTER = """from peft import PeftModel
+from transformers import AutoConfig, {auto}, AutoTokenizer
+
+folder = "{folder}"  # the path of this folder, or its Hub id
+config = AutoConfig.from_pretrained(folder{trust})
+model = {auto}.from_pretrained("{base}", config=config, ignore_mismatched_sizes=True{trust})
+model = PeftModel.from_pretrained(model, folder)
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})"""
+# What Trainer measures beside the metrics of the task.
+OF_THE_RUN = re.compile(r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*)")
+
+
+def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
+    """Those that tell how good a model is, without speeds and counts, named without `stem`; losses last."""
+    named = {name.removeprefix(f"{stem}_"): value for name, value in metrics.items() if name.startswith(f"{stem}_")}
+    sets = {name.removesuffix("_samples") for name in named if name.endswith("_samples")}
+    measured = {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, (int, float))
+        and not any(OF_THE_RUN.fullmatch(name.removeprefix(f"{part}_")) for part in ("", *sets))
+    }
+    # Losses behind what people compare.
+    return dict(sorted(measured.items(), key=lambda item: item[0].endswith("loss")))
+
+
+def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean, standard deviation (None for one seed) and values, in the order of the seeds, of each metric that all have.
+
+    Args:
+        results (`dict[int, dict]`): what was measured, by seed, as in all_results.json.
+    """
+    summary: dict[str, Any] = {"seeds": [*results]}
+    for stem in ("eval", "predict"):
+        runs = [measured_metrics(metrics, stem) for metrics in results.values()]
+        for name in runs[0]:
+            if not all(name in run for run in runs):
+                continue
+            values = [run[name] for run in runs]
+            summary[f"{stem}_{name}"] = dict(
+                mean=statistics.mean(values),
+                standard_deviation=statistics.stdev(values) if len(values) > 1 else None,
+                values=values,
+            )
+    return summary
+
+
+def summary_table(summary: Mapping[str, Any]) -> str:
+    """What `summarise_seeds` returned, a row a metric, as Markdown."""
+    lines = [
+        f"| metric | mean | standard deviation | {' | '.join(f'seed {seed}' for seed in summary['seeds'])} |",
+        "| --- " * (3 + len(summary["seeds"])) + "|",
+    ]
+    for name, part in summary.items():
+        if name != "seeds":
+            cells = [part["mean"], part["standard_deviation"], *part["values"]]
+            lines.append(f"| {name} | {' | '.join('' if cell is None else f'{cell:.4f}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def write_task_card(
+    folder: str | os.PathLike,
+    *,
+    task: str,
+    pipeline: str,
+    dataset: str,
+    metrics: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    model: str,
+    parameters: int,
+    trained: int,
+    base_model: str | None,
+    custom_code: bool = False,
+    adapter_base: str | None = None,
+    from_hub: bool = False,
+    figure: str | None = None,
+) -> Path:
+    """Writes README.md, the model card that the Hub shows, into the folder of a fine-tuned model.
+
+    Args:
+        task (`str`): its name, "sst2".
+        pipeline (`str`): the Hub's name of the kind of task.
+        dataset (`str`): Hub id, if `from_hub`, or names of files.
+        metrics (`dict`): what was measured, "eval_accuracy" and the like.
+        facts (`dict`): rows of the table of the training; a value is text, a number, a list or a dictionary of these.
+        model (`str`): name of the model's class.
+        parameters, trained (`int`): how many the model has, and how many of them were trained.
+        base_model (`str`, *optional*): the checkpoint that was fine-tuned, a Hub id or a folder, of which the card has the
+            name only; None = random weights.
+        custom_code (`bool`): the model needs the code in its folder.
+        adapter_base (`str`, *optional*): the model that the adapter (LoRA) in the folder is for; None = a whole model.
+        figure (`str`, *optional*): file of the curves.
+    """
+    from huggingface_hub import ModelCardData
+
+    folder = Path(folder)
+    title = folder.resolve().name
+    scores = measured_metrics(metrics)
+    data = ModelCardData(
+        model_name=title, library_name="peft" if adapter_base else "transformers", pipeline_tag=pipeline,
+        tags=["hf_deberta_ext", *(["lora"] if adapter_base else [])], base_model=_hub_id(base_model),
+        datasets=[dataset] if from_hub and _is_id(dataset) else None,
+        metrics=[name for name in scores if not name.endswith("loss")] or None,
+        eval_results=_eval_results(scores, task, pipeline, dataset, from_hub) or None,
+    )  # fmt: skip
+    trust = ", trust_remote_code=True" if custom_code else ""
+    auto = AUTO_MODELS.get(pipeline, "AutoModel")
+    if adapter_base:
+        usage = ADAPTER.format(auto=auto, folder=title, base=shown_source(adapter_base), trust=trust)
+    elif pipeline in ("text-classification", "token-classification"):
+        more = trust + (', aggregation_strategy="first"' if pipeline == "token-classification" else "")
+        pairs = '  # a pair: {"text": "A text.", "text_pair": "Another."}' if pipeline == "text-classification" else ""
+        usage = PIPELINE.format(pipeline=pipeline, folder=title, more=more, pairs=pairs)
+    else:
+        usage = AUTO_MODEL.format(auto=auto, folder=title, trust=trust)
+    note = (
+        "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not "
+        "needed.\n\n"
+        if custom_code and not adapter_base
+        else ""
+    )
+    results = ["Nothing was measured."]
+    if scores:
+        results = [_results_table(scores), f"Measured on the validation data of {dataset}."]
+    if figure is not None:
+        results.append(f"![Losses and metrics during the training]({figure})")
+    only = f" {trained / 1e6:.2f} million of them were trained (low-rank adapters and the head)." if adapter_base else ""
+    text = CARD.format(
+        title=title, model=model, task=_task(task, pipeline), beginning=_beginning(base_model), usage=usage, note=note,
+        size=f"It has {parameters / 1e6:.1f} million parameters." + only,
+        results="\n\n".join(results), training=_facts_table(facts),
+    )  # fmt: skip
+    return _write(folder, data, text)
+
+
+def write_seeds_card(
+    folder: str | os.PathLike,
+    *,
+    task: str,
+    pipeline: str,
+    summary: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    base_model: str | None,
+    figure: str | None = None,
+) -> Path:
+    """Writes README.md into the folder that holds the runs of several seeds.
+
+    Args:
+        summary (`dict`): what `summarise_seeds` returned.
+        task, pipeline, facts, base_model, figure: as in `write_task_card`.
+    """
+    from huggingface_hub import ModelCardData
+
+    folder = Path(folder)
+    text = SEEDS_CARD.format(
+        title=folder.resolve().name, task=_task(task, pipeline), beginning=_beginning(base_model),
+        count=len(summary["seeds"]), seeds=", ".join(map(str, summary["seeds"])), results=summary_table(summary),
+        figure="" if figure is None else f"\n\n![The scores of the seeds]({figure})", training=_facts_table(facts),
+    )  # fmt: skip
+    data = ModelCardData(pipeline_tag=pipeline, tags=["hf_deberta_ext"], base_model=_hub_id(base_model))
+    return _write(folder, data, text)
+
+
+def _write(folder: Path, data: Any, text: str) -> Path:
+    file = folder / "README.md"
+    # Whole or not at all: a run is finished when its card is there.
+    part = folder / "README.md.part"
+    part.write_text(f"---\n{data.to_yaml()}\n---\n{text}", encoding="utf-8")
+    os.replace(part, file)
+    return file
+
+
+def _task(task: str, pipeline: str) -> str:
+    return pipeline if task == pipeline else f"{task} ({pipeline})"
+
+
+def _beginning(base_model: str | None) -> str:
+    return "trained from random weights" if base_model is None else f"fine-tuned from {shown_source(base_model)}"
+
+
+def _hub_id(base_model: str | None) -> str | None:
+    return base_model if base_model is not None and not Path(base_model).exists() and _is_id(base_model) else None
+
+
+def _is_id(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
+
+
+def _eval_results(scores: Mapping[str, float], task: str, pipeline: str, dataset: str, from_hub: bool) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type=pipeline, dataset_type=dataset if from_hub and _is_id(dataset) else "text", dataset_name=task,
+            dataset_split="validation", metric_type=name, metric_value=round(value, 4),
+        )
+        for name, value in scores.items()
+        if not name.endswith("loss")
+    ]  # fmt: skip
+
+
+def _results_table(scores: Mapping[str, float]) -> str:
+    lines = ["| metric | value |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {value:.4f} |" for name, value in scores.items())])
+
+
+def _facts_table(facts: Mapping[str, Any]) -> str:
+    lines = ["| | |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} {_cell(part)}" for name, part in value.items()]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of every fine-tuning script: check, read, encode, train, evaluate, predict, report.
+
+A script is the name of its data class: `main(TextClassificationData, TextClassificationArguments, description=__doc__)`.
+"""
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from ..plots import plot_comparison, plot_curves
+from ..runs.flags import fixed_arguments
+from ..runs.processes import leave_together
+from ..sift import SiftArguments, embedding_norm
+from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
+from .cards import summarise_seeds, summary_table, write_seeds_card, write_task_card
+from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
+from .recipes import divergence_warnings, find_recipe, recipe_hint
+from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
+from .task import EncodedTask, TaskData
+from .trainer import TaskTrainer, check_arguments, set_prefix
+
+__all__ = ["main", "run"]
+
+logger = logging.get_logger(__name__)
+
+CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
+# What a resumed run must repeat, beside what `fixed_arguments` knows.
+FIXED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "label_smoothing_factor", "bf16", "fp16", "recipe",
+    *(field.name for field in dataclasses.fields(SiftArguments) if field.name.startswith("sift_")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What all seeds share."""
+
+    data: TaskData
+    task: EncodedTask
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    data_args: DataArguments
+    model_args: ModelArguments
+
+
+def main(
+    read: Callable[[Any, ModelArguments], TaskData],
+    data_arguments: type[DataArguments],
+    argv: Sequence[str] | None = None,
+    *,
+    description: str,
+) -> dict[str, Any]:
+    """A script: its flags, then `run`. What a user can mend ends as one line and exit status 2.
+
+    Args:
+        read (`Callable`): (data arguments, model arguments) -> the task's data, read and checked.
+        data_arguments: the class of the task's flags, a subclass of `DataArguments`.
+        argv (`list[str]`, *optional*): flags; None = those of the command line.
+        description (`str`): the script's docstring, of which `--help` shows the first paragraph.
+    """
+    try:
+        data_args, model_args, args, given = parse(argv, data_arguments, description=description)
+        return run(read, data_args, model_args, args, given)
+    except (ValueError, OSError) as error:
+        rank = int(os.environ.get("RANK", 0))
+        place = f" (process {rank})" if rank else ""
+        print(f"{Path(sys.argv[0]).name}: error{place}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(
+    read: Callable[[Any, ModelArguments], TaskData],
+    data_args: DataArguments,
+    model_args: ModelArguments,
+    args: FineTuningArguments,
+    given: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All stages; returns what was measured, of several seeds mean, standard deviation and values.
+
+    Args:
+        given (`dict`, *optional*): flags that were given, by name: defaults that depend on the task spare them.
+
+    Raises:
+        ValueError: whatever is wrong with flags, data, model or folder, before anything is written; or a loss that is not
+            finite.
+        OSError: a model that is not there.
+    """
+    given = given or {}
+    if args.process_index:
+        logging.set_verbosity_error()
+
+    # 1. What is wrong shows here, before anything long begins.
+    _check(data_args, model_args, args)
+    check_overwrite(data_args, model_args, args)
+    checkpoint = first_checkpoint(args)
+
+    # 2. Data, model and tokenizer
+    with args.main_process_first(desc="reading data and configuration"):
+        data = read(data_args, model_args)
+        _check_parts(args, dict(do_train=data.num_train, do_eval=data.num_evaluation))
+        config = load_config(model_args, data_args)
+        if hasattr(data, "use_label_order"):
+            data.use_label_order(config.label2id)
+        set_fields(config, data.config_fields())
+        prefix_space = getattr(data, "needs_prefix_space", False)
+        tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
+    if args.recipe is not None:
+        _use_recipe(args.recipe, config, data_args, model_args)
+    for warning in divergence_warnings(config, args, model_args.model_name_or_path) if args.do_train else ():
+        logger.warning(warning)
+
+    # 3. Texts -> features
+    with args.main_process_first(desc="tokenising"):
+        task = data.encode(tokenizer, config)
+    parts = dict(do_train=task.train, do_eval=task.evaluation, do_predict=task.test)
+    _check_parts(args, {name: len(part or ()) for name, part in parts.items()})
+    _choose_best_by(task, args, given)
+
+    # 4. Train, evaluate, predict, report
+    prepared = _Prepared(data, task, config, tokenizer, data_args, model_args)
+    model = _get_model(prepared, args, [*args.seeds, args.seed][0])
+    with args.main_process_first(local=False, desc="making the folder"):
+        if args.should_save:
+            begin_folder(args, _fixed(prepared, args))
+    metrics = _run_seeds(prepared, args, model) if args.seeds else _run_one(prepared, args, checkpoint, model)
+    leave_together()
+    return metrics
+
+
+# ------- what is checked first
+
+
+def _check(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
+    """Flags that are wrong together.
+
+    Raises:
+        ValueError: says which.
+    """
+    if model_args.model_name_or_path is None:
+        raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
+    if model_args.dtype == "float16" and args.do_train:
+        raise ValueError(
+            "--dtype float16 would train float16 parameters, whose updates are lost and whose losses overflow: take "
+            "float32, with --fp16 or --bf16 for speed"
+        )
+    if model_args.dtype == "bfloat16" and args.do_train:
+        logger.warning("--dtype bfloat16: updates below 1/256 of a parameter are lost; --bf16 keeps parameters in float32")
+    check_arguments(args)
+    if model_args.lora and importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora needs peft: pip install peft")
+    if args.resume_from_checkpoint is not None and str(args.resume_from_checkpoint).lower() == "false":
+        args.resume_from_checkpoint = None
+    if args.resume_from_checkpoint is not None:
+        if not args.do_train:
+            raise ValueError("--resume_from_checkpoint is for training: give --do_train")
+
+
+def _check_parts(args: FineTuningArguments, counts: Mapping[str, int]):
+    """What is to be done has data to be done with; --eval_strategy sets do_eval."""
+    files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
+    for name, count in counts.items():
+        if getattr(args, name) and not count:
+            raise ValueError(f"--{name} has no data: give --{files[name]}, or a task or data set of the Hub that has some")
+
+
+def _fixed(prepared: _Prepared, args: FineTuningArguments) -> dict[str, Any]:
+    fixed = fixed_arguments((prepared.data_args, prepared.model_args), args, FIXED)
+    fixed.pop("preprocessing_num_workers")
+    return fixed
+
+
+def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
+    """The part of a recipe that is in the model."""
+    dropout = find_recipe(name, data_args.task_name).classifier_dropout
+    given = {part.partition("=")[0].strip() for part in (model_args.config_overrides or "").split(",")}
+    if not set_classifier_dropout(config, dropout, given):
+        logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
+    if hint := recipe_hint(name, data_args.task_name, model_args.model_name_or_path):
+        logger.warning(hint)
+
+
+def _choose_best_by(task: EncodedTask, args: FineTuningArguments, given: Mapping[str, Any]):
+    """The task's own metric on its first set says which checkpoint is best, not the loss."""
+    if "metric_for_best_model" not in given and args.metric_for_best_model in (None, "loss"):
+        prefix = set_prefix("eval", next(iter(task.evaluation), ""))
+        args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
+
+
+# ------- one run, and several
+
+
+def _get_model(prepared: _Prepared, args: FineTuningArguments, seed: int) -> nn.Module:
+    """The model as the training begins with it; new weights are drawn from the seed."""
+    model_args = prepared.model_args
+    set_seed(seed)
+    model, new_weights = load_model(model_args, prepared.data_args, copy.deepcopy(prepared.config), prepared.data.auto_class)
+    if args.sift_weight:
+        # Raises where there is none.
+        embedding_norm(model, args.sift_layer_norm)
+    if not model_args.lora or hasattr(model, "peft_config"):
+        return model
+    return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
+
+
+def _run_one(prepared: _Prepared, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
+    """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
+    task = prepared.task
+    trainer = TaskTrainer(model, args, task=task, processing_class=prepared.tokenizer)
+    folder, measured = Path(args.output_dir), {}
+    if args.do_train:
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        # Pushed once, at the end, with card and results.
+        trainer.save_model(_internal_call=True)
+        if hasattr(model, "peft_config") and args.should_save:
+            # The adapter alone does not know the labels.
+            model.get_base_model().config.save_pretrained(folder)
+        # None if the run had finished before: what it wrote then stays.
+        if result.metrics:
+            measured |= _note(trainer, "train", result.metrics | {"train_samples": prepared.data.num_train})
+    if args.do_eval:
+        for name, evaluated in task.evaluation.items():
+            stem = set_prefix("eval", name)
+            measured |= _note(trainer, stem, trainer.evaluate({name: evaluated}))
+            if args.should_save:
+                evaluated.write(trainer.predictions[stem], folder, stem)
+    if args.do_predict:
+        for name, predicted in task.test.items():
+            stem = set_prefix("predict", name)
+            output = trainer.predict_set(predicted, stem)
+            measured |= _note(trainer, stem, output.metrics)
+            if args.should_save:
+                predicted.write(output.predictions, folder, stem)
+    if args.do_train:
+        trainer.save_state()
+        if args.should_save:
+            _report(prepared, args, trainer, measured)
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    return measured
+
+
+def _note(trainer: TaskTrainer, stem: str, metrics: dict[str, float]) -> dict[str, float]:
+    trainer.log_metrics(stem, metrics)
+    trainer.save_metrics(stem, metrics)
+    return metrics
+
+
+def _run_seeds(prepared: _Prepared, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+    """A run in a folder of its own for each seed; those that are finished stay, and the one that was stopped goes on.
+
+    Args:
+        model: of the first seed.
+    """
+    results = {}
+    for seed in args.seeds:
+        own = copy.copy(args)
+        own.seed, own.output_dir = seed, str(Path(args.output_dir, f"seed-{seed}"))
+        with args.main_process_first(local=False, desc="making the folder"):
+            if args.should_save:
+                begin_seed(own, _fixed(prepared, own))
+        folder = Path(own.output_dir)
+        if is_finished(folder):
+            results[seed] = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+        else:
+            model = _get_model(prepared, own, seed) if model is None else model
+            results[seed] = _run_one(prepared, own, seed_checkpoint(folder), model)
+        model = None
+    summary = summarise_seeds(results)
+    if args.should_save:
+        _report_seeds(prepared, args, summary)
+    return summary
+
+
+# ------- what a run leaves for people
+
+
+def _report(prepared: _Prepared, args: FineTuningArguments, trainer: TaskTrainer, measured: Mapping[str, float]):
+    """Curves and card of one run. Of a resumed run that had finished, results are those that it wrote then."""
+    folder, data, model = Path(args.output_dir), prepared.data, trainer.accelerator.unwrap_model(trainer.model)
+    adapter = model.active_peft_config if hasattr(model, "peft_config") else None
+    inner = model.get_base_model() if adapter else model
+    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8")) | dict(measured)
+    write_task_card(
+        folder,
+        task=data.name,
+        pipeline=data.pipeline,
+        dataset=data.dataset,
+        metrics=results,
+        facts=_facts(prepared, args, trainer.state.global_step, results),
+        model=type(inner).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        base_model=None if prepared.model_args.from_scratch else prepared.model_args.model_name_or_path,
+        custom_code=not type(inner).__module__.startswith("transformers."),
+        adapter_base=adapter and adapter.base_model_name_or_path,
+        from_hub=not (prepared.data_args.train_file or prepared.data_args.validation_file),
+        figure=_draw_curves(prepared, trainer.state.log_history, folder),
+    )
+
+
+def _facts(prepared: _Prepared, args: FineTuningArguments, steps: int | None, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of the table of the training in a card."""
+    data_args, model_args = prepared.data_args, prepared.model_args
+    precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+    facts = {
+        "data": prepared.data.dataset,
+        "examples": f"{prepared.data.num_train:,} to train on, {prepared.data.num_evaluation:,} to evaluate on",
+        "longest input": data_args.max_seq_length,
+        "steps": steps or (args.max_steps if args.max_steps > 0 else None),
+        "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
+        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+        "learning rate": f"{args.learning_rate:g}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
+        "weight decay": args.weight_decay,
+        "recipe": args.recipe,
+        "SiFT": f"weight {args.sift_weight:g}, {args.sift_preset}" if args.sift_weight else None,
+        "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}" if model_args.lora else None,
+        "precision": f"parameters {model_args.dtype}, autocast {precision}",
+        "seed": None if args.seeds else args.seed,
+        "seconds of training": results.get("train_runtime"),
+        "versions": dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _draw_curves(prepared: _Prepared, history: list[dict[str, Any]], folder: Path) -> str | None:
+    """Losses, and the main metric of each set; None where nothing was logged, or there is nothing to draw with."""
+    if importlib.util.find_spec("matplotlib") is None:
+        logger.warning(f"no {CURVES_FILE}: matplotlib is not installed")
+        return None
+    names = [f"{set_prefix('eval', name)}_{prepared.task.metric}" for name in prepared.task.evaluation]
+    logged = {name for entry in history for name in entry}
+    panels = [("", ["run"], part) for part in (["loss", "eval_loss"], names) if {*part} & logged]
+    if not panels:
+        return None
+    plot_curves({"run": history}, folder / CURVES_FILE, panels=panels)
+    return CURVES_FILE
+
+
+def _report_seeds(prepared: _Prepared, args: FineTuningArguments, summary: Mapping[str, Any]):
+    """all_results.json, a figure and a card over all seeds."""
+    folder, data, task = Path(args.output_dir), prepared.data, prepared.task
+    (folder / "all_results.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
+    scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
+    figure = None
+    if scores and importlib.util.find_spec("matplotlib") is not None:
+        plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
+        figure = SEEDS_FILE
+    write_seeds_card(
+        folder,
+        task=data.name,
+        pipeline=data.pipeline,
+        summary=summary,
+        facts=_facts(prepared, args, None, {}),
+        base_model=None if prepared.model_args.from_scratch else prepared.model_args.model_name_or_path,
+        figure=figure,
+    )
+    print(f"\n{summary_table(summary)}\n", flush=True)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GLUE and XNLI: what their tasks are called on the Hub, their columns, labels and files for GLUE's server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_values", "write_index_tsv", "xnli_task"]
+
+
+@dataclass(frozen=True)
+class KnownTask:
+    """A published task of text classification.
+
+    Args:
+        dataset (`str`): its id on the Hub.
+        text_columns (`tuple[str]`): one, or two for pairs.
+        labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; none for a score, which is a regression.
+        train (`tuple[str, str]`, *optional*): configuration and split on the Hub.
+        evaluation, test: configuration and split by the name of the set, "" for the main one.
+        files: by the name of a test set, that of its file for the server.
+        texts (`bool`): the server wants the names of the labels, not their numbers.
+        metric (`str`): the one that says which checkpoint is best.
+        max_seq_length (`int`): where --max_seq_length is not given.
+    """
+
+    dataset: str
+    text_columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    train: tuple[str, str] | None
+    evaluation: Mapping[str, tuple[str, str]]
+    test: Mapping[str, tuple[str, str]]
+    files: Mapping[str, str] = field(default_factory=dict)
+    texts: bool = False
+    metric: str = "accuracy"
+    max_seq_length: int = 128
+
+
+ENTAILMENT = ("entailment", "neutral", "contradiction")
+PAIR = ("sentence1", "sentence2")
+
+
+def _glue(name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, **more: Any) -> KnownTask:
+    return KnownTask(
+        "nyu-mll/glue", columns, labels, train=(name, "train"), evaluation={"": (name, "validation")},
+        test={"": (name, "test")}, files={"": file}, **more,
+    )  # fmt: skip
+
+
+GLUE: Mapping[str, KnownTask] = MappingProxyType(
+    {
+        "cola": _glue("cola", ("sentence",), ("unacceptable", "acceptable"), "CoLA.tsv", metric="matthews_correlation"),
+        "sst2": _glue("sst2", ("sentence",), ("negative", "positive"), "SST-2.tsv"),
+        "mrpc": _glue("mrpc", PAIR, ("not_equivalent", "equivalent"), "MRPC.tsv", metric="combined_score"),
+        "stsb": _glue("stsb", PAIR, (), "STS-B.tsv", metric="combined_score"),
+        "qqp": _glue(
+            "qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), "QQP.tsv", metric="combined_score"
+        ),
+        "mnli": KnownTask(
+            "nyu-mll/glue",
+            ("premise", "hypothesis"),
+            ENTAILMENT,
+            train=("mnli", "train"),
+            evaluation={"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")},
+            test={"": ("mnli", "test_matched"), "mm": ("mnli", "test_mismatched")},
+            files={"": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
+            texts=True,
+        ),
+        "qnli": _glue("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
+        "rte": _glue("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
+        "wnli": _glue("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
+        # To be predicted by a model of MNLI.
+        "ax": KnownTask(
+            "nyu-mll/glue", ("premise", "hypothesis"), ENTAILMENT, train=None, evaluation={}, test={"": ("ax", "test")},
+            files={"": "AX.tsv"}, texts=True, metric="matthews_correlation",
+        ),
+    }
+)  # fmt: skip
+"""GLUE's tasks, by the names of their configurations on the Hub."""
+
+XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+
+
+def xnli_task(train_language: str, languages: Sequence[str], *, named: bool) -> KnownTask:
+    """XNLI: trained on one language, evaluated on others.
+
+    Args:
+        named (`bool`): the sets are called by their languages; else there must be one, the main set.
+    Raises:
+        ValueError: XNLI is not in one of the languages.
+    """
+    for language in (train_language, *languages):
+        if language not in XNLI_LANGUAGES:
+            raise ValueError(f"XNLI is not in the language {language!r}, but in {', '.join(XNLI_LANGUAGES)}")
+    sets = {language if named else "": language for language in languages}
+    return KnownTask(
+        "facebook/xnli",
+        ("premise", "hypothesis"),
+        ENTAILMENT,
+        train=(train_language, "train"),
+        evaluation={name: (language, "validation") for name, language in sets.items()},
+        test={name: (language, "test") for name, language in sets.items()},
+    )
+
+
+def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
+    """Predictions [n] as GLUE's server takes them: names or numbers of labels; scores are those of STS-B, from 0 to 5."""
+    if not task.labels:
+        return [f"{score:.3f}" for score in np.clip(predicted, 0, 5)]
+    return [task.labels[number] if task.texts else str(number) for number in predicted]
+
+
+def write_index_tsv(file: Path, values: Sequence[str]) -> Path:
+    """`values` as the lines of a table with the columns index (from 0) and prediction; line ends and tabs become spaces."""
+    lines = ["index\tprediction", *(f"{index}\t{' '.join(value.split())}" for index, value in enumerate(values))]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long an input a model takes."""
+
+from typing import TYPE_CHECKING
+
+from transformers.utils import logging
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+__all__ = ["longest_input", "position_limit"]
+
+logger = logging.get_logger(__name__)
+
+# The position of their first token is pad_token_id + 1.
+_SHIFTED = {
+    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+
+
+def position_limit(config: "PretrainedConfig") -> int | None:
+    """The number of tokens for which a model has absolute positions; None for one without (DeBERTa v2, v3)."""
+    rows = getattr(config, "max_position_embeddings", None)
+    if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
+        return None
+    return rows - (config.pad_token_id or 0) - 1 if config.model_type in _SHIFTED else rows
+
+
+def longest_input(tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig", wanted: int | None, default: int) -> int:
+    """The length in tokens at which inputs are cut.
+
+    Args:
+        wanted (`int`, *optional*): --max_seq_length; a longer one than the model can take is lowered, with a warning. The
+            limit that a tokenizer names counts only for models with absolute positions.
+        default (`int`): without it; at most what the model can take, and without a warning.
+    """
+    length, limit = default if wanted is None else wanted, position_limit(config)
+    if limit is not None:
+        limit = min(limit, tokenizer.model_max_length)
+    if limit is None or length <= limit:
+        return length
+    if wanted is not None:
+        logger.warning(f"--max_seq_length {wanted} is more than the model takes: it becomes {limit}")
+    return limit

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import PredictionOutput
+
+from ..sift import SiftArguments, SiftTrainer
+from .task import EncodedTask, EvaluationSet
+
+__all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
+
+# What Trainer would do with predictions that this one does itself, or cannot hold.
+NEEDED = {
+    "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
+    "eval_do_concat_batches": (True, "metrics are computed from all predictions at once"),
+    "prediction_loss_only": (False, "metrics need the predictions"),
+}
+
+
+def set_prefix(stem: str, name: str) -> str:
+    """What the metrics and the files of an evaluation set begin with: "eval" for the main one, "eval_mm" for "mm"."""
+    return f"{stem}_{name}" if name else stem
+
+
+def check_arguments(args: TrainingArguments):
+    """Raises:
+    ValueError: an argument is not what this Trainer needs.
+    """
+    for name, (value, reason) in NEEDED.items():
+        if getattr(args, name) != value:
+            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: {reason}")
+
+
+class _TaskLossTrainer(Trainer):
+    """Trainer with the loss of a task in place of the model's, below everything that adds to a loss."""
+
+    task: EncodedTask
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        # Not `compute_loss_func`, whose losses Trainer takes for sums over the whole step.
+        if self.task.loss is None or "labels" not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.task.loss(outputs, labels)
+        return (loss, outputs) if return_outputs else loss
+
+
+class TaskTrainer(SiftTrainer, _TaskLossTrainer):
+    """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
+
+    - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.
+    - The loss of a step is the mean over its micro-batches of each micro-batch's mean. No model is told how many
+      items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
+      accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
+      more than others, as it does with several processes.
+    - A loss that is not finite stops the training at once.
+
+    Args:
+        task (`EncodedTask`): datasets, collator and metrics.
+        kwargs: as for `Trainer`.
+
+    Attributes:
+        predictions (`dict`): of the last evaluation of each set, by the prefix of its metrics.
+    """
+
+    def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
+        check_arguments(args)
+        main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
+        super().__init__(
+            model,
+            args,
+            data_collator=task.collator,
+            train_dataset=task.train,
+            # Trainer wants one where it is to evaluate during the training; `evaluate` takes those of the task.
+            eval_dataset=None if main is None else main.rows,
+            preprocess_logits_for_metrics=self._only_logits,
+            **kwargs,
+        )
+        self.task = task
+        self.model_accepts_loss_kwargs = False
+        self.predictions: dict[str, Any] = {}
+        self._measured: EvaluationSet | None = None
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
+        """Raises:
+        ValueError: the loss is not finite.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # Waits for the device as often as Trainer's filter of such losses, which leaves them out of its log and trains on.
+        if not torch.isfinite(loss).all():
+            raise ValueError(_diagnosis(loss, self.state.global_step + 1, self._get_learning_rate(), self.model, self.args))
+        return loss
+
+    def evaluate(
+        self,
+        eval_dataset: EvaluationSet | Mapping[str, EvaluationSet] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Metrics of the evaluation sets, by "eval_" + name; of the set "mm" by "eval_mm_" + name.
+
+        Args:
+            eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
+        Raises:
+            ValueError: --metric_for_best_model is none of them.
+        """
+        sets = self.task.evaluation if eval_dataset is None else eval_dataset
+        if isinstance(sets, EvaluationSet):
+            sets = {"": sets}
+        metrics = {}
+        for name, measured in sets.items():
+            prefix = set_prefix(metric_key_prefix, name)
+            self._measured = measured
+            try:
+                metrics |= super().evaluate(measured.rows, ignore_keys, prefix)
+            finally:
+                self._measured = None
+        best = self.args.metric_for_best_model
+        if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
+            names = ", ".join(name for name in metrics if not name.endswith(("_runtime", "_per_second", "_samples")))
+            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+        return metrics
+
+    def predict_set(self, measured: EvaluationSet, prefix: str) -> PredictionOutput:
+        """Predictions for a set, its labels and, where it has any, its metrics; their names begin with `prefix`."""
+        self._measured = measured
+        try:
+            return self.predict(measured.rows, metric_key_prefix=prefix)
+        finally:
+            self._measured = None
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """Trainer's, with the metrics of the set at hand: also where its rows have no labels that a model could take."""
+        measured = self._measured
+        if measured is None:
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        self.predictions[metric_key_prefix] = output.predictions
+        if measured.metrics is not None:
+            metrics = measured.metrics(output.predictions, output.label_ids)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
+        output.metrics[f"{metric_key_prefix}_samples"] = measured.examples
+        return output
+
+    def create_model_card(self, *args, **kwargs):
+        """Nothing: the run writes a card of its own, which a push must not replace."""
+
+    def _only_logits(self, logits, labels):
+        """Without hidden states, attentions and caches, which some models return behind their logits."""
+        if not isinstance(logits, (tuple, list)):
+            return logits
+        return tuple(logits[:2]) if "start_positions" in self.label_names else logits[0]
+
+
+def _diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: SiftArguments) -> str:
+    """Which step gave which loss, and what the reason may be."""
+    parameters = next(model.parameters()).dtype
+    half = "fp16" if args.fp16 else "bf16" if args.bf16 else None
+    arithmetic = f"{parameters} parameters" + (f" with --{half}" if half else "")
+    layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    causes = []
+    if args.fp16 or parameters == torch.float16:
+        causes.append("float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
+    if any(not torch.isfinite(parameter).all() for parameter in model.parameters()):
+        causes.append("the weights themselves are not finite" + (" in the checkpoint" if step == 1 else " any more"))
+    size = f" for {layers} layers" if layers else ""
+    causes.append(f"the learning rate of {args.learning_rate:g} is too high{size}, or --warmup_steps too few")
+    if args.max_grad_norm == 0:
+        causes.append("gradients are not clipped (--max_grad_norm 0)")
+    return (
+        f"the loss of step {step} is {loss.float().mean().item()} (learning rate {learning_rate:.3g}, {arithmetic}): the "
+        f"training stops. Likely causes: {'; '.join(causes)}"
+    )

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to answers: spans, ties and scores by hand, all pairs of tokens as the reference, and broken logits."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hf_deberta_ext.tasks import answers as module
+from hf_deberta_ext.tasks.answers import Windows, answers_from_logits
+
+CONTEXT = "Ada wrote the first program in 1843."
+WORDS = [(0, 3), (4, 9), (10, 13), (14, 19), (20, 27), (28, 30), (31, 35), (35, 36)]
+OUT = (0, 0)
+
+
+def make_windows(*rows, null=0):
+    """rows: (example, characters of each token)."""
+    lengths = [len(tokens) for _, tokens in rows]
+    flat = np.array([span for _, tokens in rows for span in tokens]).reshape(-1, 2)
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    return Windows(np.array([e for e, _ in rows], int), np.full(len(rows), null), bounds, flat[:, 0], flat[:, 1])
+
+
+def logits(width, **of):
+    """A row of zeros with some others: logits(8, t3=2.0)."""
+    row = np.zeros(width, dtype=np.float32)
+    for name, value in of.items():
+        row[int(name[1:])] = value
+    return row
+
+
+def answer(windows, start, end, **options):
+    count = int(windows.examples.max()) + 1
+    ids = [f"q{number}" for number in range(count)]
+    return answers_from_logits(ids, [CONTEXT] * count, windows, np.stack(start), np.stack(end), **options)
+
+
+# [CLS], a token of the question, [SEP], then the context.
+ONE = make_windows((0, [OUT, OUT, OUT, *WORDS]))
+
+
+# ------- by hand
+
+
+def test_the_text_is_cut_from_the_context_by_characters():
+    found = answer(ONE, [logits(11, t6=5)], [logits(11, t7=5)])
+    assert found.predictions == found.best == {"q0": "first program"}
+    # The other spans of the first words lack one of the two logits.
+    assert [entry["text"] for entry in found.nbest["q0"][:3]] == [
+        "first program",
+        "Ada wrote the first program",
+        "wrote the first program",
+    ]
+    assert (found.null_odds, found.null_probabilities) == ({}, {})
+
+
+def test_probabilities_are_a_softmax_of_the_scores():
+    found = answer(ONE, [logits(11, t3=1, t9=2)], [logits(11, t3=0.5, t9=0.25)], n_best=2, max_answer_length=1)
+    # Ada: 1 + 0.5; 1843: 2 + 0.25.
+    total = math.exp(1.5) + math.exp(2.25)
+    assert found.nbest["q0"] == [
+        dict(text="1843", probability=pytest.approx(math.exp(2.25) / total), start_logit=2.0, end_logit=0.25),
+        dict(text="Ada", probability=pytest.approx(math.exp(1.5) / total), start_logit=1.0, end_logit=0.5),
+    ]
+
+
+def test_spans_neither_run_backwards_nor_are_longer_than_allowed():
+    start, end = [logits(11, t9=9, t3=5)], [logits(11, t3=2, t9=9)]
+    assert answer(ONE, start, end, max_answer_length=7).predictions["q0"] == "1843"
+    start = [logits(11, t3=9)]
+    assert answer(ONE, start, end, max_answer_length=7).predictions["q0"] == "Ada wrote the first program in 1843"
+    assert answer(ONE, start, end, max_answer_length=6).predictions["q0"] == "Ada"
+
+
+def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best():
+    start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
+    assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
+
+
+def test_tokens_of_white_space_begin_no_answer():
+    spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
+    assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
+
+
+def test_a_span_of_two_windows_counts_once_with_its_higher_score():
+    two = make_windows((0, [OUT, *WORDS[:3]]), (0, [OUT, *WORDS[2:5]]))
+    found = answer(two, [logits(4, t3=1), logits(4, t1=2)], [logits(4), logits(4)], max_answer_length=1)
+    assert [(entry["text"], entry["start_logit"]) for entry in found.nbest["q0"]] == [
+        ("the", 2.0), ("Ada", 0.0), ("wrote", 0.0), ("first", 0.0), ("program", 0.0),
+    ]  # fmt: skip
+
+
+def test_tokens_of_one_character_do_not_crowd_the_best():
+    """Bytes of a character have its offsets, each of them."""
+    bytes_of = make_windows((0, [OUT, (0, 1), (0, 1), (0, 1), (4, 9)]))
+    found = answer(bytes_of, [logits(5, t1=3, t2=3, t3=3)], [logits(5, t1=3, t2=3, t3=3)], n_best=4)
+    assert [entry["text"] for entry in found.nbest["q0"]] == ["A", "Ada wrote", "wrote"]
+
+
+def test_of_equal_scores_the_span_that_begins_and_ends_first_is_best():
+    found = answer(ONE, [logits(11)], [logits(11)], n_best=3)
+    assert [entry["text"] for entry in found.nbest["q0"]] == ["Ada", "Ada wrote", "Ada wrote the"]
+
+
+# ------- no answer
+
+
+def null_answer(threshold=0.0, with_null=True, **options):
+    """Two windows; "Ada" scores 3 + 1, [CLS] 4 + 2 in the one and 4 + 1.5 in the other."""
+    two = make_windows((0, [OUT, *WORDS[:2]]), (0, [OUT, *WORDS[2:4]]))
+    start, end = [logits(3, t0=4, t1=3), logits(3, t0=4)], [logits(3, t0=2, t1=1), logits(3, t0=1.5)]
+    return answer(two, start, end, with_null=with_null, null_threshold=threshold, **options)
+
+
+def test_the_score_of_no_answer_is_the_smallest_of_the_windows():
+    found = null_answer(n_best=1)
+    assert found.null_odds == {"q0": 1.5}
+    assert found.predictions == {"q0": ""} and found.best == {"q0": "Ada"}
+    assert [(e["text"], e["start_logit"], e["end_logit"]) for e in found.nbest["q0"]] == [("", 4.0, 1.5), ("Ada", 3.0, 1.0)]
+    assert found.null_probabilities["q0"] == pytest.approx(1 / (1 + math.exp(-1.5)))
+
+
+@pytest.mark.parametrize("threshold, text", [(1.4, ""), (1.5, "Ada"), (math.inf, "Ada"), (-math.inf, "")])
+def test_the_threshold_is_what_the_odds_must_exceed(threshold, text):
+    found = null_answer(threshold)
+    assert found.predictions == {"q0": text} and found.best == {"q0": "Ada"}
+
+
+def test_without_null_its_score_is_not_read():
+    found = null_answer(with_null=False)
+    assert found.predictions == {"q0": "Ada"} and "" not in [entry["text"] for entry in found.nbest["q0"]]
+
+
+@pytest.mark.parametrize("with_null", [False, True])
+def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
+    """All of the n best were "no answer" in google-research/bert#476, which crashed."""
+    # The second has no window, the third no context in it, and the best start of the fourth lies behind its best end.
+    rows = make_windows((0, WORDS), (2, [OUT] * 3), (3, [OUT, *WORDS[:2]]))
+    start, end = [logits(8), logits(8, t0=2), logits(8, t2=9)], [logits(8), logits(8, t0=1), logits(8, t1=9)]
+    found = answer(rows, start, end, with_null=with_null, n_best=1, max_answer_length=1)
+    assert list(found.predictions) == list(found.nbest) == ["q0", "q1", "q2", "q3"]
+    assert (
+        [found.predictions[key] for key in ("q1", "q2", "q3")] == [found.best[key] for key in ("q1", "q2", "q3")] == [""] * 3
+    )
+    assert [len(entries) for entries in found.nbest.values()] == ([2, 1, 1, 1] if with_null else [1] * 4)
+    assert found.nbest["q1"] == [dict(text="", probability=1.0, start_logit=0.0, end_logit=0.0)]
+    assert list(found.null_odds.values()) == ([0.0, 0.0, 3.0, 0.0] if with_null else [])
+
+
+def test_nothing_that_goes_to_json_is_infinite():
+    far = answer(ONE, [logits(11, t0=-3e38, t3=3e38)], [logits(11, t0=-3e38, t3=3e38)], with_null=True)
+    json.dumps([far.nbest, far.null_odds], allow_nan=False)
+    assert far.nbest["q0"][0]["probability"] == 1.0
+
+
+# ------- batches and padding
+
+
+def random_set(seed, examples=40):
+    """Windows of random lengths with tokens of question, white space and context, and their logits, padded with -100."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for example in np.sort(draw.integers(0, examples, 2 * examples)):
+        cuts = np.sort(draw.integers(0, len(CONTEXT), draw.integers(2, 15)))
+        # Neighbours that are equal: no character.
+        rows.append((example, [OUT] * draw.integers(1, 4) + list(itertools.pairwise(cuts))))
+    width = max(len(tokens) for _, tokens in rows) + 3
+    start, end = draw.integers(-6, 7, (2, len(rows), width)).astype(np.float32) / 2
+    for row, (_, tokens) in enumerate(rows):
+        start[row, len(tokens) :] = end[row, len(tokens) :] = -100
+    return rows, start, end
+
+
+def every_pair(rows, start, end, n_best, max_answer_length):
+    """example -> [(score, first character, end)] of the n best, by trying all pairs of the n best starts and ends."""
+    found = {}
+    for row, (example, tokens) in enumerate(rows):
+        real = [token for token, (a, b) in enumerate(tokens) if b > a]
+        best = [sorted(real, key=lambda token: -row_logits[token])[:n_best] for row_logits in (start[row], end[row])]
+        spans = found.setdefault(int(example), {})
+        for i in best[0]:
+            for j in best[1]:
+                if 0 <= j - i < max_answer_length:
+                    span, score = (tokens[i][0], tokens[j][1]), float(start[row, i]) + float(end[row, j])
+                    spans[span] = max(score, spans.get(span, -math.inf))
+    return {e: sorted((-score, *span) for span, score in spans.items())[:n_best] for e, spans in found.items()}
+
+
+@pytest.mark.parametrize("n_best, max_answer_length", [(1, 3), (3, 2), (20, 30)], ids=["one", "few", "all"])
+def test_all_pairs_of_the_best_starts_and_ends_give_the_same_answers(n_best, max_answer_length):
+    rows, start, end = random_set(seed=1)
+    ids = [str(number) for number in range(40)]
+    found = answers_from_logits(
+        ids, [CONTEXT] * 40, make_windows(*rows), start, end, n_best=n_best, max_answer_length=max_answer_length
+    )
+    expected = every_pair(rows, start, end, n_best, max_answer_length)
+    compared = 0
+    for number, key in enumerate(ids):
+        ours = [(entry["text"], entry["start_logit"] + entry["end_logit"]) for entry in found.nbest[key]]
+        assert ours == ([(CONTEXT[a:b], -score) for score, a, b in expected.get(number, [])] or [("", 0.0)])
+        assert sum(entry["probability"] for entry in found.nbest[key]) == pytest.approx(1)
+        compared += len(ours)
+    assert compared >= 40
+
+
+def test_parts_and_padding_change_nothing(monkeypatch):
+    rows, start, end = random_set(seed=2)
+    arguments = ([str(number) for number in range(40)], [CONTEXT] * 40, make_windows(*rows))
+    expected = answers_from_logits(*arguments, start, end, with_null=True)
+    monkeypatch.setattr(module, "TOGETHER", 3)
+    wider = [np.pad(values, ((0, 0), (0, 9)), constant_values=np.nan) for values in (start, end)]
+    assert answers_from_logits(*arguments, *wider, with_null=True) == expected
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_name_the_question(value):
+    rows = make_windows((0, [OUT, *WORDS]), (1, [OUT, *WORDS]))
+    with pytest.raises(ValueError, match=r"question 'q1' are not finite \(token 2 of window 1: start"):
+        answer(rows, [logits(9), logits(9, t2=value)], [logits(9)] * 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 10), (2, 11), (11,)], ids=["short", "rows", "flat"])
+def test_logits_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"end_logits must be \[1, at least 11\]"):
+        answers_from_logits(["q0"], [CONTEXT], ONE, np.zeros((1, 11)), np.zeros(shape))
+
+
+@pytest.mark.parametrize("name", ["n_best", "max_answer_length"])
+def test_limits_below_one_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        answer(ONE, [logits(11)], [logits(11)], **{name: 0})
+
+
+def test_a_threshold_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="null_threshold is NaN"):
+        answer(ONE, [logits(11)], [logits(11)], null_threshold=math.nan)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of the fine-tuning scripts: groups, files of flags, recipes, and what is answered to flags that are gone."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+from transformers import HfArgumentParser
+
+from hf_deberta_ext.runs.flags import option
+from hf_deberta_ext.tasks.arguments import (
+    REMOVED,
+    DataArguments,
+    FineTuningArguments,
+    ModelArguments,
+    parse,
+)
+
+pytest.importorskip("accelerate")
+
+
+@dataclass
+class ToyArguments(DataArguments):
+    toy_column: str = option("toy", "of the test")
+
+
+def flags(tmp_path, *more):
+    return ["--model", "some-model", "--output_dir", str(tmp_path / "run"), "--do_train", *map(str, more)]
+
+
+def parsed(argv):
+    return parse(argv, ToyArguments, description="A test.\n\nNot shown.")
+
+
+def known_flags():
+    return {*HfArgumentParser((ToyArguments, ModelArguments, FineTuningArguments))._option_string_actions}
+
+
+# ------- what comes back
+
+
+def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
+    argv = flags(tmp_path, "--train_file", "a.csv", "b.csv", "--toy_column", "x", "--seeds", 1, 2, "--lora")
+    data_args, model_args, args, given = parsed(argv)
+    assert data_args.train_file == ["a.csv", "b.csv"] and data_args.toy_column == "x"
+    assert model_args.model_name_or_path == "some-model" and model_args.lora and model_args.dtype == "float32"
+    assert args.seeds == [1, 2] and args.do_train and not args.do_eval
+    assert {*given} == {"model_name_or_path", "output_dir", "do_train", "train_file", "toy_column", "seeds", "lora"}
+    assert not args.logging_nan_inf_filter
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_file_of_flags_says_the_same_as_a_command_line(kind, tmp_path):
+    """YAML reads 1e-5 as text and transformers' reader would leave it so."""
+    values = dict(
+        model_name_or_path="some-model", output_dir=str(tmp_path / "run"), do_train=True, do_eval=False, seeds=[1, 2],
+        learning_rate="1e-5", train_file=["a.csv"], max_seq_length=None, lr_scheduler_kwargs={"num_cycles": 2},
+    )  # fmt: skip
+    file = tmp_path / f"flags.{kind}"
+    lines = [f"{name}: {'1e-5' if name == 'learning_rate' else json.dumps(value)}" for name, value in values.items()]
+    file.write_text(json.dumps(values) if kind == "json" else "\n".join(lines), encoding="utf-8")
+    data_args, _, args, given = parsed([str(file)])
+    assert args.learning_rate == 1e-5 and args.seeds == [1, 2] and args.do_train and not args.do_eval
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2} and data_args.train_file == ["a.csv"]
+    assert "learning_rate" in given and "max_seq_length" not in given
+
+
+def test_a_recipe_fills_in_what_is_not_given(tmp_path, capsys):
+    argv = flags(
+        tmp_path, "--task_name", "sst2", "--recipe", "v3-large", "--learning_rate", "1e-6", "--use_cpu",
+        "--per_device_train_batch_size", 4,
+    )  # fmt: skip
+    data_args, _, args, given = parsed(argv)
+    assert (args.learning_rate, args.num_train_epochs, args.warmup_steps) == (1e-6, 8, 500)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
+    assert (args.adam_epsilon, args.weight_decay, data_args.max_seq_length) == (1e-6, 0.01, 128)
+    assert "num_train_epochs" not in given
+    shown = capsys.readouterr().out
+    assert "your flag, recipe: 6e-06" in shown and "dropout before the classifier" in shown
+
+
+def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
+    argv = flags(tmp_path, "--task_name", "mnli", "--recipe", "v3-base-sift", "--use_cpu")
+    _, _, args, _ = parsed(argv)
+    assert (args.sift_weight, args.sift_preset) == (5.0, "official")
+
+
+def test_help_shows_the_first_paragraph_and_every_flag(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and "A test." in shown and "Not shown" not in shown
+    for name in ("--toy_column", "--sift_weight", "--recipe", "--lora", "--overwrite_output_dir", "--learning_rate"):
+        assert name in shown
+
+
+# ------- flags that are gone
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
+    if f"--{name}" in known_flags():
+        pytest.skip(f"this transformers still has --{name}")
+    with pytest.raises(ValueError, match=f"--{name} is gone from transformers") as error:
+        parsed(flags(tmp_path, f"--{name}=1"))
+    instead = re.findall(r"--\w+", str(error.value).partition("transformers:")[2])
+    assert {*instead} <= known_flags()
+    assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
+
+
+def test_all_flags_that_are_gone_are_named_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"--eval_strategy; .*--warmup_steps"):
+        parsed(flags(tmp_path, "--evaluation_strategy", "epoch", "--warmup-ratio", "0.1"))
+
+
+def test_misspelt_flags_are_answered_by_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown flag --learning_rat3: is it --learning_rate\?"):
+        parsed(flags(tmp_path, "--learning_rat3", "1"))
+    with pytest.raises(ValueError, match="unknown flag --qqqqqqqqqqqq"):
+        parsed(flags(tmp_path, "--qqqqqqqqqqqq"))
+
+
+# ------- values that are wrong
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--max_seq_length", 0], "--max_seq_length must be at least 1, got 0"),
+        (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
+        (["--seeds", 1, 1], "--seeds names one twice: 1 1"),
+        (["--seeds", 1, 2, "--seed", 3], "--seed and --seeds are both given"),
+        (["--seeds", 1, "--push_to_hub"], "--push_to_hub is for one model"),
+        (["--lora", "--from_scratch"], "random weights that --from_scratch makes would be lost"),
+        (["--lora", "--lora_r", 0], "--lora_r must be at least 1, got 0"),
+        (["--lora", "--lora_dropout", 1], r"--lora_dropout must be in \[0, 1\), got 1.0"),
+        (["--recipe", "v3-huge", "--task_name", "sst2"], "--recipe 'v3-huge' is unknown; there are base"),
+        (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
+        (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(more, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        parsed(flags(tmp_path, *more))
+
+
+def test_something_must_be_done_somewhere(tmp_path):
+    with pytest.raises(ValueError, match="give --do_train, --do_eval or --do_predict"):
+        parsed(["--model", "x", "--output_dir", str(tmp_path)])
+    with pytest.raises(ValueError, match="--output_dir is missing"):
+        parsed(["--model", "x", "--do_eval"])
+    with pytest.raises(ValueError, match="--seeds are for training"):
+        parsed(["--model", "x", "--output_dir", str(tmp_path), "--do_eval", "--seeds", "1"])
+
+
+def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed(flags(tmp_path, "--learning_rate", "much"))
+    assert ended.value.code == 2 and "invalid float value: 'much'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", "is no json"),
+        ("a.yaml", "a: [", "is no yaml"),
+        ("a.json", "[1]", "must hold flags by name, got list"),
+        ("a.json", '{"no_cuda": true}', "--no_cuda is gone"),
+        (None, "", "cannot be read"),
+    ],
+)
+def test_damaged_files_of_flags_are_refused(name, text, message, tmp_path):
+    file = tmp_path / (name or "missing.json")
+    if name:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        parsed([str(file)])

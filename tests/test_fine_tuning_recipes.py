@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published settings of fine-tuning: the numbers, how a batch is cut, and what is known not to converge."""
+
+import pytest
+import torch
+from transformers import AlbertConfig, BertConfig, DebertaV2Config, DistilBertConfig, GPT2Config
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.tasks.arguments import FineTuningArguments
+from hf_deberta_ext.tasks.models import set_classifier_dropout
+from hf_deberta_ext.tasks.recipes import (
+    RECIPES,
+    FineTuningRecipe,
+    divergence_warnings,
+    find_recipe,
+    recipe_arguments,
+    recipe_hint,
+    recipe_table,
+)
+
+pytest.importorskip("accelerate")
+CPU = torch.device("cpu")
+
+
+def arguments(name, task, given=None, processes=1):
+    return recipe_arguments(name, task, given, processes=processes, device=CPU)
+
+
+# ------- the published numbers
+
+
+def test_recipes_are_those_of_the_scripts():
+    half = dict(half_precision=True)
+    assert RECIPES["v3-large"]["sst2"] == FineTuningRecipe(8, 500, 6e-6, 32, 0.1, 128, **half)
+    assert RECIPES["v3-large"]["mnli"] == FineTuningRecipe(2, 500, 7e-6, 64, 0.3, 256, **half)
+    assert RECIPES["base"]["cola"] == FineTuningRecipe(6, 100, 2e-5, 32, 0.15, 64)
+    assert RECIPES["large"]["rte"] == FineTuningRecipe(6, 50, 1e-5, 32, 0.2, 320, from_mnli=True, **half)
+    assert RECIPES["xlarge"]["stsb"] == FineTuningRecipe(4, 100, 7e-6, 32, 0.2, 128, from_mnli=True, **half)
+    assert RECIPES["v2-xlarge"]["qqp"] == FineTuningRecipe(10, 1000, 4e-6, 64, 0.2, 320, **half)
+    assert RECIPES["v2-xxlarge"]["ner"] == FineTuningRecipe(15, 0.1, 2.5e-6, 16, 0.0, 512, **half)
+    assert RECIPES["v3-small-sift"]["mnli"] == FineTuningRecipe(6, 1000, 3.5e-5, 64, 0.1, 256, sift_weight=5.0)
+    assert RECIPES["v3-xsmall-sift"]["mnli"].sift_weight == 3.0
+
+
+def test_every_size_has_the_tasks_that_were_published_for_it():
+    tasks = {"mnli", "cola", "sst2", "stsb", "rte", "mrpc", "qnli", "qqp", "record", "copa", "race", "alphanli", "ner"}
+    for size in ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge"):
+        assert {*RECIPES[size]} == tasks
+    assert {*RECIPES["v3-large"]} == tasks - {"copa", "race"}
+    for size in ("v3-base", "v3-small", "v3-xsmall", "base-sift", "v2-xxlarge-sift"):
+        assert {*RECIPES[size]} == {"mnli"}
+
+
+def test_starred_tasks_begin_at_an_mnli_checkpoint():
+    starred = {(size, task) for size, recipes in RECIPES.items() for task, recipe in recipes.items() if recipe.from_mnli}
+    v1_and_v2 = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge")
+    assert starred == {(size, task) for size in v1_and_v2 for task in ("stsb", "rte", "mrpc", "copa", "race", "alphanli")}
+    assert "was published for a model that was fine-tuned on MNLI" in recipe_hint("large", "rte", "microsoft/deberta-large")
+    assert recipe_hint("large", "rte", "microsoft/deberta-large-mnli") is None
+    assert recipe_hint("v3-large", "rte", "microsoft/deberta-v3-large") is None
+
+
+def test_tasks_of_other_names_take_the_settings_of_their_kind():
+    assert find_recipe("v3-large", "conll2003") == RECIPES["v3-large"]["ner"]
+    assert find_recipe("base", "xnli") == find_recipe("base", "MNLI") == RECIPES["base"]["mnli"]
+
+
+def test_a_recipe_sets_what_is_learned():
+    assert arguments("v3-large", "sst2") == dict(
+        num_train_epochs=8.0, warmup_steps=500, learning_rate=6e-6, max_seq_length=128, weight_decay=0.01,
+        adam_epsilon=1e-6, max_grad_norm=1.0, lr_scheduler_type="linear", per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+    )  # fmt: skip
+
+
+# ------- batches
+
+
+@pytest.mark.parametrize("size", RECIPES)
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_the_batch_is_the_published_one_however_it_is_cut(size, processes):
+    for task, recipe in RECIPES[size].items():
+        for given in ({}, {"per_device_train_batch_size": 1}, {"gradient_accumulation_steps": 2}):
+            if recipe.batch // processes % 2:
+                continue
+            used = arguments(size, task, given, processes) | given
+            cut = used["per_device_train_batch_size"] * used["gradient_accumulation_steps"] * processes
+            assert cut == recipe.batch
+
+
+def test_flags_win_over_the_recipe():
+    given = dict(learning_rate=1e-6, per_device_train_batch_size=2, gradient_accumulation_steps=1)
+    assert not {*given} & {*arguments("base", "mnli", given)}
+
+
+def test_short_runs_are_warm_before_their_end():
+    assert arguments("base", "mnli", {"max_steps": 100})["warmup_steps"] == 0.1
+    assert arguments("base", "mnli", {"max_steps": 9000})["warmup_steps"] == 1000
+    assert "num_train_epochs" not in arguments("base", "mnli", {"max_steps": 100})
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "message"),
+    [
+        ({"per_device_train_batch_size": 5}, 1, "not 5 examples per device x 1 processes .* take 4 or 8 per device"),
+        ({"gradient_accumulation_steps": 3}, 1, "not 3 accumulation steps .* take 2 or 4 accumulation steps"),
+        ({}, 3, "batch of 32 cannot be shared equally by 3 processes: take 2 or 4 processes"),
+        ({"per_device_train_batch_size": 0}, 1, "--per_device_train_batch_size must be at least 1, got 0"),
+    ],
+)
+def test_batches_that_cannot_be_met_are_refused(given, processes, message):
+    with pytest.raises(ValueError, match=message):
+        arguments("base", "sst2", given, processes)
+
+
+def test_unknown_sizes_and_tasks_list_what_there_is():
+    with pytest.raises(ValueError, match="'huge' is unknown; there are base, large"):
+        find_recipe("huge", "sst2")
+    with pytest.raises(ValueError, match="needs --task_name, one of mnli, cola"):
+        find_recipe("base", None)
+    with pytest.raises(ValueError, match=r"v3-large has no settings for race, .*for race there are base, large"):
+        find_recipe("v3-large", "race")
+    with pytest.raises(ValueError, match=r"v3-small has no settings for poetry, only for mnli$"):
+        find_recipe("v3-small", "poetry")
+
+
+def test_the_table_says_who_set_what():
+    given = dict(learning_rate=1e-6, output_dir="x", per_device_train_batch_size=2)
+    table = recipe_table("base", "cola", arguments("base", "cola", given), given)
+    lines = {line.split()[0]: line for line in table.splitlines()[2:]}
+    assert lines["learning_rate"].endswith("your flag, recipe: 2e-05")
+    assert lines["num_train_epochs"].endswith("recipe") and lines["gradient_accumulation_steps"].endswith("hardware")
+    assert "output_dir" not in lines and "batch 32" in table
+
+
+# ------- the part that is in the model
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (DebertaV2Config(), "cls_dropout"),
+        (DebertaExtConfig(), "cls_dropout"),
+        (BertConfig(), "classifier_dropout"),
+        (AlbertConfig(), "classifier_dropout_prob"),
+        (DistilBertConfig(), "seq_classif_dropout"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_dropout_before_the_classifier_has_its_name_in_each_family(config, field):
+    assert set_classifier_dropout(config, 0.37, ())
+    assert getattr(config, field) == 0.37
+    before = config.to_dict()
+    assert set_classifier_dropout(config, 0.5, {field})
+    assert config.to_dict() == before
+
+
+def test_models_without_such_a_field_are_left_alone():
+    config = GPT2Config()
+    before = config.to_dict()
+    assert not set_classifier_dropout(config, 0.37, ())
+    assert config.to_dict() == before
+
+
+# ------- settings that do not converge
+
+
+def training(tmp_path, **more):
+    return FineTuningArguments(output_dir=str(tmp_path), do_train=True, **more)
+
+
+def test_high_learning_rates_on_deep_models_are_warned_of(tmp_path):
+    deep, shallow = BertConfig(num_hidden_layers=24), BertConfig(num_hidden_layers=12)
+    (warning,) = divergence_warnings(deep, training(tmp_path, learning_rate=5e-5))
+    assert "5e-05 on 24 layers often does not converge" in warning
+    assert divergence_warnings(deep, training(tmp_path, learning_rate=3e-5)) == []
+    assert divergence_warnings(shallow, training(tmp_path, learning_rate=5e-4)) == []
+
+
+def test_half_precision_with_mdeberta_is_warned_of(tmp_path):
+    args = training(tmp_path)
+    # The flag alone: a machine without an accelerator refuses it.
+    args.fp16 = True
+    multilingual, other = (DebertaV2Config(vocab_size=size, num_hidden_layers=12) for size in (251000, 128100))
+    assert "mDeBERTa" in divergence_warnings(multilingual, args)[0]
+    assert "mDeBERTa" in divergence_warnings(other, args, "microsoft/mdeberta-v3-base")[0]
+    assert divergence_warnings(other, args) == []
+    assert divergence_warnings(multilingual, training(tmp_path)) == []

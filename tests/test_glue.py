@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GLUE and XNLI by name: columns, labels and sets, the files for GLUE's server, from the Hub and on real data."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import BertConfig
+
+pytest.importorskip("datasets")
+
+from datasets import Dataset
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
+from hf_deberta_ext.tasks.metrics import TASK_METRICS
+from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
+
+REAL = os.environ.get("DEBERTA_EXT_DATA")
+needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
+TINY = dict(
+    vocab_size=300,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=64,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(["it rains so good a long one of these"] * 5, vocab_size=290, show_progress=False)
+
+
+def read(**flags):
+    return TextClassificationData(TextClassificationArguments(**flags))
+
+
+def encoded(data, tokenizer):
+    data.use_label_order({"LABEL_0": 0, "LABEL_1": 1})
+    return data.encode(tokenizer, BertConfig(**TINY, **data.config_fields()))
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def made(task, labels, offset=0):
+    """Rows of a task with these labels; None = no label column."""
+    return [
+        {column: f"{column} {n + offset}" for column in task.text_columns} | ({} if label is None else {"label": label})
+        for n, label in enumerate(labels)
+    ]
+
+
+# ------- by hand
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
+    assert GLUE[name].metric in TASK_METRICS[name]
+    assert {*GLUE[name].files} == {*GLUE[name].test}
+
+
+@pytest.mark.parametrize(
+    ("name", "predicted", "values"),
+    [
+        ("cola", [0, 1], ["0", "1"]),
+        ("mrpc", [1, 0], ["1", "0"]),
+        ("wnli", [1, 0], ["1", "0"]),
+        ("mnli", [0, 1, 2], ["entailment", "neutral", "contradiction"]),
+        ("qnli", [0, 1], ["entailment", "not_entailment"]),
+        ("rte", [0, 1], ["entailment", "not_entailment"]),
+        ("ax", [2, 1], ["contradiction", "neutral"]),
+        ("stsb", [-0.5, 5.2, 1 / 3], ["0.000", "5.000", "0.333"]),
+    ],
+)
+def test_values_for_the_server(name, predicted, values):
+    assert glue_values(GLUE[name], np.array(predicted)) == values
+
+
+def test_a_table_of_predictions_has_a_line_for_each(tmp_path):
+    file = write_index_tsv(tmp_path / "x.tsv", ["a\tb", "c\nd"])
+    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\ta b\n1\tc d\n"
+
+
+def test_mnli_reports_matched_and_mismatched_apart_and_writes_both_files(tmp_path, tokenizer):
+    task = GLUE["mnli"]
+    train = write(tmp_path / "train.jsonl", made(task, [0, 1, 2]))
+    matched = write(tmp_path / "m.jsonl", made(task, ["contradiction", "neutral"]))
+    mismatched = write(tmp_path / "mm.jsonl", made(task, [0]))
+    tests = [write(tmp_path / f"test_{n}.jsonl", made(task, [-1] * n)) for n in (1, 2)]
+    data = read(
+        task_name="mnli", train_file=[train], validation_file=[f"mm={mismatched}", matched],
+        test_file=[tests[0], f"mm={tests[1]}"],
+    )  # fmt: skip
+    assert data.num_evaluation == 3
+    ours = encoded(data, tokenizer)
+    assert [*ours.evaluation] == ["", "mm"]
+    assert ours.metric == "accuracy"
+    assert ours.evaluation[""].rows["labels"][:] == [2, 1]
+    logits = np.eye(3)[[2, 2]]
+    assert ours.evaluation[""].metrics(logits, np.array([2, 1])) == {"accuracy": 0.5}
+    files = [*ours.test[""].write(logits[:1], tmp_path, "predict"), *ours.test["mm"].write(logits, tmp_path, "predict_mm")]
+    assert [file.name for file in files] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
+    assert files[1].read_text() == "index\tprediction\n0\tcontradiction\n1\tcontradiction\n"
+    (file,) = ours.evaluation["mm"].write(logits[:1], tmp_path, "eval_mm")
+    assert file.read_text() == "index\tprediction\n0\tcontradiction\n"
+    assert file.name == "eval_mm_results.tsv"
+
+
+def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoint(tmp_path, tokenizer):
+    task = GLUE["mrpc"]
+    file = write(tmp_path / "a.jsonl", made(task, [1, 1, 0, 0, 1]))
+    data = read(task_name="mrpc", validation_file=[file])
+    data.use_label_order({"Equivalent": 0, "Not_Equivalent": 1})
+    measured = data.encode(tokenizer, BertConfig(**TINY, **data.config_fields())).evaluation[""]
+    assert measured.rows["labels"][:] == [0, 0, 1, 1, 0]
+    # All are called equivalent: three of five right, F1 2 * 0.6 * 1 / 1.6.
+    scores = measured.metrics(np.tile([1.0, 0.0], (5, 1)), np.array(measured.rows["labels"]))
+    assert scores == pytest.approx(dict(accuracy=0.6, f1=0.75, combined_score=0.675))
+
+
+def test_labels_of_a_task_may_be_names_numbers_or_texts_of_numbers(tmp_path, tokenizer):
+    (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\nx\ty\tnot_entailment\nx\ty\t0\n", encoding="utf-8")
+    (tmp_path / "b.csv").write_text("sentence1,sentence2,label\nx,y,1\n", encoding="utf-8")
+    data = read(task_name="rte", train_file=[str(tmp_path / "a.tsv")], validation_file=[str(tmp_path / "b.csv")])
+    ours = encoded(data, tokenizer)
+    assert ours.train["labels"][:] == [1, 0]
+    assert ours.evaluation[""].rows["labels"][:] == [1]
+
+
+def test_stsb_is_a_regression_from_csv_too(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_text("sentence1,sentence2,label\nx,y,4.5\nx,y,0\n", encoding="utf-8")
+    data = read(task_name="stsb", train_file=[str(tmp_path / "a.csv")])
+    assert data.config_fields() == dict(num_labels=1, problem_type="regression")
+    assert encoded(data, tokenizer).train["labels"][:] == [4.5, 0.0]
+
+
+# ------- the Hub
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """hub[data set, configuration] = splits; answers in place of the Hub."""
+    content = {}
+
+    def read_hub(name, config, splits, arguments):
+        loaded = content[name, config]
+        found = {ours: next((theirs for theirs in names if theirs in loaded), None) for ours, names in splits.items()}
+        return {ours: Dataset.from_list(loaded[theirs]) for ours, theirs in found.items() if theirs}
+
+    monkeypatch.setattr("hf_deberta_ext.tasks.text_classification.read_hub", read_hub)
+    return content
+
+
+def test_a_task_by_name_is_read_from_the_hub(hub, tokenizer, tmp_path):
+    task = GLUE["mnli"]
+    hub["nyu-mll/glue", "mnli"] = {
+        "train": made(task, [0, 1, 2, 0]),
+        "validation_matched": made(task, [0, 1, 2]),
+        "validation_mismatched": made(task, [1, 2]),
+        "test_matched": made(task, [-1, -1]),
+        "test_mismatched": made(task, [-1]),
+    }
+    data = read(task_name="mnli")
+    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("mnli", "nyu-mll/glue", 4, 5)
+    ours = encoded(data, tokenizer)
+    assert {name: one.examples for name, one in ours.evaluation.items()} == {"": 3, "mm": 2}
+    assert {name: (one.examples, one.metrics) for name, one in ours.test.items()} == {"": (2, None), "mm": (1, None)}
+
+
+def test_ax_is_predicted_and_nothing_else(hub, tokenizer, tmp_path):
+    hub["nyu-mll/glue", "ax"] = {"test": made(GLUE["ax"], [-1, -1])}
+    data = read(task_name="ax")
+    ours = encoded(data, tokenizer)
+    assert (ours.train, ours.evaluation, [*ours.test]) == (None, {}, [""])
+    assert ours.test[""].write(np.eye(3)[[0, 1]], tmp_path, "predict")[0].name == "AX.tsv"
+
+
+def test_an_error_in_the_hub_s_data_names_the_split(hub):
+    task = GLUE["sst2"]
+    hub["nyu-mll/glue", "sst2"] = {"train": made(task, [0, 1]), "validation": made(task, [0, 7])}
+    with pytest.raises(ValueError, match=r"row 2 of validation of nyu-mll/glue has the label 7: sst2 has negative \(0\)"):
+        read(task_name="sst2")
+
+
+def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer):
+    task = xnli_task("en", ["en"], named=False)
+    for n, language in enumerate(("en", "de", "fr"), start=1):
+        hub["facebook/xnli", language] = {
+            "train": made(task, [0, 1, 2] * n), "validation": made(task, [0] * n), "test": made(task, [1] * n),
+        }  # fmt: skip
+    data = read(task_name="xnli", train_language="en", eval_languages=["de", "fr", "en"])
+    assert (data.num_train, data.num_evaluation) == (3, 6)
+    ours = encoded(data, tokenizer)
+    # The language of the training comes first: it says which checkpoint is best.
+    assert {name: one.examples for name, one in ours.evaluation.items()} == {"en": 1, "de": 2, "fr": 3}
+    assert next(iter(ours.evaluation)) == "en"
+    assert {*ours.test} == {"en", "de", "fr"}
+    one = encoded(read(task_name="xnli", language="de"), tokenizer)
+    assert len(one.train) == 6
+    assert {name: measured.examples for name, measured in one.evaluation.items()} == {"": 2}
+
+
+def test_xnli_from_files_has_sets_by_name(tmp_path, tokenizer):
+    task = xnli_task("en", ["en"], named=False)
+    train = write(tmp_path / "en.jsonl", made(task, [0, 1, 2]))
+    korean = write(tmp_path / "ko.jsonl", made(task, ["contradiction"]))
+    ours = encoded(read(task_name="xnli", train_file=[train], validation_file=[f"ko={korean}"]), tokenizer)
+    assert ours.evaluation["ko"].rows["labels"][:] == [2]
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (dict(task_name="xnli"), "which language of XNLI"),
+        (dict(task_name="xnli", language="xx"), "not in the language 'xx', but in ar, bg"),
+        (dict(task_name="xnli", language="de", train_file=["x.csv"]), "named by NAME=FILE"),
+        (dict(task_name="sst2", eval_languages=["de"]), "are those of --task_name xnli"),
+        (dict(task_name="sst-2"), "there is no task 'sst-2' here"),
+    ],
+)
+def test_flags_that_do_not_fit_the_task(flags, message):
+    with pytest.raises(ValueError, match=message):
+        read(**flags)
+
+
+@pytest.mark.parametrize("flag", [dict(label_names=["a", "b"]), dict(problem_type="regression")])
+def test_the_labels_of_a_task_are_known(tmp_path, flag):
+    train = write(tmp_path / "a.jsonl", made(GLUE["cola"], [0, 1]))
+    with pytest.raises(ValueError, match=f"the labels of cola are known: leave --{next(iter(flag))} out"):
+        read(task_name="cola", train_file=[train], **flag)
+
+
+# ------- real data
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    ("name", "train", "evaluation"),
+    [
+        ("cola", 8551, 1043), ("mnli", 9888, 6238), ("mrpc", 3668, 408), ("qnli", 0, 5463), ("qqp", 20000, 3496),
+        ("rte", 2490, 138), ("sst2", 67349, 872), ("stsb", 5749, 1500), ("wnli", 635, 71),
+    ],
+)  # fmt: skip
+def test_real_files_are_read_by_the_name_of_their_task(name, train, evaluation, tokenizer, tmp_path):
+    files = {kind: sorted(map(str, Path(REAL, "glue", name).glob(f"{kind}*"))) for kind in ("train", "validation", "test")}
+    flags = {f"{kind}_file": found for kind, found in files.items()}
+    whole = read(task_name=name, **flags)
+    assert (whole.num_train, whole.num_evaluation) == (train, evaluation)
+    some = read(task_name=name, **flags, max_train_samples=500, max_eval_samples=200, max_predict_samples=100)
+    ours = encoded(some, tokenizer)
+    measured = ours.evaluation[""]
+    assert measured.examples == min(200, evaluation)
+    labels = np.array(measured.rows["labels"])
+    if not GLUE[name].labels:
+        assert 0 <= labels.min() < labels.max() <= 5
+        right = labels[:, None]
+    else:
+        assert {*labels.tolist()} == {*range(len(GLUE[name].labels))}
+        right = np.eye(len(GLUE[name].labels))[labels]
+    scores = measured.metrics(right, labels)
+    assert scores == pytest.approx(dict.fromkeys(TASK_METRICS[name], 1.0))
+    if ours.test:
+        (file,) = ours.test[""].write(right[:100], tmp_path, "predict")
+        assert (file.name, len(file.read_text().splitlines())) == (GLUE[name].files[""], 101)
+
+
+@needs_real_data
+def test_real_korean_is_evaluated_after_english_as_in_xnli(tokenizer):
+    folder = Path(REAL, "multilingual", "xnli_ko")
+    data = read(
+        task_name="xnli",
+        train_file=[str(Path(REAL, "glue", "mnli", "train.jsonl.gz"))],
+        validation_file=[
+            f"en={Path(REAL, 'glue', 'mnli', 'validation_matched.jsonl.gz')}", f"ko={folder / 'validation.jsonl.gz'}",
+        ],
+        test_file=[f"ko={folder / 'test.jsonl.gz'}"],
+        max_train_samples=100,
+        max_eval_samples=50,
+    )  # fmt: skip
+    ours = encoded(data, tokenizer)
+    assert {name: one.examples for name, one in ours.evaluation.items()} == {"en": 50, "ko": 50}
+    # The test set has its labels there.
+    assert ours.test["ko"].examples == 5010
+    assert ours.test["ko"].metrics is not None
+    assert "ko" not in XNLI_LANGUAGES

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels: their kind and order in the data, those of a checkpoint, what a model's logits mean, and wrong ones."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("datasets")
+
+from datasets import ClassLabel, Dataset, List
+
+from hf_deberta_ext.tasks.labels import Labels, find_labels, label_cells
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """Texts of the warnings of the module."""
+    texts = []
+    monkeypatch.setattr("hf_deberta_ext.tasks.labels.logger", SimpleNamespace(warning=texts.append))
+    return texts
+
+
+def found(*cells, trained=True, **more):
+    return find_labels({"--train_file": [*cells]}, trained=trained, **more)
+
+
+# ------- by hand
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "names"),
+    [
+        (["b", "a", "b"], SINGLE, ("a", "b")),
+        (["10", "9", "9"], SINGLE, ("9", "10")),
+        ([10, 9, 2], SINGLE, ("2", "9", "10")),
+        ([-1, 0, 1], SINGLE, ("-1", "0", "1")),
+        ([True, False], SINGLE, ("False", "True")),
+        ([0.5, 1.0], REGRESSION, ()),
+        (["0.5", "1"], REGRESSION, ()),
+        ([0.5, 1, 2], REGRESSION, ()),
+        ([["b"], [], ["a", "b"]], MULTI, ("a", "b")),
+        ([[3], [10, 2]], MULTI, ("2", "3", "10")),
+    ],
+)
+def test_the_kind_of_labels_and_their_order(cells, kind, names):
+    labels = found(*cells)
+    assert (labels.problem_type, labels.names) == (kind, names)
+
+
+@pytest.mark.parametrize(
+    ("labels", "cells", "encoded"),
+    [
+        (found("b", "a", "B"), ["b", "a", "B"], [2, 1, 0]),
+        (found("10", "9"), ["10", "9", 9], [1, 0, 0]),
+        (found(10, 9), [10, "9"], [1, 0]),
+        (found(-1, 0, 1), [-1, "1", 0], [0, 2, 1]),
+        (found(False, True), [True, "False", 1], [1, 0, 1]),
+        (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
+        (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
+        (Labels(SINGLE, ("no", "yes")), ["yes", 0, "1", "NO", 1.0], [1, 0, 1, 0, 1]),
+        # A name that is a number counts before a number.
+        (Labels(SINGLE, ("1", "0")), ["1", 1], [0, 1]),
+        (Labels(REGRESSION), [-1.0, "3", 5], [-1.0, 3.0, 5.0]),
+    ],
+)
+def test_cells_become_numbers_of_labels(labels, cells, encoded):
+    assert labels.encode(cells, what="x") == encoded
+
+
+def test_what_logits_say():
+    labels = Labels(SINGLE, ("a", "b", "c"), order=(2, 0, 1))
+    logits = np.array([[9, 0, 0], [0, 9, 0], [0, 0, 9]])
+    assert labels.predicted(logits).tolist() == [1, 2, 0]
+    assert labels.shown(labels.predicted(logits)) == ["b", "c", "a"]
+    assert labels.for_model([1, 2, 0]) == [0, 1, 2]
+
+    multi = Labels(MULTI, ("a", "b"), order=(1, 0))
+    assert multi.predicted(np.array([[0.1, -0.1], [-3, 0.0]])).tolist() == [[0, 1], [0, 0]]
+    assert multi.shown(np.array([[0, 1], [0, 0], [1, 1]])) == [["b"], [], ["a", "b"]]
+    assert multi.for_model([[1.0, 0.0]]) == [[0.0, 1.0]]
+
+    for scores in ([1.5, -2.0], [[1.5], [-2.0]]):
+        assert Labels(REGRESSION).predicted(np.array(scores)).tolist() == [1.5, -2.0]
+    assert Labels(REGRESSION).shown(np.array([1.5])) == [1.5]
+
+
+def test_fields_of_a_configuration():
+    assert Labels(SINGLE, ("a", "b"), order=(1, 0)).config_fields() == dict(
+        num_labels=2, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1}, problem_type=SINGLE
+    )
+    assert Labels(REGRESSION).config_fields() == dict(num_labels=1, problem_type=REGRESSION)
+
+
+def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
+    labels = Labels(SINGLE, ("entailment", "neutral", "contradiction"))
+    label2id = {"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2}
+    ours = labels.in_order_of(label2id)
+    assert ours.order == (2, 1, 0)
+    assert ours.names == labels.names
+    assert ours.config_fields()["id2label"] == {0: "contradiction", 1: "neutral", 2: "entailment"}
+    assert ours.encode(["entailment"], what="x") == [0]
+
+
+@pytest.mark.parametrize(
+    "label2id", [None, {}, {"LABEL_0": 0, "LABEL_1": 1}, {"a": 0, "b": 7}, {"a": 0}, {"A": 0, "a": 1, "b": 2}]
+)
+def test_a_checkpoint_without_such_names_changes_nothing(label2id):
+    labels = found("b", "a")
+    assert labels.in_order_of(label2id) == labels
+
+
+def test_other_names_of_a_checkpoint_are_replaced_with_a_warning(warnings):
+    labels = found("b", "a")
+    assert labels.in_order_of({"NEG": 0, "POS": 1}) == labels
+    assert warnings == ["the labels NEG, POS of the checkpoint become a, b, in this order"]
+
+
+def test_without_training_data_the_checkpoint_says_what_labels_are():
+    label2id = {"neg": 0, "neutral": 1, "pos": 2}
+    few = found("pos", "neg", trained=False).in_order_of(label2id)
+    assert few.names == ("neg", "neutral", "pos")
+    assert few.encode(["pos", "neutral"], what="x") == [2, 1]
+    numbers = found(2, 0, trained=False).in_order_of(label2id)
+    assert numbers.names == ("neg", "neutral", "pos")
+    assert numbers.encode([2, "1"], what="x") == [2, 1]
+    nameless = found(1, 0, trained=False).in_order_of({"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2})
+    assert nameless.config_fields()["num_labels"] == 3
+    assert found(1, 4, trained=False).in_order_of({"LABEL_0": 0}).problem_type == REGRESSION
+
+
+def test_a_checkpoint_without_names_takes_those_of_the_data(warnings):
+    labels = found("b", "a", trained=False).in_order_of({"LABEL_0": 0, "LABEL_1": 1})
+    assert labels.names == ("a", "b")
+    assert warnings == ["the checkpoint does not say what its labels are; they are taken for a, b"]
+
+
+def test_labels_of_a_configuration_alone():
+    def of(problem_type=None, *names):
+        config = SimpleNamespace(id2label=dict(enumerate(names)), num_labels=len(names), problem_type=problem_type)
+        return Labels.of_config(config)
+
+    assert (of(None, "a", "b").problem_type, of(None, "a", "b").names) == (SINGLE, ("a", "b"))
+    assert of(None, "x").problem_type == REGRESSION
+    assert of(MULTI, "a", "b").problem_type == MULTI
+
+
+def test_names_of_a_data_set_are_those_of_its_features():
+    feature = ClassLabel(names=["bad", "good"])
+    rows = Dataset.from_dict({"one": [1, 0], "all": [[1], [0, 1]], "plain": ["x", "y"]})
+    rows = rows.cast_column("one", feature).cast_column("all", List(feature))
+    assert label_cells(rows, "one") == ([1, 0], ("bad", "good"))
+    assert label_cells(rows, "all") == ([[1], [0, 1]], ("bad", "good"))
+    assert label_cells(rows, "plain") == (["x", "y"], None)
+
+
+@pytest.mark.parametrize("nothing", [[-1, -1], [None, None], ["", ""], ["-1", "-1"], [-1.0, None]])
+def test_a_test_set_may_have_no_labels(nothing):
+    assert found(*nothing, trained=False) is None
+    assert Labels(SINGLE, ("a", "b")).encode(nothing, what="x", test=True) is None
+    assert Labels(REGRESSION).encode(nothing, what="x", test=True) is None
+
+
+def test_minus_one_is_a_label_where_the_training_set_has_it():
+    assert found(-1, 1).encode([-1, -1], what="x", test=True) == [0, 0]
+
+
+def test_the_first_column_says_which_labels_there_are():
+    cells = {"--train_file": [None, "b", "a"], "--validation_file": ["c"]}
+    assert find_labels(cells, trained=True).names == ("a", "b")
+    # A number in one and a text of a number in the other.
+    assert find_labels({"x": [1, 2], "y": ["1"]}, trained=True).encode(["1"], what="y") == [0]
+    assert find_labels({"x": ["1", "2"], "y": ["two"]}, trained=True).names == ("1", "2")
+
+
+def test_the_flag_says_what_labels_of_two_readings_are():
+    assert found(1, 2, problem_type=REGRESSION).problem_type == REGRESSION
+    assert found("1", "2", problem_type=REGRESSION).encode(["2"], what="x") == [2.0]
+    assert found(["a"], problem_type=MULTI).problem_type == MULTI
+    assert found(0, 1, names=["no", "yes"]).names == ("no", "yes")
+    assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], what="x") == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_classes_that_are_written_as_fractions_get_a_hint(warnings):
+    assert found(0.0, 1.0).problem_type == REGRESSION
+    assert "without .0" in warnings.pop()
+    found(0.5, 1.0)
+    found(0.0, 1.0, problem_type=REGRESSION)
+    assert warnings == []
+
+
+# ------- invariants
+
+
+def test_what_goes_to_the_model_comes_back():
+    generator = random.Random(0)
+    names = tuple("abcdefg")
+    for _ in range(20):
+        order = tuple(generator.sample(range(7), 7))
+        single, multi = (Labels(kind, names, order=order) for kind in (SINGLE, MULTI))
+        numbers = [generator.randrange(7) for _ in range(11)]
+        assert single.from_model(single.for_model(numbers)).tolist() == numbers
+        assert single.predicted(np.eye(7)[single.for_model(numbers)]).tolist() == numbers
+        rows = [[float(generator.randrange(2)) for _ in names] for _ in range(11)]
+        assert multi.from_model(multi.for_model(rows)).tolist() == rows
+        # The name that a configuration gives a number of the model is that of the data's label.
+        fields = single.config_fields()
+        assert [fields["id2label"][n] for n in single.for_model(numbers)] == [names[n] for n in numbers]
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("labels", "cells", "message"),
+    [
+        (found("a", "b"), ["a", "c"], r"row 2 of x has the label 'c': --train_file has a, b$"),
+        (Labels(SINGLE, ("no", "yes"), source="boolq"), [0, 2], r"row 2 .* the label 2: boolq has no \(0\), yes \(1\)$"),
+        (found(*range(30)), [99], r"18, 19, \.\.\. \(30 in all\)"),
+        (found("a", "b"), ["a", "B"], "row 2 of x has the label 'B'"),
+        (found("A", "b"), ["b", "a"], "row 2 of x has the label 'a'"),
+        (found("a", "b"), ["a", None], r"row 2 of x has no label"),
+        (found("a", "b"), ["", "a"], r"row 1 of x has no label"),
+        (found("a", "b"), [["a"], "b"], r"row 1 of x has the label \['a'\]: expected one label"),
+        (found("a", "b"), [-1, "a"], r"row 1 of x has the label -1"),
+        (found("a", "b"), [float("nan"), "a"], "row 1 of x has the label nan"),
+        (found(0.5), [0.5, float("nan")], "row 2 of x has the label nan: regression expects a finite number"),
+        (found(0.5), ["inf"], "row 1 of x has the label 'inf'"),
+        (found(0.5), ["good"], "the label 'good': regression expects"),
+        (found(0.5), [True], "the label True: regression expects"),
+        (found(["a"]), ["a"], "the label 'a': expected the list of those that apply"),
+        (found(["a"], ["b"]), [["c"]], "the label .*'c'.*: --train_file has a, b"),
+        (found([0], [1]), [[0, 1, 1]], "not a 0 or 1 for each"),
+    ],
+)
+def test_wrong_labels_are_named(labels, cells, message):
+    with pytest.raises(ValueError, match=message):
+        labels.encode(cells, what="x")
+
+
+@pytest.mark.parametrize("nothing", [[-1, -1], [None], ["", ""]])
+def test_a_set_to_evaluate_on_must_have_labels(nothing):
+    with pytest.raises(ValueError, match=r"x has no labels \(all are .*\): it is a test file, give it as --test_file"):
+        Labels(SINGLE, ("a", "b")).encode(nothing, what="x")
+
+
+@pytest.mark.parametrize(
+    ("cells", "more", "message"),
+    [
+        (["a", 1], {}, "labels that are text and labels that are numbers"),
+        ([["a"], "b"], {}, r"labels that are lists and labels that are none, such as 'b'"),
+        ([0.5, 1.0], dict(problem_type=SINGLE), "one text or whole number a row; --train_file has 0.5"),
+        ([["a"]], dict(problem_type=SINGLE), r"one text or whole number a row; --train_file has \['a'\]"),
+        (["a", "b"], dict(problem_type=MULTI), "a list of labels a row; --train_file has 'a'"),
+        ([["a"]], dict(problem_type=REGRESSION), "labels that are numbers"),
+        ([0, 1], dict(problem_type=REGRESSION, names=["a", "b"]), "numbers and no --label_names"),
+    ],
+)
+def test_labels_of_the_wrong_kind_are_refused(cells, more, message):
+    with pytest.raises(ValueError, match=message):
+        found(*cells, **more)
+
+
+def test_a_label_that_the_checkpoint_does_not_know_cannot_be_evaluated():
+    labels = found("pos", "mixed", trained=False)
+    with pytest.raises(ValueError, match="--train_file has the label 'mixed'; the checkpoint has neg, pos"):
+        labels.in_order_of({"neg": 0, "pos": 1})
+    with pytest.raises(ValueError, match="has the label 3; the checkpoint has neg, pos"):
+        found(3, 1, trained=False).in_order_of({"neg": 0, "pos": 1})

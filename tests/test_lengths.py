@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long an input may be: as many tokens as a model of absolute positions has rows, and no limit for others."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    AlbertConfig,
+    AutoModel,
+    BertConfig,
+    DebertaConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    MPNetConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.tasks.lengths import longest_input, position_limit
+
+TINY = dict(
+    vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, embedding_size=8,
+    max_position_embeddings=16,
+)  # fmt: skip
+ABSOLUTE = [
+    AlbertConfig(**TINY),
+    BertConfig(**TINY),
+    DebertaConfig(**TINY, relative_attention=True),
+    DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=16),
+    ElectraConfig(**TINY),
+    MPNetConfig(**TINY),
+    RobertaConfig(**TINY),
+    XLMRobertaConfig(**TINY),
+]
+RELATIVE = [
+    DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False),
+    DebertaConfig(**TINY, relative_attention=True, position_biased_input=False),
+    DebertaExtConfig(**{name: value for name, value in TINY.items() if name != "embedding_size"}, position_buckets=8),
+]
+
+
+def tokenizer(limit=10**30):
+    return SimpleNamespace(model_max_length=limit)
+
+
+@pytest.mark.parametrize("config", ABSOLUTE, ids=lambda config: config.model_type)
+def test_the_limit_is_the_longest_input_that_runs(config):
+    limit = position_limit(config)
+    model = AutoModel.from_config(config).eval()
+    model(torch.full((1, limit), 5))
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        model(torch.full((1, limit + 1), 5))
+
+
+@pytest.mark.parametrize("config", RELATIVE, ids=lambda config: config.model_type)
+def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config):
+    assert position_limit(config) is None
+    assert longest_input(tokenizer(16), config, 64, default=128) == 64
+    AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "expected", "warned"),
+    [(512, 8, 8, False), (512, 99, 16, True), (12, 99, 12, True), (512, None, 16, False), (512, 16, 16, False)],
+)
+def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(
+    limit, wanted, expected, warned, monkeypatch
+):
+    texts = []
+    monkeypatch.setattr("hf_deberta_ext.tasks.lengths.logger", SimpleNamespace(warning=texts.append))
+    assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
+    assert texts == ([f"--max_seq_length {wanted} is more than the model takes: it becomes {expected}"] if warned else [])

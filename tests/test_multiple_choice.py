@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiple choice: pairs and losses by hand, choices that are not there, any model, files, the real data, and mistakes."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+
+from datasets import Dataset
+from transformers import (
+    AlbertConfig,
+    AutoModelForMultipleChoice,
+    BertConfig,
+    ElectraConfig,
+    PreTrainedTokenizerBase,
+    RobertaConfig,
+)
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.arguments import DataArguments, FineTuningArguments
+from hf_deberta_ext.tasks.choice_rows import codah_rows, context_rows, copa_rows, swag_rows
+from hf_deberta_ext.tasks.multiple_choice import (
+    MultipleChoiceData,
+    choice_loss,
+    masked_answers,
+    read_multiple_choice,
+)
+from hf_deberta_ext.tasks.trainer import TaskTrainer
+
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+WORDS = "the cat sat on a mat while some dog ran far away from it and barked"
+MODELS = ["ours", "stock_v2", "bert", "roberta", "electra", "albert"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_byte_level_bpe([WORDS] * 20, vocab_size=320)
+
+
+@pytest.fixture
+def build(tokenizer, tiny_config, stock_config, shake):
+    """A tiny model of a family, all of its weights random."""
+
+    def of(family):
+        sizes = dict(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+            max_position_embeddings=70, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        config = {
+            "ours": lambda: tiny_config(vocab_size=len(tokenizer)),
+            "stock_v2": lambda: stock_config(vocab_size=len(tokenizer), type_vocab_size=2),
+            "bert": lambda: BertConfig(**sizes),
+            "roberta": lambda: RobertaConfig(**sizes, type_vocab_size=2, pad_token_id=0),
+            "electra": lambda: ElectraConfig(**sizes, embedding_size=32),
+            "albert": lambda: AlbertConfig(**sizes, embedding_size=32, classifier_dropout_prob=0.0),
+        }[family]()
+        return shake(AutoModelForMultipleChoice.from_config(config))
+
+    return of
+
+
+def question(choices=2, label=0, **changes):
+    words = WORDS.split()
+    return {
+        "id": f"q{choices}{label}",
+        "context": "the cat sat on a mat",
+        "choices": [f"it {words[number]} {words[number + 3]}" for number in range(choices)],
+        "label": label,
+        "group": None,
+    } | changes
+
+
+def task_of(questions, split="validation", arguments=None, **more):
+    more = dict(name="mine", dataset="rows.jsonl") | more
+    return MultipleChoiceData(arguments or DataArguments(), {split: questions}, **more)
+
+
+def encoded(questions, tokenizer, **arguments):
+    return task_of(questions, arguments=DataArguments(**arguments)).encode(tokenizer, None)
+
+
+# ------- rows by hand
+
+
+def test_swag_rows_by_hand():
+    rows = Dataset.from_list(
+        [
+            {"sent1": "He waits.", "sent2": "She", "ending0": "runs.", "ending1": "sits.", "ending2": "NA", "label": 2},
+            # CODAH has questions without a first sentence, SWAG's test set no labels.
+            {"sent1": "", "sent2": "They", "ending0": "run.", "ending1": "sit.", "ending2": "lie.", "label": -1},
+        ]
+    )
+    assert swag_rows(rows, what="here") == [
+        {"id": "0", "context": "He waits.", "choices": ["She runs.", "She sits.", "She NA"], "label": 2, "group": None},
+        {"id": "1", "context": "", "choices": ["They run.", "They sit.", "They lie."], "label": None, "group": None},
+    ]
+
+
+def test_swag_endings_stand_in_the_order_of_their_numbers():
+    row = {"sent1": "a", "sent2": "b"} | {f"ending{number}": str(number) for number in (10, 2, 1, 0)}
+    rows = Dataset.from_list([row])
+    assert swag_rows(rows, what="here")[0]["choices"] == ["b 0", "b 1", "b 2", "b 10"]
+
+
+def test_labels_of_csv_are_text():
+    row = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": "1"}
+    assert swag_rows(Dataset.from_list([row]), what="here")[0]["label"] == 1
+
+
+def test_context_rows_by_hand():
+    rows = Dataset.from_list(
+        [
+            {"id": 7, "context": "A text.", "question": "Why?", "choices": ["So.", "Or so."], "label": 1},
+            {"id": 8, "context": "A text.", "question": "", "choices": ["x _", "y", "z"], "label": 0},
+        ]
+    )
+    assert context_rows(rows, what="here") == [
+        {"id": "7", "context": "A text.", "choices": ["Why? So.", "Why? Or so."], "label": 1, "group": None},
+        {"id": "8", "context": "A text.", "choices": ["x _", "y", "z"], "label": 0, "group": None},
+    ]
+
+
+def test_context_rows_in_the_form_of_clue():
+    """The context is a list of turns, and the answer the text of a choice."""
+    rows = Dataset.from_list(
+        [
+            {"context": ["A: Hi.", "B: Hi."], "question": "Who?", "choice": ["A", "B"], "answer": "B"},
+            {"context": ["A: Hi."], "question": "Who?", "choice": ["A", "B", "C"], "answer": ""},
+        ]
+    )
+    read = context_rows(rows, what="here")
+    assert [row["context"] for row in read] == ["A: Hi.\nB: Hi.", "A: Hi."]
+    assert [row["label"] for row in read] == [1, None]
+
+
+def test_codah_rows_by_hand():
+    rows = Dataset.from_list([{"question_propmt": "He", "candidate_answers": ["runs", "sits"], "correct_answer_idx": 1}])
+    assert codah_rows(rows, what="here") == [
+        {"id": "0", "context": "He", "choices": ["runs", "sits"], "label": 1, "group": None}
+    ]
+
+
+def test_copa_rows_by_hand():
+    row = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It shone.", "idx": 4, "label": 0}
+    rows = Dataset.from_list([row | {"question": "cause"}, row | {"question": "effect", "idx": 5, "label": -1}])
+    assert copa_rows(rows, what="here") == [
+        {
+            "id": "4",
+            "context": "It is wet.",
+            "choices": ["What was the cause? It rained.", "What was the cause? It shone."],
+            "label": 0,
+            "group": None,
+        },
+        {
+            "id": "5",
+            "context": "It is wet.",
+            "choices": ["What happened as a result? It rained.", "What happened as a result? It shone."],
+            "label": None,
+            "group": None,
+        },
+    ]
+
+
+# ------- features, losses and answers by hand
+
+
+def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
+    rows = encoded([question(choices=3, label=2)], tokenizer).evaluation[""].rows
+    texts = [tokenizer.decode(ids) for ids in rows[0]["input_ids"]]
+    assert texts == [f"[CLS]the cat sat on a mat[SEP]it {choice}[SEP]" for choice in ("the on", "cat a", "sat mat")]
+    types = rows[0]["token_type_ids"][0]
+    second = len(tokenizer("it the on", add_special_tokens=False)["input_ids"]) + 1
+    assert types == [0] * (len(types) - second) + [1] * second
+    assert rows[0]["labels"] == 2
+    assert rows[0]["length"] == max(map(len, rows[0]["input_ids"]))
+
+
+def test_the_context_alone_is_cut(tokenizer):
+    long = question(context=WORDS, choices=3)
+    pair = tokenizer("", long["choices"][0])["input_ids"]
+    length = max(len(tokenizer("", choice)["input_ids"]) for choice in long["choices"]) + 2
+    whole = tokenizer(WORDS, add_special_tokens=False)["input_ids"]
+    rows = encoded([long], tokenizer, max_seq_length=length).evaluation[""].rows
+    for ids, choice in zip(rows[0]["input_ids"], long["choices"], strict=True):
+        second = tokenizer(choice, add_special_tokens=False)["input_ids"]
+        kept = length - len(second) - 3
+        assert ids == [pair[0], *whole[:kept], pair[1], *second, pair[-1]]
+
+
+def test_choice_loss_by_hand():
+    logits = torch.tensor([[0.0, math.log(3), 50.0], [1.0, 1.0, 1.0]])
+    labels = torch.tensor([[0, 1, -100], [1, 0, 0]])
+    expected = (-math.log(3 / 4) + math.log(3)) / 2
+    assert choice_loss({"logits": logits}, labels).item() == pytest.approx(expected)
+    assert choice_loss((logits,), labels).item() == pytest.approx(expected)
+
+
+def test_masked_answers_by_hand():
+    logits = np.array([[1.0, 2.0, 9.0, 9.0], [0.0, -1.0, -2.0, 7.0], [0.0, 1.0, 2.0, 3.0], [-1e4, -2e4, -100, -100]])
+    assert masked_answers(logits, [2, 3, 4, 2]).tolist() == [1, 0, 3, 0]
+
+
+def test_metrics_and_files_by_hand(tokenizer, tmp_path):
+    questions = [
+        question(2, 1, id="a", group="middle"),
+        question(3, 0, id="b", group="high"),
+        question(4, 3, id="c", group="high"),
+    ]
+    measured = task_of(questions, answer_names="ABCD").encode(tokenizer, None).evaluation[""]
+    # The best logits of the first two rows are of choices that they do not have.
+    logits = np.array([[0.0, 1.0, 5.0, 5.0], [2.0, 1.0, 0.0, 5.0], [9.0, 0.0, 0.0, 1.0]])
+    assert measured.metrics(logits, None) == {
+        "accuracy": pytest.approx(2 / 3), "middle_accuracy": 1.0, "high_accuracy": 0.5,
+    }  # fmt: skip
+    files = measured.write(logits, tmp_path, "predict")
+    assert [file.name for file in files] == ["predict_answers.json", "predict_answers.tsv"]
+    assert json.loads(files[0].read_text(encoding="utf-8")) == {"a": "B", "b": "A", "c": "A"}
+    assert files[1].read_text(encoding="utf-8") == "a\tB\nb\tA\nc\tA\n"
+
+
+def test_answers_without_names_are_the_numbers_of_choices(tokenizer, tmp_path):
+    questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
+    measured = encoded(questions, tokenizer).evaluation[""]
+    file, _ = measured.write(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), tmp_path, "eval")
+    # Equal ids are numbered, or the last would stand for all.
+    assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
+
+
+def test_a_test_set_without_labels_has_answers_but_no_metrics(tokenizer):
+    test = task_of([question(label=None), question(3)], split="test").encode(tokenizer, None).test[""]
+    assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
+    labelled = task_of([question()], split="test").encode(tokenizer, None).test[""]
+    assert labelled.metrics(np.array([[1.0, 0.0]]), None) == {"accuracy": 1.0}
+
+
+def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
+    task = encoded([question(2, 1), question(4, 2), question(3, 0)], tokenizer, pad_to_multiple_of=8)
+    rows = [task.evaluation[""].rows[number] for number in range(3)]
+    batch = task.collator(rows)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 4, 16)
+    assert batch["labels"].tolist() == [[0, 1, -100, -100], [0, 0, 1, 0], [1, 0, 0, -100]]
+    # Missing choices repeat the first: no row is empty.
+    assert torch.equal(batch["input_ids"][0, 2:], batch["input_ids"][0, :1].expand(2, -1))
+    assert batch["attention_mask"].any(-1).all()
+    assert task.collator([{name: row[name] for name in row if name != "labels"} for row in rows]).keys() == (
+        batch.keys() - {"labels"}
+    )
+
+
+def test_pad_to_max_length(tokenizer):
+    task = encoded([question()], tokenizer, pad_to_max_length=True, max_seq_length=40)
+    assert task.collator([task.evaluation[""].rows[0]])["input_ids"].shape == (1, 2, 40)
+
+
+def test_several_processes_tokenise_alike(tokenizer):
+    questions = [question(2 + number % 3) for number in range(6)]
+    one = encoded(questions, tokenizer).evaluation[""].rows
+    two = encoded(questions, tokenizer, preprocessing_num_workers=2).evaluation[""].rows
+    assert one[:] == two[:]
+
+
+# ------- choices that are not there
+
+
+def losses_and_gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert any(gradient.any() for gradient in gradients.values())
+    return loss.item(), gradients
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, build, tokenizer):
+    """The loss of a batch of 2, 3 and 4 choices is the mean of what the model's own loss is for each row alone."""
+    model = build(family).double()
+    questions = [question(2, 1), question(4, 2), question(3, 0)]
+    task = encoded(questions, tokenizer)
+    batch = task.collator([task.evaluation[""].rows[number] for number in range(3)])
+    labels = batch.pop("labels")
+    loss, gradients = losses_and_gradients(model, task.loss(model(**batch), labels))
+
+    alone = []
+    for one in questions:
+        own = encoded([one], tokenizer)
+        assert own.loss is None
+        alone.append(model(**own.collator([own.evaluation[""].rows[0]])).loss)
+    expected, expected_gradients = losses_and_gradients(model, sum(alone) / 3)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert gradients.keys() == expected_gradients.keys()
+    largest = max(gradient.abs().max() for gradient in expected_gradients.values())
+    for name, gradient in gradients.items():
+        assert (gradient - expected_gradients[name]).abs().max() <= 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("family", ["ours", "bert"])
+def test_what_stands_in_the_place_of_missing_choices_does_not_matter(family, build, tokenizer):
+    model = build(family)
+    task = encoded([question(2, 1), question(4, 2)], tokenizer)
+    batch = task.collator([task.evaluation[""].rows[number] for number in range(2)])
+    labels = batch.pop("labels")
+    loss, gradients = losses_and_gradients(model, task.loss(model(**batch), labels))
+    absent = (labels == -100)[..., None] & (batch["attention_mask"] == 1)
+    other = batch | {"input_ids": torch.where(absent, len(tokenizer) - 1, batch["input_ids"])}
+    assert not torch.equal(other["input_ids"], batch["input_ids"])
+    assert losses_and_gradients(model, task.loss(model(**other), labels))[0] == loss
+    changed = losses_and_gradients(model, task.loss(model(**other), labels))[1]
+    assert all(torch.allclose(changed[name], gradient, atol=1e-7) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_any_model_is_evaluated_on_rows_of_different_lengths(family, build, tokenizer, tmp_path):
+    """Batches of 2 and then of 4 choices: in the order of the rows, equal to one row at a time."""
+    model = build(family)
+    questions = [question(2, 1, id=f"{n}") for n in range(4)] + [question(2 + n % 3, 0, id=f"b{n}") for n in range(5)]
+    task = encoded(questions, tokenizer)
+    arguments = FineTuningArguments(
+        output_dir=str(tmp_path / "out"), per_device_eval_batch_size=4, report_to="none", disable_tqdm=True, do_eval=True
+    )
+    trainer = TaskTrainer(model, arguments, task=task)
+    found = trainer.evaluate()
+    expected = []
+    for one in questions:
+        own = encoded([one], tokenizer)
+        batch = own.collator([own.evaluation[""].rows[0]])
+        batch.pop("labels")
+        with torch.no_grad():
+            expected.append(model(**batch).logits[0].argmax().item())
+    right = [answer == one["label"] for answer, one in zip(expected, questions, strict=True)]
+    assert found["eval_accuracy"] == pytest.approx(np.mean(right))
+    predictions = trainer.predict_set(task.evaluation[""], "eval").predictions
+    assert masked_answers(predictions, [len(one["choices"]) for one in questions]).tolist() == expected
+    assert math.isfinite(found["eval_loss"])
+
+
+def test_training_on_different_numbers_of_choices_with_sift(build, tokenizer, tmp_path):
+    """The perturbed pass does not give the model labels that it cannot read."""
+    questions = [question(2 + number % 3, number % 2, id=str(number)) for number in range(8)]
+    task = task_of(questions, split="train").encode(tokenizer, None)
+    arguments = FineTuningArguments(
+        output_dir=str(tmp_path / "out"), per_device_train_batch_size=4, max_steps=3, report_to="none", disable_tqdm=True,
+        do_train=True, save_strategy="no", sift_weight=1.0, learning_rate=1e-3,
+    )  # fmt: skip
+    result = TaskTrainer(build("ours"), arguments, task=task).train()
+    assert result.global_step == 3 and math.isfinite(result.training_loss)
+
+
+# ------- files
+
+
+def write_lines(file, *rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+SWAG = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": 1}
+C3 = {"context": "a", "question": "b", "choices": ["c", "d", "e"], "label": 2}
+COPA = {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 0}
+CODAH = {"question_propmt": "a", "candidate_answers": ["b", "c"], "correct_answer_idx": 1}
+RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "example_id": "high1.txt"}
+
+
+@pytest.mark.parametrize("row, names", [(SWAG, None), (C3, None), (COPA, None), (CODAH, None), (RACE, True)])
+def test_the_columns_of_a_file_tell_its_form(row, names, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", row, row)
+    data = read_multiple_choice(DataArguments(train_file=[file], validation_file=[file], max_train_samples=1))
+    assert (data.num_train, data.num_evaluation) == (1, 2)
+    assert data.questions["train"][0]["context"] == "a"
+    assert (data.name, data.dataset, data.config_fields()) == ("multiple-choice", "rows.jsonl", {})
+    assert (data.answer_names is not None) == bool(names)
+
+
+def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer):
+    swag, c3 = write_lines(tmp_path / "swag.jsonl", SWAG), write_lines(tmp_path / "c3.jsonl", C3)
+    task = read_multiple_choice(DataArguments(train_file=[swag, c3])).encode(tokenizer, None)
+    assert task.train["labels"][:] == [[0, 1], [0, 0, 1]] and task.loss is choice_loss
+    alone = read_multiple_choice(DataArguments(train_file=[swag])).encode(tokenizer, None)
+    assert alone.train["labels"][:] == [1] and alone.loss is None
+
+
+def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
+    asked = []
+
+    def stored(name, config, splits, arguments):
+        asked.append((name, config))
+        return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
+
+    monkeypatch.setattr("hf_deberta_ext.tasks.multiple_choice.read_hub", stored)
+    data = read_multiple_choice(DataArguments(task_name="swag", max_train_samples=1))
+    assert asked == [("allenai/swag", "regular")]
+    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("swag", "allenai/swag", 1, 0)
+    assert data.questions["test"][0]["label"] is None
+    read_multiple_choice(DataArguments(dataset_name="someone/something", dataset_config_name="some"))
+    assert asked[1:] == [("someone/something", "some")]
+
+
+# ------- what is wrong
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (SWAG | {"label": 2}, r"row 1 of the data of --train_file \(0\) has the label 2, its choices are 0 to 1"),
+        (SWAG | {"label": -2}, "has the label -2"),
+        (SWAG | {"label": None}, "row 1 .* has no label; rows without are for --test_file"),
+        (SWAG | {"label": -1}, "no label"),
+        (SWAG | {"label": 0.5}, "0.5 in the column 'label', expected the number of a choice"),
+        (SWAG | {"label": "yes"}, "'yes' in the column 'label'"),
+        (SWAG | {"label": True}, "True in the column 'label'"),
+        (SWAG | {"ending1": ""}, "row 1 of --train_file rows.jsonl has nothing in the column 'ending1'"),
+        (SWAG | {"ending1": None}, "row 1 of --train_file rows.jsonl has None in the column 'ending1'"),
+        ({"sent1": "a", "sent2": "b", "ending0": "c"}, "has no column 'ending1'; it has 'sent1', 'sent2', 'ending0'"),
+        (C3 | {"choices": ["c"]}, "has 1 choices, it must have two or more"),
+        (C3 | {"choices": ["c", None]}, "None as choice 2 in the column 'choices'"),
+        (C3 | {"choices": "c, d"}, "'c, d' in the column 'choices', expected a list of texts"),
+        (C3 | {"context": None}, "None in the column 'context'"),
+        (C3 | {"context": ["a", None]}, "expected text or a list of texts"),
+        ({"context": "a", "question": "b", "choice": ["c", "d"], "answer": "e"}, "the answer 'e', which must be one of"),
+        ({"context": "a", "question": "b", "choice": ["c", "c"], "answer": "c"}, "the answer 'c', which must be one of"),
+        (COPA | {"question": "why"}, "row 1 .* has the question 'why', expected cause or effect"),
+        (COPA | {"premise": " "}, "nothing in the column 'premise'"),
+        (CODAH | {"candidate_answers": ["b", ""]}, "'' as choice 2 in the column 'candidate_answers'"),
+        ({"text": "a", "label": 0}, "has the columns 'text', 'label'; known are article, question, options, answer"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(row, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_multiple_choice(DataArguments(train_file=[write_lines(tmp_path / "rows.jsonl", row)]))
+
+
+def test_rows_to_evaluate_on_need_labels(tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", {name: SWAG[name] for name in SWAG if name != "label"})
+    with pytest.raises(ValueError, match=r"row 1 of the data of --validation_file \(0\) has no label"):
+        read_multiple_choice(DataArguments(validation_file=[file]))
+    assert read_multiple_choice(DataArguments(test_file=[file])).questions["test"][0]["label"] is None
+
+
+def test_an_unknown_task_and_no_data_are_refused():
+    with pytest.raises(ValueError, match="--task_name sst2 is not known; there are race, swag, codah, c3, copa"):
+        read_multiple_choice(DataArguments(task_name="sst2"))
+    with pytest.raises(ValueError, match="there is no data: give --task_name"):
+        read_multiple_choice(DataArguments())
+
+
+def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(tokenizer):
+    long = question(id="high7.txt-2", choices=3)
+    long["choices"][1] = WORDS
+    needed = len(tokenizer("", WORDS)["input_ids"]) + 1
+    questions = [question(), long]
+    with pytest.raises(
+        ValueError, match=rf"high7.txt-2: its question with choice 2 needs {needed} tokens.*{needed} or more"
+    ):
+        encoded(questions, tokenizer, max_seq_length=needed - 1)
+    rows = encoded(questions, tokenizer, max_seq_length=needed).evaluation[""].rows
+    assert len(rows[1]["input_ids"][1]) == needed
+
+
+def test_a_question_without_context_needs_no_room_for_it(tokenizer):
+    needed = len(tokenizer("", WORDS)["input_ids"])
+    alone = question(context="", choices=2)
+    alone["choices"] = [WORDS, "it"]
+    rows = encoded([alone], tokenizer, max_seq_length=needed).evaluation[""].rows
+    assert len(rows[0]["input_ids"][0]) == needed
+
+
+@pytest.mark.parametrize(
+    "logits, message",
+    [
+        (np.zeros((3, 2)), r"expected logits for 2 rows of up to 3 choices, got \[3, 2\]"),
+        (np.zeros((2, 2)), r"got \[2, 2\]: is the model one for multiple choice"),
+        (np.zeros((2, 3, 4)), r"got \[2, 3, 4\]"),
+        (np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), "some logits are NaN"),
+    ],
+)
+def test_logits_that_cannot_be_of_the_rows_are_refused(logits, message):
+    with pytest.raises(ValueError, match=message):
+        masked_answers(logits, [2, 3])
+
+
+# ------- the real data
+
+
+@needs_data
+@pytest.mark.parametrize(
+    "files, number, choices",
+    [
+        (["codah/validation.jsonl", "codah/test.jsonl"], 1111, {4}),
+        (["swag_sample/validation.jsonl"], 10, {4}),
+        (["multilingual/c3_zh/validation.jsonl.gz"], 500, {2, 3, 4}),
+        (["superglue/copa/validation.jsonl"], 100, {2}),
+        (["race/middle/validation.jsonl.gz"], 400, {4}),
+    ],
+    ids=["codah", "swag", "c3", "copa", "race"],
+)
+def test_the_real_files_are_encoded(files, number, choices, tokenizer):
+    arguments = DataArguments(validation_file=[str(Path(DATA, file)) for file in files], max_eval_samples=number)
+    data = read_multiple_choice(arguments)
+    # A byte-level vocabulary of a few words: bytes for most of them.
+    arguments.max_seq_length = 1024
+    measured = data.encode(tokenizer, None).evaluation[""]
+    assert measured.examples == len(measured.rows) == number
+    counts = [len(ids) for ids in measured.rows["input_ids"]]
+    assert {*counts} == choices
+    right = np.zeros((number, max(choices)))
+    right[range(number), [row["label"] for row in data.questions["validation"]]] = 1
+    assert set(measured.metrics(right, None).values()) == {1.0}

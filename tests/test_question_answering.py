@@ -1,0 +1,681 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about texts: windows by hand, gold spans there and back through real tokenizers, files, SQuAD, and mistakes."""
+
+import csv
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig
+
+pytest.importorskip("datasets")
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
+from hf_deberta_ext.tasks import question_answering, questions
+from hf_deberta_ext.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData, encode_windows
+from hf_deberta_ext.tasks.question_answering_metrics import normalise_answer
+from hf_deberta_ext.tasks.questions import Questions
+
+SPECIAL = dict(pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]")
+PAIR = "[CLS] $A [SEP] $B:1 [SEP]:1"
+
+
+def finished(tokenizer, pair=PAIR, **options):
+    """Special tokens [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=pair, special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **SPECIAL, **options)
+
+
+def words(pair=PAIR, **options):
+    """Numbers, words and other characters one by one, all unknown but [CLS], "q" and "a" to "j"."""
+    vocabulary = {name: number for number, name in enumerate([*SPECIAL.values(), "q", *"abcdefghij"])}
+    vocabulary |= {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    pieces = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|[^\p{L}\p{N}\s]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
+    tokenizer.add_special_tokens([*SPECIAL.values()])
+    return finished(tokenizer, pair, **options)
+
+
+def wordpiece(texts):
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=[*SPECIAL.values()], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return finished(tokenizer)
+
+
+def byte_level(texts, trim_offsets):
+    tokenizer = train_byte_level_bpe(texts, vocab_size=400, show_progress=False)
+    assert isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
+    special = [("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=trim_offsets),
+            processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=PAIR, special_tokens=special),
+        ]
+    )
+    return tokenizer
+
+
+def one(question="q", context="a b c d e f g h i j", answers=(("d e", 6),), name="n1"):
+    """A row of SQuAD."""
+    texts, starts = ([part[at] for part in answers] for at in (0, 1))
+    return dict(id=name, title="t", context=context, question=question, answers=dict(text=texts, answer_start=starts))
+
+
+def columns(*rows):
+    """What reading makes of rows whose first answers are where they should be."""
+    spans = [
+        (row["answers"]["answer_start"][0], row["answers"]["answer_start"][0] + len(row["answers"]["text"][0]))
+        if row["answers"]["text"]
+        else (-1, -1)
+        for row in rows
+    ]
+    of = {name: [row[name] for row in rows] for name in ("id", "question", "context")}
+    return Questions(of["id"], of["question"], of["context"], [row["answers"]["text"] for row in rows], spans)
+
+
+def write_lines(file, *rows):
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    opened = gzip.open(file, "wt", encoding="utf-8") if file.suffix == ".gz" else file.open("w", encoding="utf-8")
+    with opened as stream:
+        stream.write(text)
+    return str(file)
+
+
+def write_nested(file, *rows, **more):
+    """The JSON of SQuAD's authors, a paragraph a row; `more` is added to each question."""
+    articles = []
+    for row in rows:
+        answers = [
+            dict(text=text, answer_start=start)
+            for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+        ]
+        qas = dict(id=row["id"], question=row["question"], answers=answers, is_impossible=not answers) | more
+        articles.append(dict(title="t", paragraphs=[dict(context=row["context"], qas=[qas])]))
+    text = json.dumps(dict(version="v2.0", data=articles))
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+    return str(file)
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """The warnings of reading and encoding."""
+    found = []
+    for module in (questions, question_answering):
+        monkeypatch.setattr(module.logger, "warning", found.append)
+    return found
+
+
+def data(**flags):
+    return QuestionAnsweringData(QuestionAnsweringArguments(**flags))
+
+
+def gold_logits(rows):
+    """5 for the labels, start and end apart, 0 for the rest; padded as Trainer does."""
+    width = max(map(len, rows["input_ids"]))
+    logits = np.full((2, len(rows), width), -100, dtype=np.float32)
+    for row, ids in enumerate(rows["input_ids"]):
+        logits[:, row, : len(ids)] = 0
+    for part, name in enumerate(("start_positions", "end_positions")):
+        logits[part, np.arange(len(rows)), rows[name][:]] = 5
+    return logits[0], logits[1]
+
+
+# ------- windows by hand
+
+
+def test_windows_hold_the_question_and_overlap_by_the_stride():
+    rows, windows = encode_windows(columns(one()), tokenizer=words(), max_length=8, doc_stride=1)
+    cls, sep, q, a = 1, 2, 4, 5
+    assert rows["input_ids"][:] == [
+        [cls, q, sep, a, a + 1, a + 2, a + 3, sep],
+        [cls, q, sep, a + 3, a + 4, a + 5, a + 6, sep],
+        [cls, q, sep, a + 6, a + 7, a + 8, a + 9, sep],
+    ]
+    assert rows["token_type_ids"][0] == [0, 0, 0, 1, 1, 1, 1, 1]
+    # "d e" is cut in the first, whole in the second and not in the third: [CLS] stands for that.
+    assert (rows["start_positions"][:], rows["end_positions"][:]) == ([0, 3, 0], [0, 4, 0])
+    assert windows.examples.tolist() == [0, 0, 0] and windows.null.tolist() == [0, 0, 0]
+    assert windows.bounds.tolist() == [0, 8, 16, 24]
+    assert windows.first.tolist()[8:16] == [0, 0, 0, 6, 8, 10, 12, 0]
+    assert windows.last.tolist()[8:16] == [0, 0, 0, 7, 9, 11, 13, 0]
+
+
+def test_training_rows_are_what_a_model_takes():
+    rows, windows = encode_windows(
+        columns(one(), one(name="n2", answers=())), tokenizer=words(), max_length=20, doc_stride=1, offsets=False
+    )
+    assert windows is None
+    assert rows.column_names == ["input_ids", "token_type_ids", "attention_mask", "start_positions", "end_positions"]
+    assert (rows["start_positions"][:], rows["end_positions"][:]) == ([6, 0], [7, 0])
+
+
+def test_the_context_is_first_where_padding_is_on_the_left():
+    """As in XLNet, with [CLS] at the end; the one that stands in the context is a word."""
+    tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
+    row = one(context="[CLS] a b c d", answers=(("c d", 10),))
+    rows, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
+    assert rows["input_ids"][:] == [[1, 5, 6, 7, 2, 4, 2, 1], [0, 0, 7, 8, 2, 4, 2, 1]]
+    assert windows.null.tolist() == [7, 7]
+    assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 2], [7, 3])
+    assert windows.first.tolist()[8:] == [0, 0, 10, 12, 0, 0, 0, 0]
+
+
+def test_without_cls_its_place_is_that_of_the_first_token():
+    tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
+    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
+    assert windows.null.tolist() == [3]
+
+
+def test_padding_to_the_maximum_changes_no_answer():
+    options = dict(tokenizer=words(), max_length=12, doc_stride=1)
+    short, long = (encode_windows(columns(one()), pad=pad, **options) for pad in (False, True))
+    assert {*map(len, long[0]["input_ids"])} == {12} and len(short[0]["input_ids"][-1]) < 12
+    assert short[0]["start_positions"][:] == long[0]["start_positions"][:]
+
+
+def test_answers_that_no_window_holds_are_counted(warned):
+    rows, _ = encode_windows(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
+    assert rows["start_positions"][:] == [0, 0, 0]
+    assert len(warned) == 1 and "answers of 1 questions are whole in no window" in warned[0] and "'n1'" in warned[0]
+
+
+def test_questions_are_never_cut(warned, tmp_path):
+    """One that leaves no room is left out with a warning, and answered with nothing."""
+    long = one("q " * 9, name="long")
+    _, windows = encode_windows(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
+    assert {*windows.examples.tolist()} == {1}
+    assert len(warned) == 1 and "2 questions are too long" in warned[0] and "'long', 9 tokens" in warned[0]
+    file = write_lines(tmp_path / "dev.jsonl", long, one())
+    task = data(validation_file=[file], max_seq_length=12, doc_stride=2).encode(words(), BertConfig())
+    measured = task.evaluation[""]
+    metrics = measured.metrics(gold_logits(measured.rows), None)
+    assert measured.examples == 2 and metrics == dict(exact_match=50.0, f1=50.0)
+    files = measured.write(gold_logits(measured.rows), tmp_path, "eval")
+    assert json.loads(files[0].read_text(encoding="utf-8")) == {"long": "", "n1": "d e"}
+
+
+def test_white_space_around_a_question_takes_no_room():
+    """SQuAD 1.1 has a question that begins with 25,000 spaces."""
+    rows, _ = encode_windows(columns(one(" " * 99 + "q\n")), tokenizer=words(), max_length=8, doc_stride=1)
+    assert len(rows) == 3
+
+
+def test_empty_contexts_have_a_window_and_no_answer(tmp_path):
+    file = write_lines(tmp_path / "dev.jsonl", one(context="", answers=()), one(name="n2", context=" \n", answers=()))
+    task = data(validation_file=[file], version_2_with_negative=True).encode(words(), BertConfig())
+    assert task.evaluation[""].metrics(gold_logits(task.evaluation[""].rows), None)["NoAns_exact"] == 100.0
+
+
+def test_several_processes_make_the_same_windows():
+    rows = columns(
+        *(one(name=str(number), context="a b c d e f " * number + "d e", answers=(("d e", 6),)) for number in range(1, 30))
+    )
+    options = dict(tokenizer=words(), max_length=12, doc_stride=2)
+    (alone, windows), (together, of_two) = (encode_windows(rows, num_proc=number, **options) for number in (None, 2))
+    assert alone.to_dict() == together.to_dict()
+    for name in ("examples", "null", "bounds", "first", "last"):
+        assert np.array_equal(getattr(windows, name), getattr(of_two, name))
+
+
+# ------- there and back
+
+
+ALPHABETS = ["abcdefghij", "aeiouáéïöû", "漢字仮名", "0123456789", "😀🎉é", "ﬁſ½Ω"]
+SPACES = [" ", " ", " ", "  ", "\n", "\u00a0", "\t", "\u3000"]
+
+
+def random_rows(count, seed):
+    """Contexts of words in several scripts with all kinds of white space between them; answers are words of them."""
+    draw = random.Random(seed)
+    rows = []
+    for number in range(count):
+        context, starts, ends = draw.choice(["", " ", "\n "]), [], []
+        for _ in range(draw.randint(1, 60)):
+            starts.append(len(context))
+            context += "".join(draw.choices(draw.choice(ALPHABETS), k=draw.randint(1, 7)))
+            ends.append(len(context))
+            context += draw.choice(SPACES)
+        first = draw.randrange(len(starts))
+        begin, end = starts[first], ends[min(first + draw.randint(0, 4), len(starts) - 1)]
+        rows.append(one("abc édf", context, ((context[begin:end], begin),), str(number)))
+    return rows
+
+
+TOKENIZERS = {
+    "wordpiece": wordpiece,
+    "byte-level": lambda texts: byte_level(texts, trim_offsets=True),
+    "byte-level with spaces": lambda texts: byte_level(texts, trim_offsets=False),
+    "unigram": lambda texts: train_unigram(texts, vocab_size=150, show_progress=False),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
+    rows = random_rows(80, seed=len(kind))
+    tokenizer = TOKENIZERS[kind]([row["context"] for row in random_rows(300, seed=0)])
+    tokenizer.padding_side = side
+    file = write_lines(tmp_path / "dev.jsonl", *rows)
+    flags = dict(validation_file=[file], max_seq_length=120, doc_stride=80, max_answer_length=120)
+    task = data(**flags).encode(tokenizer, BertConfig(max_position_embeddings=120))
+    measured = task.evaluation[""]
+    assert len(measured.rows) > 100
+    [written, _] = measured.write(gold_logits(measured.rows), tmp_path, "eval")
+    # Character for character, not after the normalisation of the metric.
+    expected = {row["id"]: row["answers"]["text"][0] for row in rows}
+    assert json.loads(written.read_text(encoding="utf-8")) == expected
+    assert measured.metrics(gold_logits(measured.rows), None)["exact_match"] == 100.0
+
+
+def test_spaces_that_belong_to_tokens_are_in_no_answer():
+    """Offsets of SentencePiece tokens begin with the space before a word (transformers#14418)."""
+    tokenizer = train_unigram(["ab cd"] * 5, vocab_size=20, show_progress=False)
+    offsets = tokenizer("ab cd", return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    assert any("ab cd"[begin:end].startswith(" ") for begin, end in offsets)
+    row = one("ab", "ab cd", (("cd", 3),))
+    _, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=20, doc_stride=1)
+    spans = [("ab cd"[begin:end]) for begin, end in zip(windows.first, windows.last, strict=True) if begin < end]
+    assert "".join(spans) == "abcd"
+
+
+# ------- reading
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "json", "nested", "nested.gz", "csv", "parquet", "objects"])
+def test_files_of_all_forms_give_the_same_questions(form, tmp_path):
+    rows = [one(), one(name="n2", context="é b", answers=()), one(name="n3", answers=(("b", 2), ("c", 4)))]
+    file = tmp_path / f"dev.{form}"
+    if form.startswith("jsonl"):
+        write_lines(file, *rows)
+    elif form == "json":
+        file.write_text(json.dumps(rows), encoding="utf-8")
+    elif form.startswith("nested"):
+        file = tmp_path / ("dev.json.gz" if form.endswith("gz") else "dev.json")
+        write_nested(file, *rows)
+    elif form == "csv":
+        with file.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, rows[0])
+            writer.writeheader()
+            writer.writerows(row | dict(answers=json.dumps(row["answers"])) for row in rows)
+    elif form == "parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(rows).to_parquet(file)
+    else:
+        file = tmp_path / "dev.jsonl"
+        pairs = [zip(*row["answers"].values(), strict=True) for row in rows]
+        lists = [[dict(text=text, answer_start=start) for text, start in pair] for pair in pairs]
+        write_lines(file, *(row | dict(answers=list_) for row, list_ in zip(rows, lists, strict=True)))
+    read = data(validation_file=[str(file)], version_2_with_negative=True)
+    found = read.sets["validation"]
+    assert found.ids == ["n1", "n2", "n3"]
+    assert found.contexts == [row["context"] for row in rows] and found.questions == ["q"] * 3
+    assert found.texts == [["d e"], [], ["b", "c"]]
+    assert found.spans == [(6, 9), (-1, -1), (2, 3)]
+    assert read.dataset == file.name and read.name == "question-answering" and read.num_evaluation == 3
+
+
+def test_columns_may_have_other_names(tmp_path):
+    row = one()
+    renamed = dict(id=row["id"], q=row["question"], text=row["context"], gold=row["answers"])
+    flags = dict(question_column="q", context_column="text", answer_column="gold")
+    found = data(train_file=[write_lines(tmp_path / "a.jsonl", renamed)], **flags)
+    assert found.sets["train"].texts == [["d e"]] and found.num_train == 1 and found.num_evaluation == 0
+
+
+def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
+    files = [
+        write_lines(tmp_path / "a.jsonl", one(), one(name="n2")),
+        write_nested(tmp_path / "b.json", one(name="n3"), one(name="n4")),
+    ]
+    assert data(train_file=files).sets["train"].ids == ["n1", "n2", "n3", "n4"]
+    assert data(train_file=files, max_train_samples=3).sets["train"].ids == ["n1", "n2", "n3"]
+    assert data(train_file=files, max_train_samples=2).sets["train"].ids == ["n1", "n2"]
+    both = data(train_file=files[:1], validation_file=files[1:], max_eval_samples=1)
+    assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl; b.json")
+
+
+def test_numbers_may_be_ids(tmp_path):
+    assert data(train_file=[write_lines(tmp_path / "a.jsonl", one(name=7))]).sets["train"].ids == ["7"]
+
+
+@pytest.mark.parametrize("form", ["no column", "null", "empty", "nested"])
+def test_test_sets_need_no_answers(form, tmp_path):
+    row = one(answers=())
+    if form == "no column":
+        del row["answers"]
+    elif form == "null":
+        row["answers"] = None
+    if form == "nested":
+        file = tmp_path / "test.json"
+        question = dict(id="n1", question="q")
+        file.write_text(json.dumps(dict(data=[dict(paragraphs=[dict(context=row["context"], qas=[question])])])))
+    else:
+        file = write_lines(tmp_path / "test.jsonl", row)
+    task = data(test_file=[str(file)]).encode(words(), BertConfig())
+    measured = task.test[""]
+    assert measured.metrics is None and task.train is None and task.evaluation == {}
+    assert not {"start_positions", "end_positions"} & {*measured.rows.column_names}
+    logits = np.zeros((2, 1, len(measured.rows["input_ids"][0])), dtype=np.float32)
+    files = measured.write((logits[0], logits[1]), tmp_path, "predict")
+    assert [file.name for file in files] == ["predict_predictions.json", "predict_nbest_predictions.json"]
+    assert json.loads(files[0].read_text(encoding="utf-8")) == {"n1": "a"}
+
+
+def test_test_sets_with_answers_have_metrics(tmp_path):
+    task = data(test_file=[write_lines(tmp_path / "a.jsonl", one())]).encode(words(), BertConfig())
+    assert task.test[""].metrics(gold_logits(task.test[""].rows), None) == dict(exact_match=100.0, f1=100.0)
+
+
+def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warned):
+    rows = [
+        one(context="a b a b a", answers=(("a", 5),)),
+        one(context="x ab y", answers=((" ab ", 1),), name="n2"),
+        one(context="a b", answers=(("b", -1),), name="n3"),
+    ]
+    found = data(train_file=[write_lines(tmp_path / "a.jsonl", *rows)]).sets["train"]
+    # 4 and 8 are as far from 5 as 1 and 3; white space around an answer is no part of it.
+    assert found.spans == [(4, 5), (2, 4), (2, 3)]
+    assert len(warned) == 1 and "2 questions have an answer that does not stand at its answer_start" in warned[0]
+    assert "'n1'" in warned[0]
+
+
+def test_the_first_answer_that_is_there_is_trained_on(tmp_path):
+    row = one(answers=(("nowhere", 0), ("c", 4)))
+    found = data(train_file=[write_lines(tmp_path / "a.jsonl", row)]).sets["train"]
+    assert found.spans == [(4, 5)] and found.texts == [["nowhere", "c"]]
+
+
+def test_names_and_negatives_of_the_hub(monkeypatch):
+    asked = []
+
+    def read_hub(name, config, splits, arguments):
+        from datasets import Dataset
+
+        asked.append((name, config, splits))
+        return {"train": Dataset.from_list([one()]), "validation": Dataset.from_list([one(), one(name="n2")])}
+
+    monkeypatch.setattr(question_answering, "read_hub", read_hub)
+    found = data(task_name="squad", max_eval_samples=1)
+    assert (found.name, found.dataset, found.with_null) == ("squad", "rajpurkar/squad", False)
+    assert (found.num_train, found.num_evaluation) == (1, 1)
+    found = data(dataset_name="rajpurkar/squad_v2")
+    assert (found.name, found.dataset, found.with_null) == ("squad_v2", "rajpurkar/squad_v2", True)
+    found = data(dataset_name="someone/other", dataset_config_name="de")
+    assert (found.name, found.dataset, found.with_null) == ("question-answering", "someone/other", False)
+    same = {kind: [kind] for kind in ("train", "validation", "test")}
+    assert asked == [("rajpurkar/squad", None, same), ("rajpurkar/squad_v2", None, same), ("someone/other", "de", same)]
+
+
+def test_a_task_name_says_what_files_are(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()))
+    found = data(task_name="squad_v2", train_file=[file])
+    assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")
+
+
+# ------- evaluation
+
+
+def test_one_set_of_version_2_by_hand(tmp_path):
+    """Three questions: one is right, one has an answer that the model does not give, one has none but gets one."""
+    rows = [one(), one(name="n2"), one(name="n3", answers=())]
+    flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", *rows)], version_2_with_negative=True)
+    measured = data(**flags).encode(words(), BertConfig()).evaluation[""]
+    start, end = np.zeros((2, 3, len(measured.rows["input_ids"][0])))
+    # "d e" are the places 6 and 7; null odds: -2, 1, -1.
+    start[:, 6], end[:, 7] = [4, 4, 4], [3, 3, 3]
+    start[:, 0] = [5, 8, 6]
+    metrics = measured.metrics((start, end), None)
+    assert metrics["total"] == 3 and metrics["exact"] == pytest.approx(100 / 3)
+    assert (metrics["HasAns_exact"], metrics["NoAns_exact"]) == (50.0, 0.0)
+    # Above -2 the third is "" as it should be; above 1 the second gets its answer, the third too.
+    assert metrics["best_exact"] == pytest.approx(200 / 3) and metrics["best_exact_thresh"] == -2.0
+    files = measured.write((start, end), tmp_path, "eval")
+    assert [file.name for file in files] == ["eval_predictions.json", "eval_nbest_predictions.json", "eval_null_odds.json"]
+    predictions, nbest, odds = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    assert predictions == dict(n1="d e", n2="", n3="d e")
+    assert odds == dict(n1=-2.0, n2=1.0, n3=-1.0)
+    assert [list(entry) for entry in nbest["n1"][:1]] == [["text", "probability", "start_logit", "end_logit"]]
+    # With the best threshold as flag, the best score is the score.
+    again = data(**flags, null_score_diff_threshold=metrics["best_f1_thresh"]).encode(words(), BertConfig())
+    assert again.evaluation[""].metrics((start, end), None)["f1"] == metrics["best_f1"]
+
+
+def test_limits_of_answers_come_from_the_flags(tmp_path):
+    flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", one())], n_best_size=3, max_answer_length=1)
+    measured = data(**flags).encode(words(), BertConfig()).evaluation[""]
+    logits = gold_logits(measured.rows)
+    assert measured.metrics(logits, None)["exact_match"] == 0.0
+    _, nbest = measured.write(logits, tmp_path, "eval")
+    # The three best starts are "d" and of the others the first, "a" and "b"; the ends "e", "a" and "b".
+    assert [entry["text"] for entry in json.loads(nbest.read_text(encoding="utf-8"))["n1"]] == ["a", "b"]
+
+
+def test_batches_are_padded_by_the_collator(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", context="d e", answers=(("d e", 0),)))
+    task = data(train_file=[file], pad_to_multiple_of=8).encode(words(), BertConfig())
+    batch = task.collator([task.train[row] for row in range(2)])
+    assert batch["input_ids"].shape == (2, 16) and batch["start_positions"].tolist() == [6, 3]
+    assert task.metric == "f1"
+
+
+@pytest.mark.parametrize("wanted, taken", [(None, 20), (30, 20), (12, 12)])
+def test_windows_are_no_longer_than_the_model_allows(wanted, taken, tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", one(context="a " * 60, answers=(("a", 0),)))
+    config = RobertaConfig(max_position_embeddings=22, pad_token_id=1)
+    task = data(train_file=[file], max_seq_length=wanted, doc_stride=3).encode(words(), config)
+    assert max(map(len, task.train["input_ids"])) == taken
+
+
+# ------- SQuAD
+
+
+def real(name):
+    if "DEBERTA_EXT_DATA" not in os.environ:
+        pytest.skip("DEBERTA_EXT_DATA does not name the folder of real data")
+    return str(Path(os.environ["DEBERTA_EXT_DATA"]) / name / "validation.jsonl.gz")
+
+
+def whole_words(row):
+    """The shortest reference that neither begins nor ends within a word or a number; None for no answer.
+
+    Three questions have a reference ".", which the metric drops.
+    """
+    spans = []
+    for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True):
+        around = f" {row['context']} "[start : start + len(text) + 2]
+        if normalise_answer(text) and not any(around[at].isalnum() and around[at + 1].isalnum() for at in (0, -2)):
+            spans.append((start, start + len(text)))
+    return min(spans, key=lambda span: span[1] - span[0], default=None)
+
+
+def known_logits(windows, spans, gap):
+    """Null odds of -gap where a question has an answer (a span), and of gap where it has none (None)."""
+    width = int(np.diff(windows.bounds).max())
+    start, end = np.zeros((2, len(windows.null), width), dtype=np.float32)
+    for row, (example, null) in enumerate(zip(windows.examples, windows.null, strict=True)):
+        tokens = slice(windows.bounds[row], windows.bounds[row + 1])
+        first, last = windows.first[tokens], windows.last[tokens]
+        begin, stop = spans[example] or (-1, -1)
+        begins, ends = np.flatnonzero((first == begin) & (last > first)), np.flatnonzero((last == stop) & (last > first))
+        if len(begins) and len(ends):
+            start[row, begins], end[row, ends], start[row, null] = 3, 3, 6 - gap
+        else:
+            # The smallest of the windows counts: this is none of theirs where another holds the answer.
+            start[row, null] = 6 + gap if spans[example] else gap
+    return start, end
+
+
+def test_the_dev_set_of_squad_2_with_known_logits(monkeypatch):
+    """All 10,824 questions of the file at hand, in windows of 160 tokens."""
+    file = real("squad_v2")
+    made = []
+    keep = lambda *args, **options: made.append(encode_windows(*args, **options)) or made[-1]  # noqa: E731
+    monkeypatch.setattr(question_answering, "encode_windows", keep)
+    flags = dict(max_seq_length=160, doc_stride=48, max_answer_length=40, n_best_size=8)
+    read = data(validation_file=[file], task_name="squad_v2", **flags)
+    measured = read.encode(words(), BertConfig()).evaluation[""]
+    [(_, windows)] = made
+    with gzip.open(file, "rt", encoding="utf-8") as stream:
+        spans = [whole_words(json.loads(line)) for line in stream]
+    assert measured.examples == 10824 and len(measured.rows) > 15000
+    start, end = known_logits(windows, spans, gap=4)
+    metrics = measured.metrics((start, end), None)
+    assert (metrics["HasAns_total"], metrics["NoAns_total"]) == (5381, 5443)
+    assert metrics["exact"] == metrics["f1"] == metrics["HasAns_exact"] == metrics["NoAns_exact"] == 100.0
+    assert metrics["best_exact"] == 100.0 and metrics["best_exact_thresh"] == -4.0
+
+    # [CLS] is 20 likelier everywhere: nothing is answered, until the threshold is.
+    shifted = start.copy()
+    shifted[np.arange(len(start)), windows.null] += 20
+    metrics = measured.metrics((shifted, end), None)
+    assert (metrics["HasAns_exact"], metrics["NoAns_exact"]) == (0.0, 100.0)
+    assert metrics["exact"] == pytest.approx(100 * 5443 / 10824)
+    assert metrics["best_f1"] == 100.0 and metrics["best_f1_thresh"] == 16.0
+
+    # Every tenth question is taken for one without an answer, every seventh of the others for one with.
+    answered = [span is not None for span in spans]
+    wrong = [number % (10 if has else 7) == 0 for number, has in enumerate(answered)]
+    changed = start.copy()
+    rows = np.flatnonzero(np.array(wrong)[windows.examples])
+    changed[rows, windows.null[rows]] = np.where(np.array(answered)[windows.examples[rows]], 50, -50)
+    # Five words, because "The" alone is as good as nothing to the metric.
+    ends = end.copy()
+    ends[rows, [np.flatnonzero(windows.first[slice(*windows.bounds[row : row + 2])])[5] for row in rows]] += 1
+    metrics = measured.metrics((changed, ends), None)
+    lost = [sum(w and has == part for w, has in zip(wrong, answered, strict=True)) for part in (True, False)]
+    assert metrics["HasAns_exact"] == pytest.approx(100 * (1 - lost[0] / 5381))
+    assert metrics["NoAns_exact"] == pytest.approx(100 * (1 - lost[1] / 5443))
+    assert metrics["exact"] == pytest.approx(100 * (1 - sum(lost) / 10824))
+
+
+def test_the_dev_set_of_squad_1_is_answered_by_its_labels():
+    read = data(validation_file=[real("squad_v1")], task_name="squad", max_eval_samples=2000)
+    measured = read.encode(words(), BertConfig()).evaluation[""]
+    metrics = measured.metrics(gold_logits(measured.rows), None)
+    # An answer that ends within a word ("sixth" of "sixthly") is given with the whole of it.
+    assert metrics["exact_match"] > 99.5 and metrics["f1"] > 99.8
+
+
+# ------- mistakes
+
+
+def test_slow_tokenizers_are_refused(tmp_path):
+    class Slow:
+        is_fast = False
+
+    read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())])
+    with pytest.raises(ValueError, match="Slow does not tell which characters its tokens come from: give a fast tokenizer"):
+        read.encode(Slow(), BertConfig())
+
+
+def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
+    read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())], max_seq_length=20, doc_stride=16)
+    with pytest.raises(
+        ValueError, match=r"--max_seq_length 20 leaves no more than --doc_stride 16 tokens .* smaller --doc_s"
+    ):
+        read.encode(words(), BertConfig())
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(context=None), r"row 2 of --train_file .* None in the column 'context', expected text"),
+    (dict(question=5), "'question'"),
+    (dict(id=None), "'id'"),
+    (dict(answers=None), r"row 2 of --train_file a.jsonl \(id 'n2'\) has None in the column 'answers'"),
+    (dict(answers=dict(text=["a"], answer_start=[])), r"two lists of one length"),
+    (dict(answers=dict(text=[None], answer_start=[0])), r"two lists of one length"),
+    (dict(answers=dict(text=["a"], answer_start=[None])), r"two lists of one length"),
+    (dict(id="n1"), "has 1 ids more than once, the first is 'n1'"),
+    (dict(answers=dict(text=["z"], answer_start=[0])), r"row 2 .*'n2'\): the context does not have the answer 'z'"),
+    (dict(answers=dict(text=[" "], answer_start=[1])), r"the context does not have the answer ' '"),
+    (dict(answers=dict(text=[], answer_start=[])), "1 questions without an answer, the first is 'n2': give --version"),
+])  # fmt: skip
+def test_a_cell_that_is_wrong_is_named(change, message, tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2") | change)
+    with pytest.raises(ValueError, match=message):
+        data(train_file=[file])
+
+
+def test_answers_in_a_cell_of_text_must_be_json(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("id,question,context,answers\nn1,q,a b,b\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"row 1 of --train_file a.csv \(id 'n1'\) has 'b' in the column 'answers', expected"
+    ):
+        data(train_file=[str(file)])
+
+
+@pytest.mark.parametrize("column", ["id", "question", "context", "answers"])
+def test_a_missing_column_is_named(column, tmp_path):
+    row = one()
+    del row[column]
+    with pytest.raises(ValueError, match=rf"--train_file a.jsonl has no column '{column}'; it has .*--context_column"):
+        data(train_file=[write_lines(tmp_path / "a.jsonl", row)])
+
+
+def test_evaluation_needs_answers(tmp_path):
+    row = one()
+    del row["answers"]
+    with pytest.raises(ValueError, match=r"--validation_file a\.jsonl has no column 'answers'"):
+        data(validation_file=[write_lines(tmp_path / "a.jsonl", row)])
+
+
+def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, warned):
+    data(train_file=[write_lines(tmp_path / "a.jsonl", one())], version_2_with_negative=True)
+    assert len(warned) == 1 and "has an answer to each question" in warned[0]
+
+
+def test_nested_files_with_mistakes_are_refused(tmp_path):
+    file = tmp_path / "a.json"
+    with pytest.raises(ValueError, match="question 'n1' is_impossible, yet has answers"):
+        data(train_file=[write_nested(file, one(), is_impossible=True)])
+    file.write_text(json.dumps(dict(data=[dict(paragraphs=[dict(context="a")])])))
+    with pytest.raises(ValueError, match=r"--train_file a.json: article 1 is not as SQuAD's are \(KeyError: 'qas'\)"):
+        data(train_file=[str(file)])
+    file.write_text(json.dumps(dict(data=[dict(paragraphs=[])])))
+    with pytest.raises(ValueError, match=r"--train_file a\.json has no questions"):
+        data(train_file=[str(file)])
+
+
+@pytest.mark.parametrize("content, message", [("", "is empty"), ("{", "not JSON")])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_files_that_hold_nothing_are_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        data(train_file=[str(tmp_path / name)])
+
+
+def test_there_must_be_data_of_one_kind(tmp_path):
+    with pytest.raises(ValueError, match="there are no questions: give --dataset_name"):
+        data()
+    with pytest.raises(ValueError, match="--task_name must be squad or squad_v2, got 'sst2'"):
+        data(task_name="sst2")
+    with pytest.raises(ValueError, match="give --dataset_name squad or files, not both"):
+        data(dataset_name="squad", train_file=[write_lines(tmp_path / "a.jsonl", one())])
+    # No test reaches for the network.
+    with pytest.raises(ValueError, match=r"'rajpurkar/squad' cannot be loaded.*--train_file"):
+        data(dataset_name="squad")
+
+
+@pytest.mark.parametrize("flags, message", [
+    (dict(doc_stride=-1), "--doc_stride must be at least 0, got -1"),
+    (dict(n_best_size=0), "--n_best_size must be at least 1, got 0"),
+    (dict(max_answer_length=0), "--max_answer_length must be at least 1, got 0"),
+    (dict(null_score_diff_threshold=float("nan")), "--null_score_diff_threshold is NaN"),
+    (dict(max_seq_length=0), "--max_seq_length must be at least 1"),
+])  # fmt: skip
+def test_flags_out_of_range_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        QuestionAnsweringArguments(**flags)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RACE: blanks, letters and schools by hand, the raw release, the real data, and what is wrong with rows."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("datasets")
+
+from datasets import Dataset
+
+from hf_deberta_ext.tasks.arguments import DataArguments
+from hf_deberta_ext.tasks.multiple_choice import read_multiple_choice
+from hf_deberta_ext.tasks.race import fill_blank, race_level, race_rows, read_raw_race
+
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+ROW = {
+    "example_id": "high7.txt",
+    "article": "Ann has a red boat.",
+    "question": "The boat is _ .",
+    "options": ["red", "blue", "green"],
+    "answer": "B",
+}
+
+
+def rows(*changes):
+    return Dataset.from_list([ROW | change for change in changes])
+
+
+def write_raw(folder, name, **fields):
+    article = {
+        "article": "Ann has a boat.",
+        "questions": ["Who has it?", "She has a _ ."],
+        "options": [["Ann", "Ben"], ["car", "boat"]],
+        "answers": ["A", "B"],
+        "id": name,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {key: value for key, value in (article | fields).items() if value is not None}
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def write_lines(file, *examples):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
+    return str(file)
+
+
+# ------- by hand
+
+
+@pytest.mark.parametrize(
+    "question, expected",
+    [
+        ("Who is it?", "Who is it? a\\1b"),
+        ("It is _ .", "It is a\\1b ."),
+        ("_ is more than _ .", "a\\1b is more than a\\1b ."),
+        # A blank drawn long is one blank.
+        ("It is ____.", "It is a\\1b."),
+    ],
+    ids=["no_blank", "blank", "two_blanks", "long_blank"],
+)
+def test_fill_blank_puts_the_option_into_every_blank_or_behind(question, expected):
+    assert fill_blank(question, "a\\1b") == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("high63.txt", "high"),
+        ("middle13.txt-0", "middle"),
+        ("data/RACE/dev/middle", "middle"),
+        ("high/middle1.txt", "middle"),
+        ("race_high.jsonl", "high"),
+        ("middle_and_high.jsonl", None),
+        ("highway.jsonl", None),
+        ("all", None),
+        (None, None),
+    ],
+)
+def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
+    assert race_level(name) == expected
+
+
+def test_race_rows_by_hand():
+    examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
+    assert race_rows(examples, what="here") == [
+        {
+            "id": "high7.txt-0",
+            "context": "Ann has a red boat.",
+            "choices": ["The boat is red .", "The boat is blue .", "The boat is green ."],
+            "label": 1,
+            "group": "high",
+        },
+        {
+            "id": "high7.txt-1",
+            "context": "Ann has a red boat.",
+            "choices": ["Whose is it? red", "Whose is it? blue", "Whose is it? green"],
+            "label": 0,
+            "group": "high",
+        },
+        {
+            "id": "middle1.txt-0",
+            "context": "Ann has a red boat.",
+            "choices": ["The boat is red .", "The boat is blue .", "The boat is green ."],
+            "label": None,
+            "group": "middle",
+        },
+    ]
+
+
+def test_the_example_id_says_more_than_the_file():
+    examples = rows({}, {"example_id": "17"})
+    assert [row["group"] for row in race_rows(examples, what="here", level="middle")] == ["high", "middle"]
+
+
+def test_rows_need_no_example_id():
+    examples = rows({}, {}).remove_columns("example_id")
+    assert [(row["id"], row["group"]) for row in race_rows(examples, what="here")] == [("row1-0", None), ("row2-0", None)]
+
+
+# ------- files and folders
+
+
+def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
+    write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
+    write_raw(tmp_path / "dev" / "high", "9.txt", id="high9.txt")
+    write_raw(tmp_path / "dev" / "middle", "1.txt", id="middle1.txt", answers=None)
+    read = read_raw_race(tmp_path / "dev", what="--validation_file")
+    assert read["example_id"] == ["high9.txt"] * 2 + ["high10.txt"] * 2 + ["middle1.txt"] * 2
+    assert read["question"][:2] == ["Who has it?", "She has a _ ."]
+    assert read["options"][1] == ["car", "boat"]
+    assert read["answer"] == ["A", "B", "A", "B", None, None]
+
+
+def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
+    write_raw(tmp_path / "middle", "1.txt", id="1")
+    file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
+    data = read_multiple_choice(DataArguments(validation_file=[str(tmp_path / "middle"), file]))
+    questions = data.questions["validation"]
+    assert [(row["id"], row["group"], row["label"]) for row in questions] == [
+        ("middle1-0", "middle", 0),
+        ("middle1-1", "middle", 1),
+        ("5-0", "high", 1),
+    ]
+    assert data.dataset == "middle, high.jsonl"
+
+
+def test_csv_files_hold_their_options_as_json(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")
+    data = read_multiple_choice(DataArguments(train_file=[str(file)]))
+    assert data.questions["train"][0]["choices"] == ["Why? so", "Why? NA"]
+    assert data.questions["train"][0]["label"] == 1
+
+
+def test_the_configuration_on_the_hub_says_the_school(tmp_path):
+    """A folder that `load_dataset` reads stands for the Hub."""
+    write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
+    card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
+    (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
+    arguments = DataArguments(
+        task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high", cache_dir=str(tmp_path / "cache")
+    )
+    data = read_multiple_choice(arguments)
+    assert [row["group"] for row in data.questions["validation"]] == ["high"]
+    assert (data.name, data.num_train, data.num_evaluation) == ("race", 0, 1)
+
+
+# ------- what is wrong
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"answer": "D"}, r"row 2 of here \(high7.txt\) has the answer 'D'; its 3 options are A, B, C"),
+        ({"answer": "AB"}, "'AB'"),
+        ({"answer": "b"}, "'b'"),
+        ({"article": " "}, "empty article"),
+        ({"article": None}, "row 2 of here has None in the column 'article'"),
+        ({"question": ""}, "empty question"),
+        ({"options": ["red", None, "green"]}, "None as choice 2 in the column 'options'"),
+        ({"options": ["red", "", "green"]}, "'' as choice 2"),
+        ({"options": None}, "expected a list"),
+    ],
+    ids=[
+        "beyond", "two_letters", "small", "blank_article", "no_article", "no_question", "none", "empty", "no_list",
+    ],
+)  # fmt: skip
+def test_rows_that_are_wrong_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        race_rows(rows({}, change), what="here")
+
+
+def test_answers_that_are_numbers_are_refused():
+    examples = Dataset.from_list([ROW | {"answer": 1}])
+    with pytest.raises(ValueError, match="has the answer 1; its 3 options are A, B, C"):
+        race_rows(examples, what="here")
+
+
+def test_missing_columns_are_named_with_those_that_are_there():
+    with pytest.raises(ValueError, match="here has no column 'options'; it has 'example_id', 'article'"):
+        race_rows(rows({}).remove_columns("options"), what="here")
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"options": [["a", "b"]]}, "2 questions, options for 1 and answers to 2"),
+        ({"options": None}, "must be an object with 'article', 'questions' and 'options'"),
+        ({"options": ["a", "b"]}, "list of lists"),
+        ({"questions": "Who?"}, "list of texts"),
+        ({"article": 3}, "must have a text"),
+    ],
+    ids=["too_few", "absent", "no_lists", "one_question", "number"],
+)
+def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
+    write_raw(tmp_path, "3.txt", **fields)
+    with pytest.raises(ValueError, match=f"--train_file: .*3.txt .*{message}"):
+        read_raw_race(tmp_path, what="--train_file")
+
+
+def test_raw_files_that_are_not_json_are_named(tmp_path):
+    (tmp_path / "3.txt").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"3\.txt is not JSON"):
+        read_raw_race(tmp_path, what="--train_file")
+
+
+def test_a_folder_without_articles_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
+        read_multiple_choice(DataArguments(train_file=[str(tmp_path)]))
+
+
+# ------- the real data
+
+
+@needs_data
+def test_the_real_dev_files_are_read():
+    files = [str(Path(DATA, "race", level, "validation.jsonl.gz")) for level in ("middle", "high")]
+    data = read_multiple_choice(DataArguments(task_name="race", validation_file=files))
+    questions = data.questions["validation"]
+    assert len(questions) == data.num_evaluation == 1286 + 3301
+    assert len({row["id"] for row in questions}) == len(questions)
+    assert [sum(row["group"] == level for row in questions) for level in ("middle", "high")] == [1286, 3301]
+    assert {len(row["choices"]) for row in questions} == {4}
+    assert not any("_" in choice for row in questions[:100] for choice in row["choices"])

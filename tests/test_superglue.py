@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SuperGLUE: how its rows become texts, metrics of groups, files for its server, the authors' nested files, real data.
+
+ReCoRD is no part of the real data at hand: its rows are made here, in the form of the Hub and in that of the authors.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import BertConfig
+
+pytest.importorskip("datasets")
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.metrics import TASK_METRICS
+from hf_deberta_ext.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
+from hf_deberta_ext.tasks.text_classification import TextClassificationArguments
+
+REAL = os.environ.get("DEBERTA_EXT_DATA")
+needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
+TINY = dict(
+    vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+    max_position_embeddings=512,
+)  # fmt: skip
+
+MULTIRC = [
+    {
+        "paragraph": "p0",
+        "question": "who?",
+        "answer": "Ann",
+        "idx": {"paragraph": 0, "question": 0, "answer": 0},
+        "label": 1,
+    },
+    {
+        "paragraph": "p0",
+        "question": "who?",
+        "answer": "Bob",
+        "idx": {"paragraph": 0, "question": 0, "answer": 1},
+        "label": 0,
+    },
+    {"paragraph": "p0", "question": "why?", "answer": "so", "idx": {"paragraph": 0, "question": 1, "answer": 2}, "label": 1},
+    {
+        "paragraph": "p1",
+        "question": "who?",
+        "answer": "Eve",
+        "idx": {"paragraph": 1, "question": 2, "answer": 3},
+        "label": 0,
+    },
+]
+RECORD = [
+    {
+        "passage": "Ann met Bob in Paris.\n@highlight\nBob left",
+        "query": "@placeholder met a man, and @placeholder smiled",
+        "entities": ["Ann", "Bob", "Paris", "Bob"],
+        "answers": ["Ann"],
+        "idx": {"passage": 0, "query": 7},
+    },
+    {
+        "passage": "The US won.",
+        "query": "It was the @placeholder",
+        "entities": ["US", "the US"],
+        "answers": ["US", "the US"],
+        "idx": {"passage": 1, "query": 8},
+    },
+]
+# (task, row, the texts that a model reads)
+TEXTS = [
+    ("boolq", {"question": "is it", "passage": "It is."}, ["is it", "It is."]),
+    ("cb", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
+    ("rte", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
+    ("multirc", MULTIRC[0], ["p0", "who? Ann"]),
+    ("wic", {"word": "bank", "sentence1": "The bank.", "sentence2": "A bank"}, ["bank: The bank.", "A bank"]),
+    (
+        "wsc",
+        {"text": "Mary saw Ann. She waved", "span1_text": "Ann", "span1_index": 2, "span2_text": "She", "span2_index": 3},
+        ["Mary saw # Ann. # * She * waved"],
+    ),
+    ("axb", {"sentence1": "a", "sentence2": "b"}, ["a", "b"]),
+    ("axg", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(["it rains so good a long one of these"] * 5, vocab_size=290, show_progress=False)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """data(task, train=rows, validation=rows, test=rows, **flags): written to files and read."""
+
+    def build(task, **flags):
+        for kind in ("train", "validation", "test"):
+            rows = flags.pop(kind, None)
+            if rows is not None:
+                file = tmp_path / f"{kind}.jsonl"
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+                flags[f"{kind}_file"] = [str(file)]
+        return read_superglue(TextClassificationArguments(task_name=task, **flags))
+
+    return build
+
+
+def encoded(data, tokenizer, label2id=None):
+    if label2id and hasattr(data, "use_label_order"):
+        data.use_label_order(label2id)
+    return data.encode(tokenizer, BertConfig(**TINY, **data.config_fields()))
+
+
+def lines(files):
+    (file,) = files
+    return file.name, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def logits(*answers, labels=2):
+    return np.eye(labels)[[*answers]]
+
+
+# ------- by hand
+
+
+@pytest.mark.parametrize(("task", "row", "texts"), TEXTS, ids=[task for task, _, _ in TEXTS])
+def test_texts_of_a_task(data, tokenizer, task, row, texts):
+    ours = data(task, test=[{name: cell for name, cell in row.items() if name != "label"}])
+    rows = encoded(ours, tokenizer).test[""].rows
+    assert tokenizer.decode(rows["input_ids"][0]) == "[CLS]" + "".join(f"{text}[SEP]" for text in texts)
+    assert "labels" not in rows.column_names
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "marked"),
+    [
+        ("a b c", [(0, "a", "#"), (2, "c", "*")], "# a # b * c *"),
+        ("the old man saw him", [(0, "the old man", "#"), (4, "him", "*")], "# the old man # saw * him *"),
+        # The number is off: the nearest place counts.
+        ("it is what it is now", [(4, "it", "*")], "it is what * it * is now"),
+        ("It is, it was.", [(0, "it", "*"), (3, "was", "#")], "* It * is, it # was. #"),
+        # One in the other, and both at one place.
+        ("Ann 's dog", [(0, "Ann 's dog", "#"), (0, "Ann", "*")], "# * Ann * 's dog #"),
+        ("a  b\nc", [(2, "c", "#")], "a b # c #"),
+        ("a - b", [(1, "-", "#")], "a # - # b"),
+    ],
+)
+def test_marks_stand_around_words(text, spans, marked):
+    assert mark_spans(text, spans) == marked
+
+
+def test_multirc_by_hand(data, tokenizer, tmp_path):
+    task = encoded(data("multirc", validation=MULTIRC, test=MULTIRC), tokenizer)
+    assert task.metric == "f1_a"
+    measured = task.evaluation[""]
+    # Right, wrong, right, right: of three questions one has a mistake. Label 1: two found, three predicted, two to be found.
+    answers = logits(1, 1, 1, 0)
+    scores = measured.metrics(answers, np.array(measured.rows["labels"]))
+    assert scores["exact_match"] == pytest.approx(2 / 3)
+    assert scores["f1_a"] == pytest.approx(0.8)
+    name, written = lines(task.test[""].write(answers, tmp_path, "predict"))
+    assert name == "MultiRC.jsonl"
+    first = [{"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 1}]}]
+    assert written == [
+        {"idx": 0, "passage": {"questions": [*first, {"idx": 1, "answers": [{"idx": 2, "label": 1}]}]}},
+        {"idx": 1, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 0}]}]}},
+    ]
+
+
+def test_multirc_without_numbers_is_grouped_by_its_texts(data, tokenizer):
+    rows = [{name: cell for name, cell in row.items() if name != "idx"} for row in MULTIRC]
+    measured = encoded(data("multirc", validation=rows), tokenizer).evaluation[""]
+    scores = measured.metrics(logits(1, 1, 1, 0), np.array(measured.rows["labels"]))
+    assert scores["exact_match"] == pytest.approx(2 / 3)
+
+
+def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, tmp_path):
+    ours = data("record", train=RECORD, validation=RECORD, test=RECORD)
+    assert (ours.num_train, ours.num_evaluation) == (2, 2)
+    task = encoded(ours, tokenizer)
+    assert task.metric == "f1"
+    assert task.train["labels"][:] == [1, 0, 0, 1, 1]
+    assert tokenizer.decode(task.train["input_ids"][1]) == (
+        "[CLS]Ann met Bob in Paris. Bob left[SEP]Bob met a man, and Bob smiled[SEP]"
+    )
+    measured = task.evaluation[""]
+    assert measured.examples == 2
+    # The best of the first query is Paris, which is wrong; of the second "US", though both are called wrong.
+    outputs = np.array([[0, 1.0], [0, -1], [0, 3], [5, -1], [6, -1]])
+    labels = np.array(measured.rows["labels"])
+    assert measured.metrics(outputs, labels) == dict(exact_match=0.5, f1=0.5)
+    assert measured.metrics(np.array([[0, 9.0], [0, -1], [0, 3], [5, -1], [6, -1]]), labels) == dict(exact_match=1.0, f1=1.0)
+    expected = [{"idx": 7, "label": "Paris"}, {"idx": 8, "label": "US"}]
+    assert lines(task.test[""].write(outputs, tmp_path, "predict")) == ("ReCoRD.jsonl", expected)
+    assert lines(measured.write(outputs, tmp_path, "eval")) == ("eval_predictions.jsonl", expected)
+
+
+def test_record_follows_the_order_of_a_checkpoint(data, tokenizer, tmp_path):
+    task = encoded(data("record", validation=RECORD), tokenizer, {"true": 0, "false": 1})
+    measured = task.evaluation[""]
+    assert measured.rows["labels"][:] == [0, 1, 1, 0, 0]
+    outputs = np.array([[9.0, 0], [-1, 0], [3, 0], [-1, 5], [-1, 6]])
+    assert measured.metrics(outputs, np.array(measured.rows["labels"])) == dict(exact_match=1.0, f1=1.0)
+
+
+def test_the_first_queries_are_counted_not_their_entities(data, tokenizer):
+    ours = data("record", train=RECORD, test=[{**RECORD[0], "answers": []}], max_train_samples=1)
+    assert ours.num_train == 1
+    task = encoded(ours, tokenizer)
+    assert len(task.train) == 3
+    assert (task.test[""].examples, len(task.test[""].rows), task.test[""].metrics) == (1, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("task", "answers", "labels"),
+    [
+        ("boolq", [1, 0], ["true", "false"]),
+        ("wic", [1, 0], ["true", "false"]),
+        ("wsc", [1, 0], ["True", "False"]),
+        ("cb", [2, 1], ["neutral", "contradiction"]),
+        ("rte", [1, 0], ["not_entailment", "entailment"]),
+        ("axb", [0, 1], ["entailment", "not_entailment"]),
+        ("axg", [0, 1], ["entailment", "not_entailment"]),
+    ],
+)
+def test_files_for_the_server(data, tokenizer, tmp_path, task, answers, labels):
+    row = next(row for name, row, _ in TEXTS if name == task)
+    ours = data(task, test=[{**row, "idx": 5}, {**row, "idx": 6}])
+    outputs = logits(*answers, labels=len(SUPERGLUE[task].labels))
+    name, written = lines(encoded(ours, tokenizer).test[""].write(outputs, tmp_path, "predict"))
+    assert name == SUPERGLUE[task].files[""]
+    assert written == [{"idx": 5, "label": labels[0]}, {"idx": 6, "label": labels[1]}]
+
+
+def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, tmp_path):
+    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "idx": 0}
+    ours = data("copa", train=[{**row, "label": 0}], validation=[{**row, "label": 0}], test=[row, {**row, "idx": 1}])
+    assert (ours.name, ours.pipeline, ours.num_train, ours.num_evaluation) == ("copa", "multiple-choice", 1, 1)
+    task = encoded(ours, tokenizer)
+    assert len(task.train) == 1
+    written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
+    assert written == ("COPA.jsonl", [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}])
+
+
+@pytest.mark.parametrize("name", SUPERGLUE)
+def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
+    assert SUPERGLUE[name].metric in TASK_METRICS[name]
+
+
+# ------- the authors' files
+
+
+def test_labels_may_be_true_and_false(data, tokenizer):
+    rows = [{"question": "q", "passage": "p", "label": label} for label in (True, False)]
+    assert encoded(data("boolq", train=rows), tokenizer).train["labels"][:] == [1, 0]
+
+
+def test_multirc_of_its_authors_is_that_of_the_hub(data, tokenizer):
+    nested = {}
+    for row in MULTIRC:
+        numbers = row["idx"]
+        paragraph = nested.setdefault(numbers["paragraph"], {"text": row["paragraph"], "questions": {}})
+        question = paragraph["questions"].setdefault(
+            numbers["question"], {"question": row["question"], "answers": [], "idx": numbers["question"]}
+        )
+        question["answers"].append({"text": row["answer"], "idx": numbers["answer"], "label": row["label"]})
+    rows = [
+        {"idx": n, "version": 1.1, "passage": {"text": one["text"], "questions": [*one["questions"].values()]}}
+        for n, one in nested.items()
+    ]
+    theirs, ours = data("multirc", train=rows), data("multirc", validation=MULTIRC)
+    assert theirs.num_train == 4
+    theirs, ours = theirs.parts["train"][""].rows, ours.parts["validation"][""].rows
+    assert theirs.to_list() == [dict(row) for row in ours.select_columns(theirs.column_names)]
+
+
+def test_record_of_its_authors_has_ends_that_are_inclusive(data):
+    text = "Ann met Bob."
+    row = {
+        "source": "x",
+        "idx": 3,
+        "passage": {"text": text, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
+        "qas": [{"query": "@placeholder left", "answers": [{"start": 8, "end": 10, "text": "Bob"}], "idx": 4}],
+    }
+    part = data("record", validation=[row]).parts["validation"][""]
+    assert part.rows["entity"][:] == ["Ann", "Bob"]
+    assert part.rows["query"][:] == [4, 4]
+    assert part.cells == [False, True]
+    row["qas"][0] = {"query": "@placeholder left", "idx": 4}
+    assert data("record", test=[row]).parts["test"][""].rows["filled_query"][1] == "Bob left"
+
+
+def test_wsc_of_its_authors_holds_its_spans_apart(data):
+    target = {"span1_text": "Ann", "span1_index": 0, "span2_text": "she", "span2_index": 2}
+    row = {"text": "Ann said she left", "target": target, "idx": 0, "label": True}
+    (part,) = data("wsc", train=[row, {**row, "label": False}]).parts["train"].values()
+    assert part.rows["marked_text"][0] == "# Ann # said * she * left"
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        ("sst2", [{"text": "x", "label": 0}], "--task_name must be one of axb, axg, boolq, cb, copa"),
+        (None, [{"text": "x", "label": 0}], "--task_name must be one of"),
+        ("boolq", [{"question": "x", "label": 0}], "--validation_file has no column 'passage'"),
+        ("boolq", [{"question": "x", "passage": None, "label": 0}], "row 1 of --validation_file has None in .*'passage'"),
+        ("boolq", [{"question": "x", "passage": "y", "label": 2}], r"the label 2: boolq has False \(0\), True \(1\)"),
+        ("boolq", [{"question": "x", "passage": "y", "label": -1}], "it is a test file"),
+        ("multirc", [{"paragraph": "x", "question": "y", "label": 0}], "has no column 'answer'"),
+        ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .* expected the numbers of paragraph"),
+        ("multirc", [{**MULTIRC[0], "idx": 3}], "row 1 .* has 3 in the column 'idx', expected an object"),
+        ("wic", [{"word": "x", "sentence1": "x", "sentence2": None, "label": 0}], "has None in the column 'sentence2'"),
+        (
+            "wsc",
+            [{"text": "a b", "span1_text": "c", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}],
+            "row 1 of --validation_file does not have the words 'c': 'a b'",
+        ),
+        ("wsc", [{"text": "a b", "span1_text": "a", "span2_text": "b", "label": 0}], "has no column 'span1_index'"),
+        ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file has no @placeholder in its query"),
+        ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file has no entities"),
+        ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
+        ("record", [{**RECORD[0], "answers": []}], "--validation_file has no labels"),
+        ("copa", [{"premise": "x", "choice1": "y", "choice2": "z", "question": "how", "label": 0}], "cause or effect"),
+    ],
+)
+def test_what_is_wrong_with_data_is_said(data, task, rows, message):
+    with pytest.raises(ValueError, match=message):
+        data(task, validation=rows)
+
+
+def test_columns_of_a_task_are_its_own(data):
+    with pytest.raises(ValueError, match="the columns of boolq are known: leave --text_columns out"):
+        data("boolq", validation=[{"question": "x", "passage": "y", "label": 0}], text_columns=["question"])
+
+
+# ------- real data
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    ("name", "rows", "names"),
+    [
+        ("boolq", 3270, ("False", "True")),
+        ("cb", 56, ("entailment", "contradiction", "neutral")),
+        ("multirc", 4848, ("False", "True")),
+        ("wic", 638, ("False", "True")),
+        ("wsc", 104, ("False", "True")),
+        ("copa", 100, None),
+    ],
+)
+def test_real_files_are_read_by_the_name_of_their_task(name, rows, names, tokenizer, tmp_path):
+    files = [*map(str, Path(REAL, "superglue", name).glob("validation*"))]
+    flags = dict(task_name=name, validation_file=files, test_file=files, max_predict_samples=50)
+    assert read_superglue(TextClassificationArguments(**flags)).num_evaluation == rows
+    ours = read_superglue(TextClassificationArguments(**flags, max_eval_samples=200))
+    assert names is None or ours.labels.names == names
+    assert isinstance(ours, SuperGlueData) == (name != "copa")
+    task = encoded(ours, tokenizer)
+    measured = task.evaluation[""]
+    labels = np.array(measured.rows["labels"])
+    right = np.eye(len(names))[labels] if names else labels.astype(float)
+    if names:
+        assert {*labels.tolist()} == {*range(len(names))}
+        assert measured.metrics(right, labels) == pytest.approx(dict.fromkeys(TASK_METRICS[name], 1.0))
+    outputs = right[:50] if names else np.eye(2)[[0] * 50]
+    file, written = lines(task.test[""].write(outputs, tmp_path, "predict"))
+    assert file == ("COPA.jsonl" if name == "copa" else SUPERGLUE[name].files[""])
+    answers = (
+        [a for row in written for q in row["passage"]["questions"] for a in q["answers"]] if name == "multirc" else written
+    )
+    assert len(answers) == 50

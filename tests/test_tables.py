@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows from files and from the Hub: every kind of file, cells that others misread, and what is wrong with a file."""
+
+import gzip
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("datasets")
+
+import datasets
+
+from hf_deberta_ext.tasks.tables import (
+    as_numbers,
+    check_cells,
+    check_columns,
+    first,
+    label_order,
+    named_files,
+    read_files,
+    read_hub,
+    shown_files,
+)
+
+ROWS = [
+    {"sentence": "so", "label": 1},
+    {"sentence": 'he said "no",\nand left', "label": 0},
+    {"sentence": "日本 naïve \u2028 end", "label": 1},
+]
+# What pandas, pyarrow or datasets would not leave as they are.
+ODD = ["NA", "null", "", "nan", "None", "2020-01-01", "007", "1e5", "true", " padded "]
+
+
+def write(file, text, encoding="utf-8"):
+    data = text.encode(encoding) if isinstance(text, str) else text
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+    return file
+
+
+def rows_of(*files):
+    return read_files([*files], what="--train_file").to_list()
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def csv(rows):
+    quoted = ('"' + row["sentence"].replace('"', '""') + '"' for row in rows)
+    return "sentence,label\n" + "".join(f"{text},{row['label']}\n" for text, row in zip(quoted, rows, strict=True))
+
+
+# ------- by hand
+
+
+@pytest.mark.parametrize("zipped", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        (".jsonl", jsonl(ROWS)),
+        (".json", jsonl(ROWS)),
+        (".json", json.dumps(ROWS)),
+        (".json", json.dumps({"version": "1", "data": ROWS}, indent=2)),
+        (".JSON", json.dumps(ROWS, ensure_ascii=False)),
+        (".jsonl", jsonl(ROWS).replace("\n", "\r\n\n")),
+    ],
+    ids=["lines", "lines_in_json", "list", "data", "capitals", "blank_lines"],
+)
+def test_json_in_every_form_gives_the_same_rows(tmp_path, ending, text, zipped):
+    assert rows_of(write(tmp_path / f"a{ending}{zipped}", text)) == ROWS
+
+
+@pytest.mark.parametrize("zipped", ["", ".gz"])
+def test_csv_has_quotes_commas_and_newlines_in_cells_and_all_cells_are_text(tmp_path, zipped):
+    expected = [dict(row, label=str(row["label"])) for row in ROWS]
+    assert rows_of(write(tmp_path / f"a.csv{zipped}", csv(ROWS))) == expected
+
+
+def test_tsv_takes_quotes_as_they_are(tmp_path):
+    text = 'sentence\tlabel\n"unclosed\t0\nsay ""it"" "\t1\r\n\n\u2028\rlone\t1\n'
+    assert rows_of(write(tmp_path / "a.tsv", text)) == [
+        {"sentence": '"unclosed', "label": "0"},
+        {"sentence": 'say ""it"" "', "label": "1"},
+        {"sentence": "\u2028\rlone", "label": "1"},
+    ]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_no_cell_of_a_table_is_taken_for_nothing_or_for_a_number(tmp_path, ending):
+    separator = "," if ending == ".csv" else "\t"
+    text = "".join(separator.join(("x", cell)) + "\n" for cell in ["odd", *ODD])
+    assert [row["odd"] for row in rows_of(write(tmp_path / f"a{ending}", text))] == ODD
+
+
+def test_texts_of_json_that_look_like_dates_stay_texts(tmp_path):
+    rows = [{"sentence": cell} for cell in ("2020-01-01", "2021-02-02 10:00:00")]
+    assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == rows
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    for ending, text in ((".csv", csv(ROWS)), (".tsv", "sentence\tlabel\na\t1\n"), (".jsonl", jsonl(ROWS))):
+        rows = rows_of(write(tmp_path / f"a{ending}", text, "utf-8-sig"))
+        assert [*rows[0]] == ["sentence", "label"]
+
+
+def test_a_key_that_a_row_does_not_have_is_none(tmp_path):
+    rows = [{"a": "x"}, {"a": "y", "b": 1}, {"b": 2}]
+    assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == [
+        {"a": "x", "b": None},
+        {"a": "y", "b": 1},
+        {"a": None, "b": 2},
+    ]
+
+
+def test_lists_and_objects_of_json_stay_what_they_are(tmp_path):
+    rows = [{"options": ["a", "b"], "idx": {"query": 1}, "score": 1}, {"options": [], "idx": {"query": 2}, "score": 2.5}]
+    assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == rows
+
+
+def test_one_row_of_json_without_a_list_is_a_row(tmp_path):
+    assert rows_of(write(tmp_path / "a.json", json.dumps(ROWS[0], indent=1))) == ROWS[:1]
+
+
+def test_files_are_joined_in_order_whatever_their_kind(tmp_path):
+    one = write(tmp_path / "b.jsonl", jsonl([{"sentence": "one", "label": "0"}]))
+    two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
+    assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
+    assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
+
+
+def test_parquet_keeps_the_names_of_its_labels(tmp_path):
+    feature = datasets.ClassLabel(names=["bad", "good"])
+    rows = datasets.Dataset.from_list(ROWS).cast_column("label", feature)
+    rows.to_parquet(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet.gz", (tmp_path / "a.parquet").read_bytes())
+    for files in (["a.parquet"], ["b.parquet.gz"], ["a.parquet", "b.parquet.gz"]):
+        read = read_files([tmp_path / file for file in files], what="--train_file")
+        assert read.to_list() == ROWS * len(files)
+        assert read.features["label"] == feature
+    mixed = [tmp_path / "a.parquet", write(tmp_path / "c.jsonl", jsonl(ROWS))]
+    assert rows_of(*mixed) == ROWS * 2
+
+
+def test_a_long_cell_is_read_and_the_limit_of_the_csv_module_left_alone(tmp_path):
+    import csv as module
+
+    before = module.field_size_limit()
+    text = "word " * 40_000
+    assert rows_of(write(tmp_path / "a.csv", f"sentence,label\n{text},1\n"))[0]["sentence"] == text
+    assert module.field_size_limit() == before
+
+
+# ------- invariants
+
+
+def test_csv_gives_back_any_text(tmp_path):
+    generator = random.Random(0)
+    rows = [{"sentence": "".join(generator.choices('ab",\n\t é\r', k=12)), "label": n} for n in range(200)]
+    assert [row["sentence"] for row in rows_of(write(tmp_path / "a.csv", csv(rows)))] == [row["sentence"] for row in rows]
+
+
+def test_texts_become_numbers_where_all_of_them_read_as_such():
+    def typed(*cells):
+        return as_numbers(datasets.Dataset.from_dict({"x": [*cells]}), "x")["x"][:]
+
+    assert typed("1", "-1", "10") == [1, -1, 10]
+    assert [*map(type, typed("1", "10"))] == [int, int]
+    assert typed("1", "2.5") == [1.0, 2.5]
+    assert typed("1", "two") == ["1", "two"]
+    assert typed("1", "") == ["1", ""]
+    assert typed(3, 4) == [3, 4]
+
+
+def test_labels_are_in_the_order_of_numbers_or_of_texts():
+    assert label_order([10, 9, 2, 10], what="x") == [2, 9, 10]
+    assert label_order(["10", "9", "-2", "9"], what="x") == ["-2", "9", "10"]
+    assert label_order(["b", "a", "10", "9"], what="x") == ["10", "9", "a", "b"]
+    assert label_order([True, False], what="x") == [False, True]
+    assert label_order([], what="x") == []
+    generator = random.Random(1)
+    labels = [f"label {n}" for n in range(30)]
+    shuffled = generator.sample(labels * 2, 60)
+    assert label_order(shuffled, what="x") == sorted(labels)
+
+
+def test_the_first_rows_and_no_more_than_there_are():
+    rows = datasets.Dataset.from_list(ROWS)
+    assert [len(first(rows, count)) for count in (None, 1, 3, 99)] == [3, 1, 3, 3]
+    assert first(rows, 1)[0] == ROWS[0]
+    with pytest.raises(ValueError, match="at least one example"):
+        first(rows, 0)
+
+
+def test_files_of_named_sets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
+    assert named_files(entries, what="x") == {
+        "": ["a.tsv", "c.tsv", "folder/x=y.tsv"],
+        "mm": ["b.tsv", "d.tsv"],
+        "de-x": ["folder/e=f.tsv"],
+    }
+    write(tmp_path / "mm=b.tsv", "x")
+    assert named_files(["mm=b.tsv"], what="x") == {"": ["mm=b.tsv"]}
+    for entry in ("=a.tsv", "mm=", "m m=a.tsv"):
+        with pytest.raises(ValueError, match="--validation_file takes FILE or NAME=FILE"):
+            named_files([entry], what="--validation_file")
+
+
+def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "train.jsonl", jsonl(ROWS))
+    write(folder / "dev.jsonl", jsonl(ROWS[:1]))
+    arguments = SimpleNamespace(cache_dir=str(tmp_path / "cache"), token=None, data_revision=None)
+    splits = {"train": ["train"], "validation": ["validation", "dev"], "test": ["none"]}
+    read = read_hub(str(folder), None, splits, arguments)
+    assert {name: rows.to_list() for name, rows in read.items()} == {"train": ROWS, "validation": ROWS[:1]}
+    with pytest.raises(ValueError, match=r"has none of the splits other, but train"):
+        read_hub(str(folder), None, {"train": ["other"]}, arguments)
+    with pytest.raises(ValueError, match=r"cannot be loaded.*no_such_config"):
+        read_hub(str(folder), "no_such_config", splits, arguments)
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "x", "must end in .csv, .tsv"),
+        ("a.csv", "", "is empty"),
+        ("a.csv.gz", "", "is empty"),
+        ("a.jsonl", "\n \n", "is empty"),
+        ("a.csv", "sentence,label\n", "a header but no rows"),
+        ("a.tsv", "sentence\tlabel\n\n", "a header but no rows"),
+        ("a.json", "[]", "no rows"),
+        ("a.json", '{"data": []}', "no rows"),
+        ("a.csv", "sentence,label\nx,1\ny\n", "line 3 of .* has 1 cells, its header 2"),
+        ("a.tsv", "sentence\tlabel\nx\t1\ty\n", "line 2 of .* has 3 cells, its header 2"),
+        ("a.csv", "x,x\n1,2\n", "'x' twice"),
+        ("a.csv", 'sentence,label\n"never closed,1\n', "is not csv"),
+        ("a.csv", 'sentence,label\n"He" said,1\n', "line 2 of .* is not csv"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is not JSON"),
+        ("a.json", '[{"a": 1}, {"a"]', "is not JSON"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', r"line 2 of .* must be an object .* got \[1\]"),
+        ("a.json", '["text"]', "row 1 of .* must be an object"),
+        ("a.csv", b"sentence,label\ncaf\xe9,1\n", "is not UTF-8"),
+        ("a.parquet", b"no parquet", "cannot be read as parquet"),
+        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "column 'a' .* a whole number before row 3, which has 'x'"),
+        ("a.jsonl", '{"a": 99999999999999999999999}\n', "column 'a' cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said(tmp_path, name, text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        rows_of(write(tmp_path / name, text))
+    assert str(error.value).startswith("--train_file")
+
+
+def test_damaged_gzip_is_named(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(ValueError, match="damaged, or is not gzip"):
+        rows_of(tmp_path / "a.csv.gz")
+    whole = gzip.compress(csv(ROWS).encode())
+    (tmp_path / "a.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="damaged, or is not gzip"):
+        rows_of(tmp_path / "a.csv.gz")
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match="--train_file: there is no file"):
+        rows_of(tmp_path / "none.csv")
+    with pytest.raises(ValueError, match=r"takes files, but .* is a folder"):
+        rows_of(tmp_path)
+    with pytest.raises(ValueError, match="--train_file names no file"):
+        rows_of()
+
+
+def test_files_of_other_columns_cannot_be_joined(tmp_path):
+    one = write(tmp_path / "a.jsonl", jsonl(ROWS))
+    two = write(tmp_path / "b.jsonl", jsonl([{"sentence": "x"}]))
+    with pytest.raises(ValueError, match="not the same columns: label in one only"):
+        rows_of(one, two)
+
+
+def test_a_missing_column_is_told_with_those_that_are_there():
+    rows = datasets.Dataset.from_list(ROWS)
+    check_columns(rows, ["label"], what="--train_file")
+    with pytest.raises(
+        ValueError, match=r"has no column 'text', 'x'; it has 'sentence', 'label' \(name another with --text_columns\)"
+    ):
+        check_columns(rows, ["text", "label", "x"], what="--train_file", flag="--text_columns")
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "shown"),
+    [
+        (["a", None], str, "row 2 of x has None in the column 'c', expected text"),
+        ([1, 2], str, "row 1 of x has 1 in the column 'c', expected text"),
+        ([True, True], int, "row 1 of x has True"),
+        ([1.5, None], (int, float), "row 2 .* expected a whole number or a number"),
+        ([["a"], None], list, "row 2 .* expected a list"),
+        (["a" * 500, "b"], int, r"row 1 of x has 'a{70,80}\.\.\."),
+    ],
+)
+def test_a_cell_of_another_type_is_named(cells, kind, shown):
+    rows = datasets.Dataset.from_dict({"c": cells})
+    with pytest.raises(ValueError, match=shown):
+        check_cells(rows, "c", kind, what="x")
+
+
+def test_good_cells_pass_also_where_a_bad_one_is_left_out():
+    rows = datasets.Dataset.from_dict({"c": ["a", "", None]})
+    check_cells(rows.select([0, 1]), "c", str, what="x")
+    check_cells(datasets.Dataset.from_dict({"c": [True]}), "c", bool, what="x")
+    check_cells(datasets.Dataset.from_dict({"c": [1, 2]}), "c", int, what="x")
+
+
+def test_labels_of_two_kinds_have_no_order():
+    with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
+        label_order(["b", 2, "a", 1], what="x")
+
+
+def test_a_data_set_out_of_reach_says_how_to_go_on(tmp_path):
+    """The tests run offline: it is not in the cache."""
+    arguments = SimpleNamespace(cache_dir=str(tmp_path), token=None, data_revision=None)
+    with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*--train_file"):
+        read_hub("nobody/nothing", "sst2", {"train": ["train"]}, arguments)
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def dataset_info(self, *args, timeout, **kwargs):
+        assert timeout <= 10
+        raise ConnectionError("no network\nsecond line")
+
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+    monkeypatch.setattr(HfApi, "dataset_info", dataset_info)
+    arguments = SimpleNamespace(cache_dir=str(tmp_path), token=None, data_revision=None)
+    with pytest.raises(ValueError, match=r"ConnectionError: no network\); .* set HF_HUB_OFFLINE=1; local files"):
+        read_hub("nobody/nothing", None, {"train": ["train"]}, arguments)
+
+
+def test_a_data_set_that_is_a_script_is_looked_for_as_tables(tmp_path, monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise RuntimeError("Dataset scripts are no longer supported, but found super_glue.py")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    arguments = SimpleNamespace(cache_dir=str(tmp_path), token=None, data_revision=None)
+    with pytest.raises(ValueError, match=r"found super_glue\.py .*--data_revision refs/convert/parquet; local files"):
+        read_hub("nobody/nothing", None, {"train": ["train"]}, arguments)
+
+
+def test_a_damaged_file_of_a_folder_is_told(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "train.jsonl", '{"a": 1}\n{"a"\n')
+    arguments = SimpleNamespace(cache_dir=str(tmp_path / "cache"), token=None, data_revision=None)
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*JSON.*in the folder"):
+        read_hub(str(folder), None, {"train": ["train"]}, arguments)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TaskTrainer: losses under gradient accumulation, evaluation sets of their own, predictions, and losses that stop a run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from torch.nn import functional
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    default_data_collator,
+)
+
+from hf_deberta_ext.sift import SiftArguments
+from hf_deberta_ext.tasks.task import EncodedTask, EvaluationSet
+from hf_deberta_ext.tasks.trainer import TaskTrainer, set_prefix
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("accelerate")
+
+N = 7
+HEADS = {
+    "sequence": AutoModelForSequenceClassification,
+    "tokens": AutoModelForTokenClassification,
+    "question": AutoModelForQuestionAnswering,
+    "choice": AutoModelForMultipleChoice,
+}
+exact_accumulation = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"),
+    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
+)
+
+
+def rows(kind, count=16, seed=0):
+    """Rows of random ids with labels of a head; one label in three tokens is -100, of each row the same ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high, *shape):
+        return torch.randint(5 if high == 64 else 0, high, (count, *shape), generator=generator).tolist()
+
+    columns = {"input_ids": draw(64, 3, N) if kind == "choice" else draw(64, N)}
+    columns["attention_mask"] = (np.ones_like(columns["input_ids"])).tolist()
+    if kind == "question":
+        columns |= dict(start_positions=draw(N), end_positions=draw(N))
+    elif kind == "tokens":
+        columns["labels"] = [[-100 if n % 3 == 0 else label for n, label in enumerate(row)] for row in draw(3, N)]
+    else:
+        columns["labels"] = draw(3)
+    return datasets.Dataset.from_dict(columns)
+
+
+def evaluation_set(data, metrics=None):
+    return EvaluationSet(rows=data, metrics=metrics, write=lambda *_: [], examples=len(data))
+
+
+def accuracy(predictions, labels):
+    return {"accuracy": float((predictions.argmax(-1) == labels).mean())}
+
+
+def encoded(kind="sequence", evaluation=None, **more):
+    return EncodedTask(
+        train=rows(kind), evaluation=evaluation or {}, test={}, collator=default_data_collator, metric="accuracy", **more
+    )
+
+
+def get_model(kind, config):
+    torch.manual_seed(0)
+    config.num_labels = 2 if kind == "question" else 3
+    return HEADS[kind].from_config(config)
+
+
+def trainer(folder, model, task, **arguments):
+    common = dict(
+        output_dir=str(folder), report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=1,
+        per_device_train_batch_size=16, max_steps=1,
+    )  # fmt: skip
+    return TaskTrainer(model, SiftArguments(**(common | arguments)), task=task)
+
+
+def bert(**more):
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=64)
+    return BertConfig(**(sizes | dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) | more))
+
+
+@pytest.fixture
+def config_of(tiny_config, stock_config):
+    def build(family):
+        return {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]()
+
+    return build
+
+
+# ------- the loss
+
+
+@exact_accumulation
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("family", ["ours", "v2", "bert"])
+def test_accumulation_changes_neither_loss_nor_gradient(family, kind, config_of, tmp_path):
+    """Stock heads take num_items_in_batch and ignore it: Trainer alone would report 2 and 4 times the loss."""
+    logged = []
+    for steps in (1, 2, 4):
+        ours = trainer(
+            tmp_path / str(steps), get_model(kind, config_of(family)), encoded(kind), learning_rate=0.0,
+            gradient_accumulation_steps=steps, per_device_train_batch_size=16 // steps,
+        )  # fmt: skip
+        ours.train()
+        entry = next(entry for entry in ours.state.log_history if "loss" in entry)
+        logged.append((entry["loss"], entry["grad_norm"]))
+    assert logged[0][1] > 0
+    for other in logged[1:]:
+        assert other == pytest.approx(logged[0], rel=1e-4)
+
+
+@exact_accumulation
+@pytest.mark.parametrize("weight", [0.0, 1.0], ids=["plain", "sift"])
+def test_a_task_may_bring_its_loss(weight, tmp_path):
+    """Its gradients and log are those of the model's own where it is the same, and the model never sees labels."""
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        assert "loss" not in outputs
+        return functional.cross_entropy(outputs["logits"], labels)
+
+    logged = []
+    for steps, own in ((1, None), (1, loss), (4, loss)):
+        ours = trainer(
+            tmp_path / "run", get_model("sequence", bert()), encoded(loss=own), learning_rate=0.0, sift_weight=weight,
+            gradient_accumulation_steps=steps, per_device_train_batch_size=16 // steps, sift_init_size=0.5, sift_steps=0,
+        )  # fmt: skip
+        ours.train()
+        entry = next(entry for entry in ours.state.log_history if "loss" in entry)
+        logged.append((entry["loss"], entry["grad_norm"]))
+        assert ("sift_loss" in entry) == (weight > 0)
+    assert logged[0] == pytest.approx(logged[1], rel=1e-5)
+    if not weight:
+        # Micro-batches have perturbations of their own.
+        assert logged[0] == pytest.approx(logged[2], rel=1e-4)
+
+
+def test_evaluation_uses_the_loss_of_the_task(tmp_path):
+    sets = {"": evaluation_set(rows("sequence", 5), accuracy)}
+    task = encoded(evaluation=sets, loss=lambda outputs, labels: labels.sum() / 1)
+    metrics = trainer(tmp_path, get_model("sequence", bert()), task).evaluate()
+    assert metrics["eval_loss"] == sum(rows("sequence", 5)["labels"])
+
+
+# ------- evaluation sets
+
+
+def test_every_set_has_its_metrics_under_its_name(tmp_path):
+    sets = {"": evaluation_set(rows("sequence", 6, 1), accuracy), "mm": evaluation_set(rows("sequence", 9, 2), accuracy)}
+    ours = trainer(tmp_path, get_model("sequence", bert()), encoded(evaluation=sets))
+    metrics = ours.evaluate()
+    with torch.no_grad():
+        for prefix, name, data in (("eval", "", sets[""].rows), ("eval_mm", "mm", sets["mm"].rows)):
+            batch = {key: torch.tensor(data[key]) for key in data.column_names}
+            outputs = ours.model.eval()(**batch)
+            expected = (outputs.logits.argmax(-1) == batch["labels"]).float().mean().item()
+            assert metrics[f"{prefix}_accuracy"] == pytest.approx(expected)
+            assert metrics[f"{prefix}_samples"] == len(data)
+            np.testing.assert_allclose(ours.predictions[prefix], outputs.logits, rtol=1e-5, atol=1e-6)
+            assert set_prefix("eval", name) == prefix
+    assert metrics["eval_loss"] > 0 and metrics["eval_mm_loss"] != metrics["eval_loss"]
+
+
+def test_all_sets_are_evaluated_during_the_training_and_choose_the_best(tmp_path):
+    sets = {"": evaluation_set(rows("sequence", 6, 1), accuracy), "mm": evaluation_set(rows("sequence", 9, 2), accuracy)}
+    ours = trainer(
+        tmp_path, get_model("sequence", bert()), encoded(evaluation=sets), max_steps=2, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, load_best_model_at_end=True, metric_for_best_model="mm_accuracy",
+    )  # fmt: skip
+    ours.train()
+    logged = [entry["eval_mm_accuracy"] for entry in ours.state.log_history if "eval_mm_accuracy" in entry]
+    assert len(logged) == 2 and ours.state.best_metric == max(logged)
+    assert sum("eval_accuracy" in entry for entry in ours.state.log_history) == 2
+
+
+def test_a_best_metric_that_is_not_measured_is_refused(tmp_path):
+    sets = {"": evaluation_set(rows("sequence", 6, 1), accuracy)}
+    more = dict(eval_strategy="steps", eval_steps=1, metric_for_best_model="f1", max_steps=3)
+    ours = trainer(tmp_path, get_model("sequence", bert()), encoded(evaluation=sets), **more)
+    with pytest.raises(ValueError, match=r"--metric_for_best_model f1 is not among .*: eval_loss, eval_accuracy"):
+        ours.train()
+
+
+def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
+    """Windows of questions have no positions in evaluation: references are elsewhere."""
+    data = rows("question", 5).remove_columns(["start_positions", "end_positions"])
+    seen = []
+
+    def metrics(predictions, labels):
+        seen.append((predictions, labels))
+        return {"f1": 50.0}
+
+    task = encoded("question", evaluation={"": evaluation_set(data, metrics)})
+    result = trainer(tmp_path, get_model("question", bert()), task).evaluate()
+    ((predictions, labels),) = seen
+    assert result["eval_f1"] == 50.0 and labels is None and "eval_loss" not in result
+    assert [part.shape for part in predictions] == [(5, N), (5, N)]
+
+
+def test_sets_without_metrics_are_predicted(tmp_path):
+    data = rows("sequence", 5).remove_columns("labels")
+    ours = trainer(tmp_path, get_model("sequence", bert()), encoded())
+    output = ours.predict_set(evaluation_set(data), "predict_mm")
+    assert output.predictions.shape == (5, 3) and output.metrics["predict_mm_samples"] == 5
+    labelled = ours.predict_set(evaluation_set(rows("sequence", 5), accuracy), "predict")
+    np.testing.assert_array_equal(labelled.predictions, output.predictions)
+    assert 0 <= labelled.metrics["predict_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["sequence", "question"])
+def test_only_logits_are_kept_of_what_a_model_returns(kind, tmp_path):
+    """Hidden states and attentions would be gathered for all rows."""
+    config = bert(output_hidden_states=True, output_attentions=True, attn_implementation="eager")
+    task = encoded(kind, evaluation={"": evaluation_set(rows(kind, 5), lambda predictions, labels: {"n": len(predictions)})})
+    ours = trainer(tmp_path, get_model(kind, config), task)
+    metrics = ours.evaluate()
+    kept = ours.predictions["eval"]
+    if kind == "question":
+        assert metrics["eval_n"] == 2 and [part.shape for part in kept] == [(5, N), (5, N)]
+    else:
+        assert kept.shape == (5, 3)
+
+
+def test_weight_zero_of_the_adversarial_loss_is_plain_training(tmp_path):
+    """To the last bit, with dropout."""
+    states = []
+    for kind in (TaskTrainer, transformers.Trainer):
+        model = get_model("sequence", bert(hidden_dropout_prob=0.1))
+        arguments = SiftArguments(
+            output_dir=str(tmp_path), report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", max_steps=3,
+            learning_rate=1e-2,
+        )  # fmt: skip
+        task = encoded()
+        if kind is TaskTrainer:
+            ours = TaskTrainer(model, arguments, task=task)
+        else:
+            ours = transformers.Trainer(model, arguments, data_collator=task.collator, train_dataset=task.train)
+        ours.train()
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+# ------- what stops
+
+
+def test_a_loss_that_is_not_finite_stops_at_once_and_says_why(tmp_path):
+    model = get_model("sequence", bert())
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.weight[0, 0] = torch.nan
+    ours = trainer(tmp_path, model, encoded(), max_steps=5)
+    with pytest.raises(ValueError, match=r"the loss of step 1 is nan .*weights themselves are not finite in the checkpoint"):
+        ours.train()
+    assert ours.state.global_step == 0
+
+
+def test_a_learning_rate_that_diverges_is_named(tmp_path):
+    ours = trainer(tmp_path, get_model("sequence", bert()), encoded(), max_steps=20, learning_rate=1e30, max_grad_norm=0)
+    with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high for 2 layers.*not clipped") as error:
+        ours.train()
+    assert "torch.float32 parameters" in str(error.value) and ours.state.global_step < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_eval_metrics", True), ("eval_do_concat_batches", False), ("prediction_loss_only", True)]
+)
+def test_arguments_that_would_lose_predictions_are_refused(name, value, tmp_path):
+    with pytest.raises(ValueError, match=f"--{name} must be {not value}, got {value}: metrics"):
+        trainer(tmp_path, get_model("sequence", bert()), encoded(), **{name: value})
+
+
+def test_the_card_of_the_run_is_not_replaced(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("ours", encoding="utf-8")
+    trainer(tmp_path, get_model("sequence", bert()), encoded()).create_model_card(model_name="x")
+    assert card.read_text(encoding="utf-8") == "ours"
+
+
+def test_encoded_tasks_stay_as_they_are(tmp_path):
+    task = encoded(evaluation={"": evaluation_set(rows("sequence", 5), accuracy)})
+    trainer(tmp_path, get_model("sequence", bert()), task).train()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        task.metric = "f1"
+    assert task.train.column_names == rows("sequence").column_names

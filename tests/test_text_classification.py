@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig, DebertaV2Config, RobertaConfig
+
+pytest.importorskip("datasets")
+
+from datasets import ClassLabel, Dataset
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
+PAIRS = [{"premise": "it rains", "hypothesis": "wet", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
+TINY = dict(
+    vocab_size=300,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=32,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(["it rains so good a long one"] * 5, vocab_size=280, show_progress=False)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """data(train=rows, validation=rows or {name: rows}, ..., **flags): written to files and read."""
+
+    def build(**flags):
+        for kind in ("train", "validation", "test"):
+            sets = flags.pop(kind, [])
+            entries = []
+            for name, rows in sets.items() if isinstance(sets, dict) else [("", sets)] if sets else []:
+                file = tmp_path / f"{kind}{name}.jsonl"
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+                entries.append(f"{name}={file}" if name else str(file))
+            flags[f"{kind}_file"] = entries
+        return TextClassificationData(TextClassificationArguments(**flags))
+
+    return build
+
+
+def rows(*labels, **more):
+    return [{"text": f"text {n}", "label": label, **more} for n, label in enumerate(labels)]
+
+
+def encoded(data, tokenizer, config=None):
+    config = BertConfig(**TINY) if config is None else config
+    data.use_label_order(config.label2id)
+    for name, value in data.config_fields().items():
+        setattr(config, name, value)
+    return data.encode(tokenizer, config)
+
+
+# ------- by hand
+
+
+def test_texts_become_rows_and_labels_names(data, tokenizer):
+    ours = data(train=GOOD, validation=GOOD[:2], test=[{"text": "it"}])
+    assert (ours.name, ours.pipeline, ours.num_train, ours.num_evaluation) == ("text-classification",) * 2 + (3, 2)
+    assert ours.dataset == "train.jsonl, validation.jsonl, test.jsonl"
+    assert ours.config_fields() == dict(
+        num_labels=2, id2label={0: "neg", 1: "pos"}, label2id={"neg": 0, "pos": 1}, problem_type=SINGLE
+    )
+    task = encoded(ours, tokenizer)
+    assert task.metric == "accuracy"
+    assert task.train["labels"][:] == [1, 0, 1]
+    assert [tokenizer.decode(ids) for ids in task.train["input_ids"]] == [f"[CLS]{row['text']}[SEP]" for row in GOOD]
+    assert "labels" not in task.test[""].rows.column_names
+    assert task.test[""].metrics is None
+    assert (task.evaluation[""].examples, task.test[""].examples) == (2, 1)
+    assert {*task.train.column_names} == {"input_ids", "token_type_ids", "attention_mask", "labels"}
+
+
+def test_pairs_have_two_segments_and_the_longer_one_is_cut(data, tokenizer):
+    long = [{"premise": "it rains so good a long one " * 9, "hypothesis": "wet", "label": n} for n in range(2)]
+    task = encoded(data(train=PAIRS + long, max_seq_length=16), tokenizer)
+    assert [len(ids) for ids in task.train["input_ids"]][2:] == [16, 16]
+    assert tokenizer.decode(task.train["input_ids"][0]) == "[CLS]it rains[SEP]wet[SEP]"
+    assert tokenizer.decode(task.train["input_ids"][2]).endswith("[SEP]wet[SEP]")
+    assert {*task.train["token_type_ids"][0]} == {0, 1}
+
+
+def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
+    ours = data(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
+    measured = encoded(ours, tokenizer).evaluation[""]
+    logits = np.eye(3)[[0, 1, 0, 1]]
+    # a: one of two found, two predicted; b: found, two predicted; c: not found.
+    expected = dict(accuracy=0.5, macro_f1=(0.5 + 2 / 3 + 0) / 3)
+    assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(expected)
+    (file,) = measured.write(logits, tmp_path, "eval")
+    assert file == tmp_path / "eval_results.tsv"
+    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\ta\n1\tb\n2\ta\n3\tb\n"
+
+
+def test_scores_are_a_regression(data, tokenizer, tmp_path):
+    ours = data(train=rows(0.5, 1, 2.25), validation=rows(1.0, 2.0, 4.5))
+    assert ours.config_fields() == dict(num_labels=1, problem_type=REGRESSION)
+    task = encoded(ours, tokenizer)
+    assert task.metric == "pearson"
+    batch = task.collator([task.train[0], task.train[1]])
+    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].tolist() == [0.5, 1.0]
+    measured = task.evaluation[""]
+    for logits in (np.array([[2.0], [4.0], [9.0]]), np.array([2.0, 4.0, 9.0])):
+        scores = measured.metrics(logits, np.array(measured.rows["labels"]))
+        assert scores == pytest.approx(dict(pearson=1.0, spearmanr=1.0))
+    (file,) = measured.write(np.array([[1 / 3], [2], [3e6]]), tmp_path, "eval")
+    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\t0.333333\n1\t2\n2\t3e+06\n"
+
+
+def test_lists_are_multi_label(data, tokenizer, tmp_path):
+    ours = data(train=rows(["x", "y"], [], ["z"]), validation=rows(["x"], ["y", "z"]))
+    assert ours.config_fields()["problem_type"] == MULTI
+    task = encoded(ours, tokenizer)
+    assert task.metric == "micro_f1"
+    assert task.collator([task.train[0], task.train[1]])["labels"].tolist() == [[1, 1, 0], [0, 0, 0]]
+    measured = task.evaluation[""]
+    logits = np.array([[1.0, 1, -1], [-1, 1, -1]])
+    # Three predicted, two of them right, three to be found.
+    assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(dict(micro_f1=2 / 3))
+    (file,) = measured.write(logits, tmp_path, "eval")
+    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\tx, y\n1\ty\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "taken"),
+    [
+        ("sentence1 sentence2 sentence", "sentence1 sentence2"),
+        ("question sentence", "question sentence"),
+        ("question passage text", "question passage"),
+        ("title text", "text"),
+    ],
+)
+def test_columns_of_texts_are_those_of_known_data(data, columns, taken):
+    own = [dict.fromkeys(columns.split(), "x") | {"label": n} for n in range(2)]
+    assert data(train=own).text_columns == tuple(taken.split())
+    assert data(train=own, text_columns=[columns.split()[-1]]).text_columns == (columns.split()[-1],)
+
+
+def test_sets_of_their_own_by_name(data, tokenizer):
+    ours = data(
+        train=rows(0, 1), validation={"": rows(0), "ko": rows(1, 0), "x-1": rows(1)}, test={"de": rows(-1), "": rows(-1)}
+    )
+    task = encoded(ours, tokenizer)
+    assert {name: measured.examples for name, measured in task.evaluation.items()} == {"": 1, "ko": 2, "x-1": 1}
+    assert {*task.test} == {"de", ""}
+    assert ours.num_evaluation == 4
+
+
+def test_csv_and_tsv_have_numbers_too(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_text('label,text\n10,NA\n9,"two, three"\n', encoding="utf-8")
+    (tmp_path / "b.tsv").write_text('text\tlabel\n"so\t9\n', encoding="utf-8")
+    flags = dict(train_file=[str(tmp_path / "a.csv")], validation_file=[str(tmp_path / "b.tsv")])
+    ours = TextClassificationData(TextClassificationArguments(**flags))
+    assert ours.labels.names == ("9", "10")
+    task = encoded(ours, tokenizer)
+    assert task.train["labels"][:] == [1, 0]
+    assert tokenizer.decode(task.train["input_ids"][0]) == "[CLS]NA[SEP]"
+    assert tokenizer.decode(task.evaluation[""].rows["input_ids"][0]) == '[CLS]"so[SEP]'
+
+
+def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
+    assert data(train=rows(0, 1, 2), label_names=["no", "maybe", "yes"]).labels.names == ("no", "maybe", "yes")
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    rows_ = Dataset.from_list(rows(1, 0)).cast_column("label", ClassLabel(names=["no", "yes"]))
+    rows_.to_parquet(folder / "train.parquet")
+    flags = dict(dataset_name=str(folder), cache_dir=str(tmp_path / "cache"))
+    ours = TextClassificationData(TextClassificationArguments(**flags))
+    assert ours.labels.names == ("no", "yes")
+    assert (ours.dataset, ours.num_train, ours.num_evaluation) == (str(folder), 2, 0)
+
+
+# ------- invariants
+
+
+def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer, tmp_path):
+    flags = dict(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
+    plain, kept = data(**flags), data(**flags)
+    ours = encoded(plain, tokenizer).evaluation[""]
+    theirs = encoded(kept, tokenizer, BertConfig(**TINY, id2label={0: "C", 1: "A", 2: "B"}, label2id=dict(C=0, A=1, B=2)))
+    assert theirs.train["labels"][:] == [2, 1, 0]
+    assert kept.config_fields()["id2label"] == {0: "c", 1: "a", 2: "b"}
+    theirs = theirs.evaluation[""]
+    logits = np.random.default_rng(0).normal(size=(4, 3))
+    moved = logits[:, [2, 0, 1]]
+    assert theirs.metrics(moved, np.array(theirs.rows["labels"])) == ours.metrics(logits, np.array(ours.rows["labels"]))
+    one, two = (measured.write(x, tmp_path, stem)[0] for measured, x, stem in ((ours, logits, "a"), (theirs, moved, "b")))
+    assert one.read_text() == two.read_text()
+
+
+def test_padding(data, tokenizer):
+    flags = dict(train=[{"text": "so", "label": 0}, {"text": "a long one it rains", "label": 1}], max_seq_length=31)
+    task = encoded(data(**flags), tokenizer)
+    lengths = [len(ids) for ids in task.train["input_ids"]]
+    assert lengths[0] < lengths[1] < 31
+    assert task.collator([*task.train])["input_ids"].shape == (2, lengths[1])
+    task = encoded(data(**flags, pad_to_multiple_of=8), tokenizer)
+    assert task.collator([*task.train])["input_ids"].shape == (2, -(-lengths[1] // 8) * 8)
+    task = encoded(data(**flags, pad_to_max_length=True), tokenizer)
+    assert task.collator([*task.train])["input_ids"].shape == (2, 31)
+
+
+def test_the_first_examples_are_taken_and_labels_known_from_all(data, tokenizer):
+    ours = data(
+        train=rows(0, 0, 1, 2), validation=rows(2, 1), test=rows(-1, -1),
+        max_train_samples=3, max_eval_samples=1, max_predict_samples=1,
+    )  # fmt: skip
+    assert (ours.num_train, ours.num_evaluation) == (3, 1)
+    assert ours.config_fields()["num_labels"] == 3
+    task = encoded(ours, tokenizer)
+    assert (len(task.train), len(task.evaluation[""].rows), len(task.test[""].rows)) == (3, 1, 1)
+
+
+def test_several_processes_give_the_rows_of_one(data, tokenizer):
+    flags = dict(train=rows(*[0, 1] * 20))
+    one, two = (encoded(data(**flags, preprocessing_num_workers=n), tokenizer).train for n in (None, 2))
+    assert one.to_list() == two.to_list()
+
+
+def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, monkeypatch):
+    texts = []
+    for module in ("text_classification", "lengths"):
+        monkeypatch.setattr(f"hf_deberta_ext.tasks.{module}.logger", SimpleNamespace(warning=texts.append))
+    flags = dict(train=[{"text": "it rains " * 40, "label": 0}, {"text": "so", "label": 1}], max_seq_length=64)
+    task = encoded(data(**flags), tokenizer)
+    assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
+    assert texts == [
+        "--max_seq_length 64 is more than the model takes: it becomes 32",
+        "--train_file: 1 of 2 rows are longer than 32 tokens and are cut (--max_seq_length)",
+    ]
+    texts.clear()
+    config = DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False)
+    assert max(len(ids) for ids in encoded(data(**flags), tokenizer, config).train["input_ids"]) == 64
+    assert len(texts) == 1
+
+
+def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
+    names = dict(id2label={0: "neg", 1: "mixed", 2: "pos"}, label2id=dict(neg=0, mixed=1, pos=2))
+    task = encoded(data(validation=rows("pos", "neg")), tokenizer, BertConfig(**TINY, **names))
+    assert task.train is None
+    assert task.evaluation[""].rows["labels"][:] == [2, 0]
+    ours = data(test=[{"text": "so"}])
+    assert ours.config_fields() == {}
+    task = encoded(ours, tokenizer, BertConfig(**TINY, **names))
+    (prediction,) = [ours.labels.shown(ours.labels.predicted(np.array([[0, 9, 0]])))]
+    assert prediction == ["mixed"]
+
+
+@pytest.mark.parametrize("family", [BertConfig, RobertaConfig, DebertaV2Config])
+@pytest.mark.parametrize("labels", [(0, 1, 2), (0.5, 1.5), (["a"], ["a", "b"])], ids=["classes", "scores", "lists"])
+def test_a_batch_trains_any_model(data, tokenizer, family, labels):
+    config = family(**TINY, pad_token_id=0)
+    task = encoded(data(train=rows(*labels)), tokenizer, config)
+    model = AutoModelForSequenceClassification.from_config(config)
+    if family is RobertaConfig:
+        task = encoded(data(train=rows(*labels)), tokenizer, config)
+        columns = [name for name in task.train.column_names if name != "token_type_ids"]
+        batch = task.collator([*task.train.select_columns(columns)])
+    else:
+        batch = task.collator([*task.train])
+    loss = model(**batch).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (dict(text_columns=["a", "b", "c"]), "--text_columns takes one column, or two"),
+        (dict(text_columns=["label"]), "the label 'label' is one of --text_columns"),
+        (dict(label_names=["a"]), "--label_names takes two or more names, each once"),
+        (dict(label_names=["a", "A"]), "--label_names takes two or more names, each once"),
+        (dict(eval_languages=["de", "de"]), "--eval_languages takes each language once"),
+        (dict(max_seq_length=0), "--max_seq_length must be at least 1"),
+    ],
+)
+def test_flags_that_are_wrong_by_themselves(flags, message):
+    with pytest.raises(ValueError, match=message):
+        TextClassificationArguments(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "there is nothing to read: give --task_name"),
+        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y or files, not both"),
+        (dict(train=GOOD, task_name="sst3"), "there is no task 'sst3' here, but cola, .* and xnli"),
+        (dict(train=GOOD, language="de"), "are those of --task_name xnli"),
+        (dict(train=[{"a": "x", "label": 0}]), "which columns of --train_file are texts.* it has 'a', 'label'"),
+        (dict(train=GOOD, text_columns=["body"]), r"has no column 'body'; it has 'text', 'label' \(.*--text_columns\)"),
+        (dict(train=[{"text": "x"}]), r"--train_file has no column 'label'; .*--label_column\)"),
+        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
+        (dict(train=[*GOOD, {"text": None, "label": "pos"}]), "row 4 of --train_file has None in the column 'text'"),
+        (dict(train=GOOD, test=[{"text": None}]), "row 1 of --test_file has None in the column 'text'"),
+        (dict(train=[{"text": 5, "label": n} for n in range(2)]), "row 1 of --train_file has 5 in the column 'text'"),
+        (dict(train=[*GOOD, {"text": "x", "label": None}]), "row 4 of --train_file has no label"),
+        (dict(train=GOOD[::2]), "--train_file has the one label 'pos': there is nothing to learn"),
+        (dict(train=rows(1.0, 1.0)), "--train_file has the one label 1.0"),
+        (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd': --train_file"),
+        (dict(train=GOOD, validation={"ko": rows("odd")}), "row 1 of --validation_file ko has the label 'odd'"),
+        (dict(train=GOOD, test=rows("pos", "odd")), "row 2 of --test_file has the label 'odd'"),
+        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file has no labels .*: it is a test file"),
+        (dict(validation=rows(-1, -1)), "--validation_file has no labels"),
+        (dict(train=rows(0.5, 1.5), problem_type=SINGLE), "needs labels that are one text or whole number a row"),
+        (dict(train=rows(0.5, float("nan"))), "row 2 of --train_file has the label nan"),
+        (dict(train=rows(0, 2), label_names=["no", "yes"]), r"the label 2: --label_names has no \(0\), yes \(1\)"),
+        (dict(train=GOOD, validation=PAIRS), "--validation_file has no column 'text'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):
+    with pytest.raises(ValueError, match=message):
+        data(**flags)
+
+
+def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
+    bare = SimpleNamespace(pad_token_id=None)
+    with pytest.raises(ValueError, match="has no padding token"):
+        data(train=GOOD).encode(bare, BertConfig(**TINY))

@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of words: files, tokens and metrics by hand, words without tokens, any model, the real data, and mistakes."""
+
+import gzip
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+
+from datasets import ClassLabel, Dataset, Features, List, Value
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    ElectraConfig,
+    RobertaConfig,
+    RobertaTokenizer,
+)
+
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.arguments import FineTuningArguments
+from hf_deberta_ext.tasks.sentences import are_entities, read_conll, sorted_labels
+from hf_deberta_ext.tasks.token_classification import (
+    TokenClassificationArguments,
+    TokenClassificationCollator,
+    TokenClassificationData,
+    take_prefix_space,
+)
+from hf_deberta_ext.tasks.trainer import TaskTrainer
+from hf_deberta_ext.tokenization import load_tokenizer
+
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+ROWS = [
+    {"tokens": ["Ada", "Lovelace", "smiles"], "ner_tags": ["B-PER", "I-PER", "O"]},
+    {"tokens": ["Paris", "sleeps"], "ner_tags": ["B-LOC", "O"]},
+]
+MODELS = ["ours", "stock_v2", "bert", "roberta", "electra"]
+
+
+@pytest.fixture(scope="module")
+def wordpiece():
+    """One token a letter but for a few words, as BERT cuts; characters without a shape are dropped."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ada", "love", "paris", "##lace", ".", *letters]
+    words += [f"##{letter}" for letter in letters]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)}, do_lower_case=True)
+
+
+def byte_level():
+    return train_byte_level_bpe(["Ada Lovelace smiles while Paris sleeps"] * 20, vocab_size=330)
+
+
+def write_rows(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def data_of(tmp_path, rows=ROWS, *, split="train", **arguments):
+    file = write_rows(tmp_path / f"{split}.jsonl", rows)
+    return TokenClassificationData(TokenClassificationArguments(**{f"{split}_file": [file]} | arguments))
+
+
+def logits_of(positions, tags, labels):
+    """[n, N, C] whose best label is that of `tags` at the positions of the words, and another everywhere else."""
+    N = max(position for row in positions for position in row) + 2
+    logits = np.zeros((len(positions), N, len(labels)))
+    logits[..., -1] = 1
+    for number, (row, names) in enumerate(zip(positions, tags, strict=True)):
+        for position, name in zip(row, names, strict=True):
+            if position >= 0:
+                logits[number, position, labels.index(name)] = 2
+    return logits
+
+
+# ------- files by hand
+
+
+CONLL = """-DOCSTART- -X- O O
+
+Ada NNP I-NP B-PER
+smiles VBZ O O
+
+Paris\tNNP\tI-NP\tB-LOC\r
+
+-DOCSTART- -X- O O
+
+. . O O"""
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows.conll", "rows.txt.gz"])
+def test_read_conll_by_hand(name, tmp_path):
+    data = ("\ufeff" + CONLL).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    read = read_conll(tmp_path / name, what="--train_file")
+    assert read.words == [["Ada", "smiles"], ["Paris"], ["."]]
+    assert read.tags == [["B-PER", "O"], ["B-LOC"], ["O"]]
+
+
+def test_read_conll_without_tags_and_with_comments(tmp_path):
+    (tmp_path / "rows.conll").write_text("# sent_id = 1\nAda\n#\nsmiles\n\n\n\nso\n", encoding="utf-8")
+    read = read_conll(tmp_path / "rows.conll", what="--test_file")
+    assert read.words == [["Ada", "#", "smiles"], ["so"]] and read.tags is None
+
+
+def test_labels_stand_in_one_order_whatever_the_order_of_the_data():
+    labels = ["I-b", "B-a", "O", "S-a", "B-b", "E-a", "I-a", "B-a-c"]
+    assert sorted_labels(labels) == ["O", "B-a", "I-a", "E-a", "S-a", "B-a-c", "B-b", "I-b"]
+    assert sorted_labels(reversed(labels)) == sorted_labels(labels)
+    assert sorted_labels(["VERB", "NOUN", "-LRB-", "O"]) == ["O", "-LRB-", "NOUN", "VERB"]
+
+
+def test_are_entities():
+    assert are_entities(["O", "B-PER", "S-x-y"]) and not are_entities(["O", "NOUN"]) and not are_entities([])
+    with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
+        are_entities(["O", "B-PER", "PER"])
+
+
+def test_labels_become_those_of_the_model(tmp_path):
+    data = data_of(tmp_path)
+    assert data.config_fields() == {
+        "num_labels": 4,
+        "id2label": {0: "O", 1: "B-LOC", 2: "B-PER", 3: "I-PER"},
+        "label2id": {"O": 0, "B-LOC": 1, "B-PER": 2, "I-PER": 3},
+    }
+    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("token-classification", "train.jsonl", 2, 0)
+
+
+def test_labels_do_not_depend_on_how_many_rows_are_taken(tmp_path):
+    data = data_of(tmp_path, max_train_samples=1)
+    assert data.num_train == 1 and data.labels == ["O", "B-LOC", "B-PER", "I-PER"]
+
+
+def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiece):
+    tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    numbers = [{**row, "ner_tags": [tags.index(tag) for tag in row["ner_tags"]]} for row in ROWS]
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=tags))})
+    Dataset.from_list(numbers, features=features).to_parquet(tmp_path / "rows.parquet")
+    of_parquet = TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.parquet")]))
+    of_user = data_of(tmp_path, numbers, label_names=tags)
+    for data in (of_parquet, of_user):
+        assert data.sets["train"].tags == [row["ner_tags"] for row in ROWS]
+    # The user's names are all labels; a label that is not in the data can come later.
+    assert of_user.labels == sorted_labels(tags)
+
+
+def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-x", "I-x"]))})
+    asked = []
+
+    def stored(name, config, splits, arguments):
+        asked.append((name, config, arguments.data_revision))
+        rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, features=features)
+        return {"train": rows, "validation": rows}
+
+    monkeypatch.setattr("hf_deberta_ext.tasks.sentences.read_hub", stored)
+    data = TokenClassificationData(TokenClassificationArguments(task_name="conll2003"))
+    assert asked == [("eriktks/conll2003", None, "refs/convert/parquet")]
+    assert (data.name, data.dataset, data.labels) == ("conll2003", "eriktks/conll2003", ["O", "B-x", "I-x"])
+    TokenClassificationData(TokenClassificationArguments(task_name="wnut17", data_revision="main"))
+    TokenClassificationData(TokenClassificationArguments(dataset_name="a/b", dataset_config_name="c"))
+    assert asked[1:] == [("leondz/wnut_17", None, "main"), ("a/b", "c", None)]
+
+
+def test_other_columns_and_several_files(tmp_path):
+    rows = [{"words": row["tokens"], "tags": row["ner_tags"]} for row in ROWS]
+    files = [write_rows(tmp_path / f"{name}.jsonl", [row]) for name, row in zip("ab", rows, strict=True)]
+    (tmp_path / "c.conll").write_text("so O\n", encoding="utf-8")
+    arguments = TokenClassificationArguments(
+        train_file=[*files, str(tmp_path / "c.conll")], text_column_name="words", label_column_name="tags"
+    )
+    data = TokenClassificationData(arguments)
+    assert data.sets["train"].words == [["Ada", "Lovelace", "smiles"], ["Paris", "sleeps"], ["so"]]
+    assert data.dataset == "a.jsonl, b.jsonl, c.conll"
+
+
+# ------- tokens by hand
+
+
+def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
+    task = data_of(tmp_path).encode(wordpiece, None)
+    assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[:5] == ["[CLS]", "ada", "love", "##lace", "s"]
+    # smiles and sleeps are cut into letters.
+    assert task.train["word_tokens"][:] == [[1, 2, 4], [1, 2]]
+    assert task.train["labels"][:] == [[-100, 2, 3, -100, 0, *[-100] * 6], [-100, 1, 0, *[-100] * 6]]
+
+
+def test_label_all_tokens_goes_on_with_the_inside_of_the_entity(tmp_path, wordpiece):
+    rows = [{"tokens": ["Lovelace", "Love", "Lovelace"], "ner_tags": ["B-PER", "I-PER", "B-LOC"]}]
+    task = data_of(tmp_path, rows, label_all_tokens=True).encode(wordpiece, None)
+    assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[1:-1] == ["love", "##lace", "love", "love", "##lace"]
+    # There is no I-LOC: the labels are B-LOC, B-PER, I-PER.
+    assert task.train[0]["labels"] == [-100, 1, 2, 2, 0, 0, -100]
+
+
+def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, wordpiece, caplog):
+    rows = [
+        {"tokens": ["Ada", "\u200b", "Ada", "Ada", "Paris"], "ner_tags": ["B-PER", "B-PER", "O", "B-PER", "B-LOC"]},
+        {"tokens": ["Ada"], "ner_tags": ["B-PER"]},
+        {"tokens": ["\u200b"], "ner_tags": ["O"]},
+    ]
+    logger = logging.getLogger("transformers")
+    logger.propagate = True
+    with caplog.at_level("WARNING"):
+        data = data_of(tmp_path, rows, split="validation", max_seq_length=5)
+        measured = data.encode(wordpiece, None).evaluation[""]
+    logger.propagate = False
+    assert "3 words in 2 sentences of the data of --validation_file have no token" in caplog.text
+    assert measured.rows["word_tokens"][:] == [[1, -1, 2, 3, -1], [1], [-1]]
+    logits = logits_of(measured.rows["word_tokens"], [row["ner_tags"] for row in rows], data.labels)
+    # Found are 3 of the 5 entities, and 5 of the 7 words.
+    assert measured.metrics(logits, None) == {
+        "precision": 1.0, "recall": pytest.approx(3 / 5), "f1": pytest.approx(3 / 4), "accuracy": pytest.approx(5 / 7),
+    }  # fmt: skip
+    file = measured.write(logits, tmp_path, "eval")[0]
+    assert file.name == "eval_predictions.txt"
+    assert file.read_text(encoding="utf-8") == (
+        "Ada B-PER\n\u200b O\nAda O\nAda B-PER\nParis O\n\nAda B-PER\n\n\u200b O\n\n"
+    )
+
+
+def test_sentences_that_teach_nothing_are_not_trained_on(tmp_path, wordpiece):
+    """A batch of them alone would have no mean loss."""
+    task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
+    assert len(task.train) == 2
+
+
+def test_metrics_of_each_type_when_asked(tmp_path, wordpiece):
+    data = data_of(tmp_path, split="validation", return_entity_level_metrics=True)
+    measured = data.encode(wordpiece, None).evaluation[""]
+    tags = [["B-PER", "I-PER", "B-LOC"], ["B-LOC", "O"]]
+    assert measured.metrics(logits_of(measured.rows["word_tokens"], tags, data.labels), None) == {
+        "precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(4 / 5), "accuracy": pytest.approx(4 / 5),
+        "PER_precision": 1.0, "PER_recall": 1.0, "PER_f1": 1.0,
+        "LOC_precision": 0.5, "LOC_recall": 1.0, "LOC_f1": pytest.approx(2 / 3),
+    }  # fmt: skip
+
+
+def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
+    rows = [{"tokens": ["Ada", "smiles", "\u200b"], "ner_tags": ["NOUN", "VERB", "NOUN"]}]
+    data = data_of(tmp_path, rows, split="validation")
+    task = data.encode(wordpiece, None)
+    assert task.metric == "accuracy"
+    right = logits_of(task.evaluation[""].rows["word_tokens"], [["NOUN", "VERB", "NOUN"]], data.labels)
+    assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_predictions_can_be_read_again(tmp_path, wordpiece):
+    rows = [{"tokens": ["Ada", "a b", "", "c"], "ner_tags": ["O", "B-x", "O", "I-x"]}, *ROWS]
+    data = data_of(tmp_path, rows, split="validation")
+    measured = data.encode(wordpiece, None).evaluation[""]
+    logits = logits_of(measured.rows["word_tokens"], data.sets["validation"].tags, data.labels)
+    read = read_conll(measured.write(logits, tmp_path, "eval")[0], what="here")
+    # White space would part the word from its tag.
+    assert read.words == [["Ada", "a_b", "_", "c"], *(row["tokens"] for row in ROWS)]
+    assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
+
+
+def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, wordpiece):
+    rows = [{"tokens": row["tokens"]} for row in ROWS]
+    for name, missing in (("a", rows), ("b", [row | {"ner_tags": []} for row in rows])):
+        file = write_rows(tmp_path / f"{name}.jsonl", missing)
+        data = data_of(tmp_path, test_file=[file])
+        test = data.encode(wordpiece, None).test[""]
+        assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
+        written = test.write(np.zeros((2, 12, 4)), tmp_path, "predict")[0].read_text(encoding="utf-8")
+        assert written == "Ada O\nLovelace O\nsmiles O\n\nParis O\nsleeps O\n\n"
+
+
+def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
+    wordpiece.padding_side = "left"
+    try:
+        collator = TokenClassificationCollator(wordpiece, multiple=4)
+    finally:
+        wordpiece.padding_side = "right"
+    rows = [
+        {"input_ids": [2, 5, 3], "attention_mask": [1, 1, 1], "labels": [-100, 1, -100], "word_tokens": [1]},
+        {"input_ids": [2, 5, 5, 5, 3], "attention_mask": [1] * 5, "labels": [-100, 1, 0, 1, -100], "word_tokens": [1, 2, 3]},
+    ]
+    batch = collator(rows)
+    assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+    assert batch["input_ids"].tolist() == [[2, 5, 3, 0, 0, 0, 0, 0], [2, 5, 5, 5, 3, 0, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 1, *[-100] * 6], [-100, 1, 0, 1, *[-100] * 4]]
+
+
+def test_pad_to_max_length(tmp_path, wordpiece):
+    task = data_of(tmp_path, pad_to_max_length=True, max_seq_length=30).encode(wordpiece, None)
+    assert task.collator([task.train[1]])["input_ids"].shape == (1, 30)
+
+
+# ------- byte-level tokenizers
+
+
+def test_words_are_read_as_within_a_text(tmp_path):
+    """Without its space a word would be read as the end of another."""
+    tokenizer = byte_level()
+    within = tokenizer(" Ada Lovelace smiles")["input_ids"]
+    assert tokenizer(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] != within
+    task = data_of(tmp_path).encode(tokenizer, None)
+    assert task.train[0]["input_ids"] == within
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, AutoTokenizer.from_pretrained], ids=["ours", "auto"])
+def test_the_space_before_words_is_saved(load, tmp_path):
+    tokenizer = byte_level()
+    take_prefix_space(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    expected = tokenizer(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"]
+    assert load(tmp_path)(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
+
+
+def test_the_space_before_words_is_saved_by_classes_that_rebuild_themselves(tmp_path):
+    source = byte_level()
+    state = json.loads(source.backend_tokenizer.to_str())
+    vocab = source.get_vocab()
+    vocab |= {word: len(vocab) + number for number, word in enumerate(["<s>", "</s>", "<pad>", "<unk>", "<mask>"])}
+    tokenizer = RobertaTokenizer(vocab=vocab, merges=[tuple(merge) for merge in state["model"]["merges"]])
+    take_prefix_space(tokenizer)
+    expected = tokenizer(" Ada Lovelace smiles")["input_ids"]
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is RobertaTokenizer
+    assert loaded(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
+
+
+def test_other_tokenizers_stay_as_they_are(wordpiece):
+    before = wordpiece.backend_tokenizer.to_str()
+    take_prefix_space(wordpiece)
+    assert wordpiece.backend_tokenizer.to_str() == before
+
+
+# ------- checkpoints that know their labels
+
+
+def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(tmp_path, wordpiece):
+    data = data_of(tmp_path)
+    data.use_label_order({"I-PER": 0, "B-LOC": 1, "O": 2, "B-PER": 3})
+    assert data.config_fields()["id2label"] == {0: "I-PER", 1: "B-LOC", 2: "O", 3: "B-PER"}
+    assert data.encode(wordpiece, None).train[1]["labels"][:3] == [-100, 1, 2]
+
+
+@pytest.mark.parametrize("known", [{"LABEL_0": 0, "LABEL_1": 1}, {"O": 0, "B-x": 1}, {"O": 0, "B-x": 1, "I-x": 2, "B-y": 3}])
+def test_other_labels_are_those_of_the_data_where_there_is_some_to_train_on(known, tmp_path):
+    data = data_of(tmp_path)
+    data.use_label_order(known)
+    assert data.labels == ["O", "B-LOC", "B-PER", "I-PER"]
+
+
+def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordpiece):
+    known = {"B-LOC": 0, "I-LOC": 1, "B-PER": 2, "I-PER": 3, "O": 4}
+    data = data_of(tmp_path, split="validation")
+    data.use_label_order(known)
+    assert data.config_fields()["label2id"] == known
+    measured = data.encode(wordpiece, None).evaluation[""]
+    tags = [row["ner_tags"] for row in ROWS]
+    assert measured.metrics(logits_of(measured.rows["word_tokens"], tags, [*known]), None)["f1"] == 1.0
+    with pytest.raises(
+        ValueError, match=r"validation\.jsonl has the label 'I-PER', the model has O, B-LOC, B-PER; to learn"
+    ):
+        data_of(tmp_path, split="validation").use_label_order({"O": 0, "B-LOC": 1, "B-PER": 2})
+
+
+def test_words_without_any_label_are_labelled_by_the_checkpoint(tmp_path, wordpiece):
+    rows = [{"tokens": row["tokens"]} for row in ROWS]
+    data = data_of(tmp_path, rows, split="test")
+    assert data.config_fields() == {}
+    data.use_label_order({"LABEL_0": 0, "LABEL_1": 1})
+    test = data.encode(wordpiece, None).test[""]
+    assert test.write(np.zeros((2, 12, 2)), tmp_path, "predict")[0].read_text(encoding="utf-8").startswith("Ada LABEL_0\n")
+
+
+# ------- any model
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_time(
+    family, tmp_path, tiny_config, stock_config
+):
+    tokenizer = byte_level()
+    rows = [
+        {"tokens": ["Ada", "smiles", "."], "ner_tags": ["B-PER", "O", "O"]},
+        {"tokens": ["Paris", "sleeps", "while", "Ada", "Lovelace", "smiles"], "ner_tags": "B-LOC O O B-PER I-PER O".split()},
+        {"tokens": ["Paris"], "ner_tags": ["B-LOC"]},
+    ]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    data = TokenClassificationData(TokenClassificationArguments(train_file=[file], validation_file=[file]))
+    sizes = dict(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        max_position_embeddings=70, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **data.config_fields(),
+    )  # fmt: skip
+    sizes.pop("num_labels")
+    names = {name: sizes[name] for name in ("id2label", "label2id")}
+    config = {
+        "ours": lambda: tiny_config(vocab_size=len(tokenizer), **names),
+        "stock_v2": lambda: stock_config(vocab_size=len(tokenizer), type_vocab_size=2, **names),
+        "bert": lambda: BertConfig(**sizes),
+        "roberta": lambda: RobertaConfig(**sizes, type_vocab_size=2, pad_token_id=0),
+        "electra": lambda: ElectraConfig(**sizes, embedding_size=32),
+    }[family]()
+    torch.manual_seed(0)
+    model = AutoModelForTokenClassification.from_config(config)
+    task = data.encode(tokenizer, config)
+    arguments = FineTuningArguments(
+        output_dir=str(tmp_path / "out"), do_train=True, do_eval=True, per_device_train_batch_size=3, max_steps=60,
+        per_device_eval_batch_size=2, learning_rate=5e-3, report_to="none", disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = TaskTrainer(model, arguments, task=task)
+    trainer.train()
+    found = trainer.evaluate()
+    assert found["eval_f1"] == found["eval_accuracy"] == 1.0
+
+    predictions = trainer.predict_set(task.evaluation[""], "eval").predictions
+    model.eval()
+    for number in range(3):
+        row = task.evaluation[""].rows[number]
+        batch = task.collator([row])
+        batch.pop("labels")
+        with torch.no_grad():
+            alone = model(**batch).logits[0].numpy()
+        np.testing.assert_allclose(predictions[number][: len(alone)], alone, atol=1e-4)
+
+
+# ------- what is wrong
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* has 1 words in 'tokens', but 2 labels in 'ner_tags'"),
+        ({"tokens": [], "ner_tags": []}, "row 2 of --train_file train.jsonl has no words in the column 'tokens'"),
+        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "row 2 of .* has the word None"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the label None in the column 'ner_tags'"),
+        ({"tokens": ["a"], "ner_tags": [""]}, "row 2 of .* has the label ''"),
+        ({"tokens": ["a"], "ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
+        ({"tokens": None, "ner_tags": ["O"]}, "row 2 of .* has None in the column 'tokens', expected a list"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(row, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        data_of(tmp_path, [{"tokens": ["a"], "ner_tags": ["O"]}, row])
+
+
+@pytest.mark.parametrize(
+    "tags, names, message",
+    [
+        ([0, 1], [], "row 1 .* the label 0 in the column 'ner_tags', a number without a name: give --label_names O B-PER"),
+        ([0, 2], ["O", "B-x"], "row 1 .* has the label 2 .* but there are 2 names"),
+        ([0, -1], ["O", "B-x"], "has the label -1"),
+        ([0.0, 1.0], ["O", "B-x"], "has the label 0.0 .* expected text or a number"),
+    ],
+)
+def test_numbers_without_names_are_refused(tags, names, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        data_of(tmp_path, [{"tokens": ["a", "b"], "ner_tags": tags}], label_names=names)
+
+
+def test_missing_columns_are_named_with_the_flag_that_names_another(tmp_path):
+    rows = [{"words": ["a"], "tags": ["O"]}]
+    with pytest.raises(ValueError, match=r"no column 'tokens'; it has 'words', 'tags' .*--text_column_name"):
+        data_of(tmp_path, rows)
+    with pytest.raises(ValueError, match=r"no column 'ner_tags'; .*--label_column_name"):
+        data_of(tmp_path, rows, text_column_name="words")
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_label_that_is_not_trained_on_is_named_with_its_row(split, tmp_path):
+    file = write_rows(tmp_path / "other.jsonl", [ROWS[0], {"tokens": ["a"], "ner_tags": ["B-ORG"]}])
+    message = f"row 2 of the data of --{split}_file has the label 'B-ORG', .* O, B-LOC, B-PER, I-PER"
+    with pytest.raises(ValueError, match=message):
+        data_of(tmp_path, **{f"{split}_file": [file]})
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a O\nb\n", "line 2 of .* is 'b', but the lines before it have a word and its tag"),
+        ("a\nb O\n", "line 2 of .* is 'b O', but the lines before it have a word alone"),
+        ("\n-DOCSTART- O\n\n", "has no words"),
+    ],
+)
+def test_conll_files_that_are_wrong_are_named(text, message, tmp_path):
+    (tmp_path / "rows.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_conll(tmp_path / "rows.txt", what="--train_file")
+
+
+def test_conll_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("é O".encode("latin-1"))
+    (tmp_path / "plain.txt.gz").write_bytes(b"a O")
+    for name, message in (("latin.txt", "UTF-8"), ("plain.txt.gz", "cannot be read"), ("none.txt", "there is no file")):
+        with pytest.raises(ValueError, match=f"--train_file: .*{message}"):
+            read_conll(tmp_path / name, what="--train_file")
+
+
+def test_files_without_labels_are_for_prediction_alone(tmp_path):
+    (tmp_path / "rows.txt").write_text("a\nb\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"--train_file: .* has words without tags; such files are for --test_file"):
+        TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
+    labelled = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
+        data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
+
+
+def test_unknown_tasks_no_data_and_types_of_no_entities_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="--task_name sst2 is not known; there are conll2003, wnut17"):
+        TokenClassificationData(TokenClassificationArguments(task_name="sst2"))
+    with pytest.raises(ValueError, match="there is no data: give --task_name"):
+        TokenClassificationData(TokenClassificationArguments())
+    with pytest.raises(ValueError, match="--return_entity_level_metrics: there are no entities, the labels are X"):
+        data_of(tmp_path, [{"tokens": ["a"], "ner_tags": ["X"]}], return_entity_level_metrics=True)
+
+
+def test_a_tokenizer_that_does_not_know_its_words_is_refused(tmp_path, wordpiece, monkeypatch):
+    monkeypatch.setattr(type(wordpiece), "is_fast", property(lambda self: False))
+    with pytest.raises(ValueError, match=r"BertTokenizer does not tell .* needs a fast tokenizer .* --tokenizer_name"):
+        data_of(tmp_path).encode(wordpiece, None)
+
+
+def test_logits_that_cannot_be_of_the_rows_are_refused(tmp_path, wordpiece):
+    measured = data_of(tmp_path, split="validation").encode(wordpiece, None).evaluation[""]
+    with pytest.raises(ValueError, match=r"expected logits of 2 sentences for 4 labels, got \[2, 12, 3\]"):
+        measured.metrics(np.zeros((2, 12, 3)), None)
+    with pytest.raises(ValueError, match="some logits are NaN"):
+        measured.metrics(np.full((2, 12, 4), np.nan), None)
+
+
+# ------- the real data
+
+
+@needs_data
+@pytest.mark.parametrize("name, words, types", [("conll2003", 51362, 4), ("wnut17", 15733, 6)])
+def test_the_real_files_are_encoded(name, words, types, tmp_path):
+    files = {f"{split}_file": [str(Path(DATA, name, f"{split}.jsonl.gz"))] for split in ("train", "validation")}
+    arguments = TokenClassificationArguments(**files, max_train_samples=500, max_seq_length=1024)
+    data = TokenClassificationData(arguments)
+    assert len(data.labels) == 1 + 2 * types and data.labels[0] == "O"
+    measured = data.encode(byte_level(), None).evaluation[""]
+    positions = measured.rows["word_tokens"][:]
+    assert sum(map(len, positions)) == words and all(position > 0 for row in positions for position in row)
+    logits = logits_of(positions, data.sets["validation"].tags, data.labels)
+    assert {*measured.metrics(logits, None).values()} == {1.0}
+    read = read_conll(measured.write(logits, tmp_path, "eval")[0], what="here")
+    assert read.tags == data.sets["validation"].tags and read.words == data.sets["validation"].words
