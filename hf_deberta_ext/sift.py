@@ -55,10 +55,10 @@ class SiftOptions:
         ValueError: a value out of its range.
     """
 
-    learning_rate: float = 0.1
+    learning_rate: float = 0.02
     init_size: float = 0.01
     steps: int = 1
-    radius: float = 0.1
+    radius: float = 0.02
     norm: str = "rms"
     projection: str = "ball"
     loss: str = "symmetric_kl"
@@ -165,7 +165,7 @@ class _EmbeddingHook:
 class Sift:
     """SiFT in a training loop of one's own:
 
-        sift = Sift(model, SiftOptions(learning_rate=0.2, radius=0.2))
+        sift = Sift(model, SiftOptions(steps=2))
         with sift:
             for batch in batches:
                 with sift.clean_pass():

@@ -1,173 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a fine-tuning run, with a made task: folders, resume, seeds, models of all families, LoRA, refusals."""
+"""The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
 
-import json
-import random
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AlbertConfig,
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    DataCollatorWithPadding,
-    DebertaConfig,
-    DebertaV2Config,
-    ElectraConfig,
-    RobertaConfig,
-    TrainerCallback,
-    pipeline,
-)
+from toy_task import equal, model_folders, read, run, sentences, weights
+from transformers import TrainerCallback, pipeline
 
-from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tasks import fine_tuning
-from hf_deberta_ext.tasks.arguments import DataArguments, parse
-from hf_deberta_ext.tasks.task import EncodedTask, EvaluationSet
 from hf_deberta_ext.tasks.trainer import TaskTrainer
-from hf_deberta_ext.tokenization import finish
 
-datasets = pytest.importorskip("datasets")
-for package in ("accelerate", "matplotlib"):
-    pytest.importorskip(package)
-
-WORDS = "good fine great bad poor awful film play book was the a so here today".split()
 SAVING = dict(save_strategy="steps", save_steps=2)
-GOOD = {"good", "fine", "great"}
-SIZES = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=32, pad_token_id=2,
-    max_position_embeddings=40,
-)  # fmt: skip
-V2 = dict(relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p")
-CONFIGS = {
-    "ours": lambda: DebertaExtConfig(**SIZES, position_buckets=16),
-    "v1": lambda: DebertaConfig(**SIZES, **V2),
-    "v2": lambda: DebertaV2Config(
-        **SIZES, **V2, position_buckets=16, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
-    ),
-    "bert": lambda: BertConfig(**SIZES),
-    "roberta": lambda: RobertaConfig(**SIZES, type_vocab_size=2),
-    "electra": lambda: ElectraConfig(**SIZES, embedding_size=16),
-    "albert": lambda: AlbertConfig(**SIZES, embedding_size=16),
-}
-
-
-# ------- a task that this file makes
-
-
-def sentences(count, seed, labelled=True):
-    rng = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        words = [*rng.sample(WORDS[6:], 3), rng.choice(WORDS[:6])]
-        rng.shuffle(words)
-        rows.append({"text": " ".join(words)} | ({"label": int(bool(GOOD & {*words}))} if labelled else {}))
-    return rows
-
-
-@dataclass
-class ToyArguments(DataArguments):
-    labels: list[str] = field(default_factory=lambda: ["bad", "good"])
-    train_count: int = 24
-    evaluation_count: int = 10
-    test_count: int = 6
-    second_set: bool = False
-
-
-class ToyData:
-    """Sentences with a good or a bad word in them."""
-
-    pipeline, auto_class, dataset = "text-classification", AutoModelForSequenceClassification, "made here"
-
-    def __init__(self, data_args, model_args):
-        self.args, self.name = data_args, data_args.task_name or "toy"
-        self.num_train, self.num_evaluation = data_args.train_count, data_args.evaluation_count
-
-    def config_fields(self):
-        labels = dict(enumerate(self.args.labels))
-        return dict(num_labels=len(labels), id2label=labels, label2id={name: n for n, name in labels.items()})
-
-    def encode(self, tokenizer, config):
-        def features(count, seed, labelled=True):
-            rows = sentences(count, seed, labelled)
-            columns = dict(tokenizer([row["text"] for row in rows]))
-            if labelled:
-                columns["labels"] = [row["label"] for row in rows]
-            return datasets.Dataset.from_dict(columns)
-
-        def write(predictions, folder, stem):
-            file = folder / f"{stem}_answers.json"
-            file.write_text(json.dumps(predictions.argmax(-1).tolist()), encoding="utf-8")
-            return [file]
-
-        def accuracy(predictions, labels):
-            return {"accuracy": float((predictions.argmax(-1) == labels).mean())}
-
-        def evaluation_set(count, seed, labelled=True):
-            return EvaluationSet(features(count, seed, labelled), accuracy if labelled else None, write, count)
-
-        evaluation = {"": evaluation_set(self.num_evaluation, 1)} if self.num_evaluation else {}
-        if self.args.second_set:
-            evaluation["mm"] = evaluation_set(7, 2)
-        test = {"": evaluation_set(self.args.test_count, 3, labelled=False)} if self.args.test_count else {}
-        train = features(self.num_train, 0) if self.num_train else None
-        return EncodedTask(train, evaluation, test, DataCollatorWithPadding(tokenizer), "accuracy")
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    vocabulary = {word: n for n, word in enumerate(["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", *WORDS])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return finish(backend, model_max_length=40)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tokenizer, tmp_path_factory):
-    """folder_of(family): a tiny masked language model with random weights, and the tokenizer."""
-    made = {}
-
-    def build(family):
-        if family not in made:
-            torch.manual_seed(0)
-            made[family] = tmp_path_factory.mktemp(family)
-            AutoModelForMaskedLM.from_config(CONFIGS[family]()).save_pretrained(made[family])
-            tokenizer.save_pretrained(made[family])
-        return made[family]
-
-    return build
-
-
-def flags(model, folder, *more, **given):
-    common = dict(
-        model_name_or_path=model, output_dir=folder, max_steps=4, per_device_train_batch_size=4, report_to="none",
-        disable_tqdm="true", logging_steps=1, learning_rate=1e-2, save_strategy="no",
-    )  # fmt: skip
-    return [str(part) for name, value in (common | given).items() for part in (f"--{name}", value)] + [*map(str, more)]
-
-
-def run(*argv, **given):
-    data_args, model_args, args, names = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.run(ToyData, data_args, model_args, args, names)
-
-
-def weights(folder):
-    return load_file(Path(folder) / "model.safetensors")
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
-
-
-def read(folder, name):
-    return json.loads(Path(folder, name).read_text(encoding="utf-8"))
+def folder_of(tmp_path_factory):
+    return model_folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="module")
@@ -211,14 +60,14 @@ def test_results_are_those_of_the_saved_model(finished):
 
 def test_main_metric_chooses_the_best_checkpoint(folder_of, tmp_path):
     run(
-        folder_of("bert"), tmp_path / "run", "--do_train", "--load_best_model_at_end", eval_strategy="steps", eval_steps=2,
+        folder_of("ours"), tmp_path / "run", "--do_train", "--load_best_model_at_end", eval_strategy="steps", eval_steps=2,
         **SAVING,
     )  # fmt: skip
     state = read(tmp_path / "run", "trainer_state.json")
     scores = [entry["eval_accuracy"] for entry in state["log_history"] if "eval_accuracy" in entry]
     assert state["best_metric"] == max(scores)
     run(
-        folder_of("bert"), tmp_path / "by_loss", "--do_train", "--load_best_model_at_end", eval_strategy="steps",
+        folder_of("ours"), tmp_path / "by_loss", "--do_train", "--load_best_model_at_end", eval_strategy="steps",
         eval_steps=2, metric_for_best_model="loss", **SAVING,
     )  # fmt: skip
     state = read(tmp_path / "by_loss", "trainer_state.json")
@@ -234,221 +83,7 @@ def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
     assert "model.safetensors" not in left and "README.md" not in left and "eval_results.json" in left
 
 
-# ------- models
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
-    before = weights(folder_of(family))
-    metrics = run(folder_of(family), tmp_path / "run", "--do_train", "--do_eval", max_steps=2)
-    after = weights(tmp_path / "run")
-    assert 0 <= metrics["eval_accuracy"] <= 1 and all(torch.isfinite(value).all() for value in after.values())
-    shared = {*before} & {*after}
-    assert len(shared) > 10 and any(not torch.equal(before[name], after[name]) for name in shared)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
-    assert type(model.config).__name__ == type(CONFIGS[family]()).__name__ and model.config.id2label == {0: "bad", 1: "good"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp_path):
-    folder = tmp_path / "half"
-    AutoModelForMaskedLM.from_pretrained(folder_of("v2"), dtype=dtype).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder_of("v2")).save_pretrained(folder)
-    assert {value.dtype for value in weights(folder).values()} == {dtype}
-    run(folder, tmp_path / "run", "--do_train", max_steps=1)
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
-
-
-def test_parameters_may_be_bfloat16_but_not_float16(folder_of, tmp_path, caplog):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=1, dtype="bfloat16")
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.bfloat16}
-    with pytest.raises(ValueError, match="--dtype float16 would train float16 parameters"):
-        run(folder_of("bert"), tmp_path / "other", "--do_train", dtype="float16")
-    assert not (tmp_path / "other").exists()
-
-
-def test_training_from_scratch_takes_the_shape_alone(folder_of, tmp_path):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", "--from_scratch", max_steps=1, learning_rate=0.0)
-    before, after = weights(folder_of("bert")), weights(tmp_path / "run")
-    name = "bert.encoder.layer.0.output.dense.weight"
-    assert before[name].shape == after[name].shape and not torch.equal(before[name], after[name])
-    assert "trained from random weights" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-
-
-def test_official_checkpoints_are_read_as_this_packages_model(folder_of, tmp_path):
-    """The same function: the stock model's loss at a learning rate of zero."""
-    run(folder_of("v2"), tmp_path / "stock", "--do_train", "--do_eval", learning_rate=0.0, max_steps=1)
-    stock = tmp_path / "stock"
-    metrics = run(
-        stock, tmp_path / "ours", "--do_train", "--do_eval", learning_rate=0.0, max_steps=1, model_type="deberta-ext"
-    )
-    assert read(tmp_path / "ours", "config.json")["model_type"] == "deberta-ext"
-    assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
-
-
-def test_fields_of_the_configuration_can_be_replaced(folder_of, tmp_path):
-    overrides = "hidden_dropout_prob=0,num_hidden_layers=1"
-    run(folder_of("bert"), tmp_path / "run", "--do_train", "--from_scratch", max_steps=1, config_overrides=overrides)
-    config = AutoConfig.from_pretrained(tmp_path / "run")
-    assert (config.hidden_dropout_prob, config.num_hidden_layers) == (0, 1)
-    for text, message in (
-        ("hiden=1", "'hiden' is no field of BertConfig, which has .*hidden_size"),
-        ("a", "takes name=value"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(folder_of("bert"), tmp_path / "other", "--do_train", config_overrides=text)
-
-
-def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
-    recipe = dict(task_name="cola", recipe="base", max_steps=1)
-    run(folder_of("v2"), tmp_path / "run", "--do_train", **recipe)
-    assert AutoConfig.from_pretrained(tmp_path / "run").cls_dropout == 0.15
-    run(folder_of("v2"), tmp_path / "own", "--do_train", **recipe, config_overrides="cls_dropout=0.5")
-    assert AutoConfig.from_pretrained(tmp_path / "own").cls_dropout == 0.5
-
-
-def test_the_adversarial_loss_is_trained_and_logged(folder_of, tmp_path):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", sift_weight=1, max_steps=2)
-    history = read(tmp_path / "run", "trainer_state.json")["log_history"]
-    assert all(entry["sift_size"] > 0 for entry in history if "loss" in entry)
-    assert "weight 1, default" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-
-
-# ------- LoRA
-
-
-@pytest.mark.parametrize(
-    ("family", "adapted", "head"),
-    [
-        ("ours", "query_proj", {"pooler", "classifier"}),
-        ("v1", "in_proj", {"pooler", "classifier"}),
-        ("bert", "query", {"bert.pooler", "classifier"}),
-        ("electra", "query", {"classifier"}),
-    ],
-)
-def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted, head, folder_of, tmp_path):
-    peft = pytest.importorskip("peft")
-    folder = tmp_path / "run"
-    labels = ("--labels", "bad", "good", "other")
-    metrics = run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1)
-    assert not (folder / "model.safetensors").exists()
-    config = read(folder, "adapter_config.json")
-    assert adapted in config["target_modules"] and {*config["modules_to_save"]} >= head
-    saved = load_file(folder / "adapter_model.safetensors")
-    assert any(f"{adapted}.lora_A" in name for name in saved)
-    assert {part for part in head if any(f"{part}." in name for name in saved)} == head
-
-    # As the card says.
-    labelled = AutoConfig.from_pretrained(folder)
-    assert labelled.id2label == {0: "bad", 1: "good", 2: "other"}
-    model = AutoModelForSequenceClassification.from_pretrained(folder_of(family), config=labelled)
-    model = peft.PeftModel.from_pretrained(model, folder).eval()
-    rows = sentences(10, 1)
-    inputs = AutoTokenizer.from_pretrained(folder)([row["text"] for row in rows], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        guessed = model(**inputs).logits.argmax(-1).tolist()
-    assert guessed == read(folder, "eval_answers.json")
-    # And by the script itself, which trains it further.
-    again = run(folder, tmp_path / "again", "--do_eval", *labels)
-    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
-    run(folder, tmp_path / "further", "--do_train", *labels, max_steps=1)
-    further = load_file(tmp_path / "further" / "adapter_model.safetensors")
-    assert further.keys() == saved.keys() and not equal(further, saved)
-    assert f'from_pretrained("{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
-
-
-def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
-    pytest.importorskip("peft")
-    run(folder_of("v2"), tmp_path / "run", "--do_train", "--lora", "--lora_target_modules", "key_proj", lora_r=2)
-    saved = load_file(tmp_path / "run" / "adapter_model.safetensors")
-    adapted = [value.shape for name, value in saved.items() if "lora_A" in name]
-    assert adapted == [(2, 32)] * 2 and all("key_proj" in name for name in saved if "lora_" in name)
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert "rank 2, alpha 16" in card and "library_name: peft" in card
-    with pytest.raises(ValueError, match=r"not all of nothing are there; linear layers of this model: .*query_proj"):
-        run(folder_of("v2"), tmp_path / "other", "--do_train", "--lora", "--lora_target_modules", "nothing")
-
-
-# ------- what is wrong with a model
-
-
-def altered(source, target, change):
-    """A copy of a model whose weights `change` edits."""
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    state = weights(target)
-    change(state)
-    save_file(state, target / "model.safetensors", metadata={"format": "pt"})
-    return target
-
-
-def test_checkpoints_that_lack_weights_of_their_body_are_refused(folder_of, tmp_path):
-    name = "bert.encoder.layer.1.output.dense.weight"
-    broken = altered(folder_of("bert"), tmp_path / "broken", lambda state: state.pop(name))
-    with pytest.raises(ValueError, match=f"lacks 1 weights of its model, {name} for one"):
-        run(broken, tmp_path / "run", "--do_train")
-    assert not (tmp_path / "run").exists()
-
-
-def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(finished, tmp_path, caplog):
-    folder, _ = finished
-    argv = ("--do_train", "--labels", "bad", "good", "other")
-    with pytest.raises(ValueError, match=r"head is for 2 labels, the task has 3; give --ignore_mismatched_sizes"):
-        run(folder, tmp_path / "run", *argv)
-    assert not (tmp_path / "run").exists()
-    run(folder, tmp_path / "run", *argv, "--ignore_mismatched_sizes", max_steps=1)
-    assert weights(tmp_path / "run")["classifier.weight"].shape == (3, 32)
-
-
-def test_weights_of_another_shape_in_the_body_are_refused_always(folder_of, tmp_path):
-    with pytest.raises(ValueError, match=r"is \[48.*\] in .*, but \[64.*\] here: its configuration and its weights"):
-        run(
-            folder_of("bert"), tmp_path / "run", "--do_train", "--ignore_mismatched_sizes",
-            config_overrides="intermediate_size=64",
-        )  # fmt: skip
-
-
-def test_damaged_weights_are_refused(folder_of, tmp_path):
-    broken = altered(folder_of("bert"), tmp_path / "broken", lambda state: None)
-    file = broken / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="cannot be read, or do not fit"):
-        run(broken, tmp_path / "run", "--do_train")
-
-
-def test_models_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
-        run(tmp_path / "nowhere", tmp_path / "run", "--do_train")
-    with pytest.raises(ValueError, match="--model_name_or_path is missing"):
-        data_args, model_args, args, given = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
-        model_args.model_name_or_path = None
-        fine_tuning.run(ToyData, data_args, model_args, args, given)
-
-
-@pytest.mark.parametrize("family", ["bert", "v2"])
-def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tokenizer, tmp_path):
-    big = finish(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))
-    big.save_pretrained(tmp_path / "big")
-    with pytest.raises(ValueError, match=r"32 (embeddings|rows)"):
-        run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "big")
-    bare = AutoTokenizer.from_pretrained(folder_of("bert"))
-    bare.backend_tokenizer.post_processor = None
-    bare.save_pretrained(tmp_path / "bare")
-    if family == "bert":
-        with pytest.raises(ValueError, match=r"does not put its \[CLS\] around a text"):
-            run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "bare")
-    else:
-        # This package's tokenizer brings the template back.
-        run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "bare", max_steps=1)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(folder_of, tmp_path):
-    broken = altered(
-        folder_of("bert"), tmp_path / "broken", lambda state: state["bert.embeddings.LayerNorm.weight"].fill_(torch.nan)
-    )
-    with pytest.raises(ValueError, match="the loss of step 1 is nan"):
-        run(broken, tmp_path / "run", "--do_train")
+# ------- what cannot be done
 
 
 @pytest.mark.parametrize(
@@ -565,10 +200,24 @@ def test_a_resumed_run_has_the_arguments_that_began_it(folder_of, finished, tmp_
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
 
 
+def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, stop_after, tmp_path):
+    """Trainer warns, and trains on from random ones."""
+    stop_after(3)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder_of("ours"), tmp_path / "run", "--do_train", **SAVING)
+    stop_after(None)
+    file = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    state = load_file(file)
+    state.pop("classifier.weight")
+    save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"the checkpoint lacks 1 weights, classifier.weight for one"):
+        run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint="last", **SAVING)
+
+
 def test_a_finished_run_that_is_resumed_keeps_its_results(folder_of, tmp_path):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", **SAVING)
+    run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", **SAVING)
     before = read(tmp_path / "run", "all_results.json"), weights(tmp_path / "run")
-    run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", resume_from_checkpoint="last")
+    run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", resume_from_checkpoint="last")
     assert equal(weights(tmp_path / "run"), before[1])
     assert read(tmp_path / "run", "all_results.json")["eval_loss"] == before[0]["eval_loss"]
 
@@ -592,9 +241,9 @@ def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
 
 
 def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_path, capsys):
-    argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2)
-    whole = run(folder_of("bert"), tmp_path / "whole", *argv[2:])
-    run(folder_of("bert"), tmp_path / "run", *argv[2:-1])
+    argv = (folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2)
+    whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])
+    run(folder_of("ours"), tmp_path / "run", *argv[2:-1])
     finished_at = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
     with pytest.raises(ValueError, match=r"is not empty: .*go on with --resume_from_checkpoint last"):
         run(*argv)

@@ -110,8 +110,8 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
 
 
 def test_all_flags_that_are_gone_are_named_at_once(tmp_path):
-    with pytest.raises(ValueError, match=r"--eval_strategy; .*--warmup_steps"):
-        parsed(flags(tmp_path, "--evaluation_strategy", "epoch", "--warmup-ratio", "0.1"))
+    with pytest.raises(ValueError, match=r"--eval_strategy; .*--use_cpu"):
+        parsed(flags(tmp_path, "--evaluation_strategy", "epoch", "--no-cuda"))
 
 
 def test_misspelt_flags_are_answered_by_the_nearest(tmp_path):

@@ -449,17 +449,18 @@ def test_an_unknown_task_and_no_data_are_refused():
         read_multiple_choice(DataArguments())
 
 
-def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(tokenizer):
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(number, tokenizer):
     long = question(id="high7.txt-2", choices=3)
-    long["choices"][1] = WORDS
+    long["choices"][number - 1] = WORDS
     needed = len(tokenizer("", WORDS)["input_ids"]) + 1
     questions = [question(), long]
     with pytest.raises(
-        ValueError, match=rf"high7.txt-2: its question with choice 2 needs {needed} tokens.*{needed} or more"
+        ValueError, match=rf"high7.txt-2: its question with choice {number} needs {needed} tokens.*{needed} or more"
     ):
         encoded(questions, tokenizer, max_seq_length=needed - 1)
     rows = encoded(questions, tokenizer, max_seq_length=needed).evaluation[""].rows
-    assert len(rows[1]["input_ids"][1]) == needed
+    assert len(rows[1]["input_ids"][number - 1]) == needed
 
 
 def test_a_question_without_context_needs_no_room_for_it(tokenizer):

@@ -344,7 +344,7 @@ def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
     assert data(train_file=files, max_train_samples=3).sets["train"].ids == ["n1", "n2", "n3"]
     assert data(train_file=files, max_train_samples=2).sets["train"].ids == ["n1", "n2"]
     both = data(train_file=files[:1], validation_file=files[1:], max_eval_samples=1)
-    assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl; b.json")
+    assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl, b.json")
 
 
 def test_numbers_may_be_ids(tmp_path):

@@ -278,6 +278,16 @@ def test_arguments_that_would_lose_predictions_are_refused(name, value, tmp_path
         trainer(tmp_path, get_model("sequence", bert()), encoded(), **{name: value})
 
 
+def test_label_smoothing_is_refused_where_it_would_have_no_effect_or_no_meaning(tmp_path):
+    regression = bert(problem_type="regression")
+    for model, task in (
+        (get_model("sequence", bert()), encoded(loss=lambda outputs, labels: outputs["logits"].mean())),
+        (get_model("sequence", regression), encoded()),
+    ):
+        with pytest.raises(ValueError, match="--label_smoothing_factor is for labels of classes"):
+            trainer(tmp_path, model, task, label_smoothing_factor=0.1)
+
+
 def test_the_card_of_the_run_is_not_replaced(tmp_path):
     card = tmp_path / "README.md"
     card.write_text("ours", encoding="utf-8")

@@ -122,8 +122,9 @@ def run(
         tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
     if args.recipe is not None:
         _use_recipe(args.recipe, config, data_args, model_args)
-    for warning in divergence_warnings(config, args, model_args.model_name_or_path) if args.do_train else ():
-        logger.warning(warning)
+    if args.do_train and not model_args.lora:
+        for warning in divergence_warnings(config, args, model_args.model_name_or_path):
+            logger.warning(warning)
 
     # 3. Texts -> features
     with args.main_process_first(desc="tokenising"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +64,7 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
     """The configuration of the model, with --config_overrides.
 
     Raises:
-        ValueError: a field is not one of this configuration.
+        ValueError: a field is not one of this configuration, or its value is of a wrong kind.
         OSError: it is not there.
     """
     source = model_args.config_name or model_args.model_name_or_path
@@ -76,6 +77,8 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **more)
     except OSError as error:
         raise OSError(f"the configuration of {source} cannot be read: {error}") from error
+    except StrictDataclassError as error:
+        raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
     for name in {*DROPOUT_FIELDS} & {*fields}:
         # Heads read it from configurations that do not declare it.
         setattr(config, name, fields[name])

@@ -94,7 +94,7 @@ class QuestionAnsweringData:
             raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
         if files:
-            self.dataset = "; ".join(map(shown_files, files.values()))
+            self.dataset = shown_files([*dict.fromkeys(path for paths in files.values() for path in paths)])
             parts = {
                 kind: [read_question_file(path, columns, flag=f"--{kind}_file") for path in paths]
                 for kind, paths in files.items()

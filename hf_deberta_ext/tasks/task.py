@@ -42,8 +42,8 @@ class EncodedTask:
             those of "mm" "eval_mm_accuracy".
         collator (`Callable`): rows -> batch, for all sets.
         metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
-        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, where it is not the one that the model itself
-            computes of its labels: choices that not all rows have.
+        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, where it is not the one that the
+            model itself computes of its labels: choices that not all rows have.
     """
 
     train: "Dataset | None"

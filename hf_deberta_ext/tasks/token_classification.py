@@ -66,8 +66,7 @@ def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
     for part in parts:
         if type(part).__name__ == "ByteLevel" and not part.add_prefix_space:
             part.add_prefix_space = True
-            # Classes that rebuild themselves when they are loaded read it from here.
-            tokenizer.init_kwargs["add_prefix_space"] = True
+            # Classes that rebuild themselves when they are loaded save it from here.
             if hasattr(tokenizer, "add_prefix_space"):
                 tokenizer.add_prefix_space = True
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
@@ -71,6 +72,9 @@ class TaskTrainer(SiftTrainer, _TaskLossTrainer):
 
     def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
         check_arguments(args)
+        problem = getattr(getattr(model, "config", None), "problem_type", None)
+        if args.label_smoothing_factor and (task.loss is not None or problem == "regression"):
+            raise ValueError("--label_smoothing_factor is for labels of classes: leave it out for this task")
         main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
         super().__init__(
             model,
@@ -150,8 +154,25 @@ class TaskTrainer(SiftTrainer, _TaskLossTrainer):
         output.metrics[f"{metric_key_prefix}_samples"] = measured.examples
         return output
 
+    def _issue_warnings_after_load(self, load_result: Any):
+        """An error where Trainer warns and trains on with what it has: the run would not be the one that was stopped.
+
+        transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
+        """
+        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ()), *(self.model._keys_to_ignore_on_save or ())}
+        if missing := sorted({*load_result.missing_keys} - tied):
+            raise ValueError(
+                f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
+                "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
+            )
+        super()._issue_warnings_after_load(load_result)
+
     def create_model_card(self, *args, **kwargs):
         """Nothing: the run writes a card of its own, which a push must not replace."""
+
+    def _get_eval_sampler(self, eval_dataset):
+        # Trainer groups these by length too, and gives predictions in an order that nobody can undo.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _only_logits(self, logits, labels):
         """Without hidden states, attentions and caches, which some models return behind their logits."""
