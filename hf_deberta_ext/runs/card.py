@@ -8,19 +8,6 @@ from typing import Any
 
 __all__ = ["base_model_names", "facts_table", "shown_source", "write_card"]
 
-CARD = """
-# {title}
-
-{opening}
-
-## How to use it
-
-```python
-{usage}
-```
-
-{sections}
-"""
 CODE_TRAVELS = (
     "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed."
 )
@@ -30,7 +17,7 @@ def write_card(
     folder: str | os.PathLike,
     *,
     opening: str,
-    usage: str,
+    usage: str | None,
     sections: Mapping[str, str],
     metadata: Mapping[str, Any],
     title: str | None = None,
@@ -40,9 +27,10 @@ def write_card(
 
     Args:
         opening (`str`): what it is and how it was made.
-        usage (`str`): Python that loads it.
+        usage (`str`, *optional*): Python that loads it.
         sections (`dict[str, str]`): Markdown by its heading.
         metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
+            `library_name` is transformers unless it says otherwise.
         title (`str`, *optional*): the folder's name.
         brings_code (`bool`): the folder holds code of its own; the card says so.
     """
@@ -50,11 +38,16 @@ def write_card(
 
     folder = Path(folder)
     title = folder.resolve().name if title is None else title
-    data = ModelCardData(model_name=title, library_name="transformers", **metadata)
-    parts = [CODE_TRAVELS] * brings_code + [f"## {heading}\n\n{text}" for heading, text in sections.items()]
-    card = CARD.format(title=title, opening=opening, usage=usage, sections="\n\n".join(parts))
-    file = folder / "README.md"
-    file.write_text(f"---\n{data.to_yaml()}\n---\n{card}", encoding="utf-8")
+    data = ModelCardData(**{"model_name": title, "library_name": "transformers", **metadata})
+    parts = [f"# {title}", opening]
+    if usage is not None:
+        parts += ["## How to use it", f"```python\n{usage}\n```", *([CODE_TRAVELS] if brings_code else [])]
+    parts += [f"## {heading}\n\n{text}" for heading, text in sections.items()]
+    text = "\n\n".join(parts)
+    # Whole or not at all: a card is the last thing that a run writes.
+    file, part = folder / "README.md", folder / "README.md.part"
+    part.write_text(f"---\n{data.to_yaml()}\n---\n\n{text}\n", encoding="utf-8")
+    os.replace(part, file)
     return file
 
 

@@ -4,49 +4,14 @@
 import os
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runs.card import shown_source
+from ..runs.card import base_model_names, facts_table, shown_source, write_card
 
 __all__ = ["measured_metrics", "summarise_seeds", "summary_table", "write_seeds_card", "write_task_card"]
 
-CARD = """
-# {title}
-
-{model} for {task}, {beginning}, with hf_deberta_ext and
-transformers' Trainer. {size}
-
-## How to use it
-
-```python
-{usage}
-```
-
-{note}## Results
-
-{results}
-
-## Training
-
-{training}
-"""
-SEEDS_CARD = """
-# {title}
-
-A model for {task}, {beginning}, {count} times with the seeds {seeds}: the folder of each holds a model and its card.
-
-## Results
-
-{results}
-
-Mean and standard deviation over seeds, after the last step: nothing is chosen among the seeds.{figure}
-
-## Training
-
-{training}
-"""
 AUTO_MODELS = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
@@ -156,18 +121,8 @@ def write_task_card(
         adapter_base (`str`, *optional*): the model that the adapter (LoRA) in the folder is for; None = a whole model.
         figure (`str`, *optional*): file of the curves.
     """
-    from huggingface_hub import ModelCardData
-
-    folder = Path(folder)
-    title = folder.resolve().name
+    title = Path(folder).resolve().name
     scores = measured_metrics(metrics)
-    data = ModelCardData(
-        model_name=title, library_name="peft" if adapter_base else "transformers", pipeline_tag=pipeline,
-        tags=["hf_deberta_ext", *(["lora"] if adapter_base else [])], base_model=_hub_id(base_model),
-        datasets=[dataset] if from_hub and _is_id(dataset) else None,
-        metrics=[name for name in scores if not name.endswith("loss")] or None,
-        eval_results=_eval_results(scores, task, pipeline, dataset, from_hub) or None,
-    )  # fmt: skip
     trust = ", trust_remote_code=True" if custom_code else ""
     auto = AUTO_MODELS.get(pipeline, "AutoModel")
     if adapter_base:
@@ -178,24 +133,29 @@ def write_task_card(
         usage = PIPELINE.format(pipeline=pipeline, folder=title, more=more, pairs=pairs)
     else:
         usage = AUTO_MODEL.format(auto=auto, folder=title, trust=trust)
-    note = (
-        "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not "
-        "needed.\n\n"
-        if custom_code and not adapter_base
-        else ""
-    )
     results = ["Nothing was measured."]
     if scores:
         results = [_results_table(scores), f"Measured on the validation data of {dataset}."]
     if figure is not None:
         results.append(f"![Losses and metrics during the training]({figure})")
-    only = f" {trained / 1e6:.2f} million of them were trained (low-rank adapters and the head)." if adapter_base else ""
-    text = CARD.format(
-        title=title, model=model, task=_task(task, pipeline), beginning=_beginning(base_model), usage=usage, note=note,
-        size=f"It has {parameters / 1e6:.1f} million parameters." + only,
-        results="\n\n".join(results), training=_facts_table(facts),
+    size = f"It has {parameters / 1e6:.1f} million parameters."
+    if adapter_base:
+        size += f" {trained / 1e6:.2f} million of them were trained (low-rank adapters and the head)."
+    return write_card(
+        folder,
+        opening=f"{model} for {_task(task, pipeline)}, {_beginning(base_model)}, with hf_deberta_ext and\ntransformers' "
+        f"Trainer. {size}",
+        usage=usage,
+        sections={"Results": "\n\n".join(results), "Training": facts_table(facts)},
+        metadata=dict(
+            library_name="peft" if adapter_base else "transformers", pipeline_tag=pipeline,
+            tags=["hf_deberta_ext", *(["lora"] if adapter_base else [])], base_model=_hub_id(base_model),
+            datasets=[dataset] if from_hub and _is_id(dataset) else None,
+            metrics=[name for name in scores if not name.endswith("loss")] or None,
+            eval_results=_eval_results(scores, task, pipeline, dataset, from_hub) or None,
+        ),
+        brings_code=custom_code and not adapter_base,
     )  # fmt: skip
-    return _write(folder, data, text)
 
 
 def write_seeds_card(
@@ -214,25 +174,20 @@ def write_seeds_card(
         summary (`dict`): what `summarise_seeds` returned.
         task, pipeline, facts, base_model, figure: as in `write_task_card`.
     """
-    from huggingface_hub import ModelCardData
-
-    folder = Path(folder)
-    text = SEEDS_CARD.format(
-        title=folder.resolve().name, task=_task(task, pipeline), beginning=_beginning(base_model),
-        count=len(summary["seeds"]), seeds=", ".join(map(str, summary["seeds"])), results=summary_table(summary),
-        figure="" if figure is None else f"\n\n![The scores of the seeds]({figure})", training=_facts_table(facts),
-    )  # fmt: skip
-    data = ModelCardData(pipeline_tag=pipeline, tags=["hf_deberta_ext"], base_model=_hub_id(base_model))
-    return _write(folder, data, text)
-
-
-def _write(folder: Path, data: Any, text: str) -> Path:
-    file = folder / "README.md"
-    # Whole or not at all: a run is finished when its card is there.
-    part = folder / "README.md.part"
-    part.write_text(f"---\n{data.to_yaml()}\n---\n{text}", encoding="utf-8")
-    os.replace(part, file)
-    return file
+    seeds = ", ".join(map(str, summary["seeds"]))
+    results = [
+        summary_table(summary),
+        "Mean and standard deviation over seeds, after the last step: nothing is chosen among the seeds.",
+        *([] if figure is None else [f"![The scores of the seeds]({figure})"]),
+    ]
+    return write_card(
+        folder,
+        opening=f"A model for {_task(task, pipeline)}, {_beginning(base_model)}, {len(summary['seeds'])} times with the "
+        f"seeds {seeds}: the folder of each holds a model and its card.",
+        usage=None,
+        sections={"Results": "\n\n".join(results), "Training": facts_table(facts)},
+        metadata=dict(pipeline_tag=pipeline, tags=["hf_deberta_ext"], base_model=_hub_id(base_model)),
+    )
 
 
 def _task(task: str, pipeline: str) -> str:
@@ -244,7 +199,8 @@ def _beginning(base_model: str | None) -> str:
 
 
 def _hub_id(base_model: str | None) -> str | None:
-    return base_model if base_model is not None and not Path(base_model).exists() and _is_id(base_model) else None
+    _, base_id = base_model_names(base_model)
+    return base_id if base_id is not None and _is_id(base_id) else None
 
 
 def _is_id(name: str) -> bool:
@@ -267,17 +223,3 @@ def _eval_results(scores: Mapping[str, float], task: str, pipeline: str, dataset
 def _results_table(scores: Mapping[str, float]) -> str:
     lines = ["| metric | value |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {name} | {value:.4f} |" for name, value in scores.items())])
-
-
-def _facts_table(facts: Mapping[str, Any]) -> str:
-    lines = ["| | |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = [f"{name} {_cell(part)}" for name, part in value.items()]
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
-    return " ".join(text.split()).replace("|", "\\|")
