@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step with SiFT costs beside one without, on random weights: medians of interleaved repeats.
+
+Ratios for a model of v3-xsmall's shape and a stock BERT of that size, four minutes on two CPU cores:
+
+    python examples/benchmark_sift.py --threads 2
+
+A tiny run, a few seconds:
+
+    python examples/benchmark_sift.py --layers 2 --shapes 4x16 --repeats 2
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.sift import PRESETS, Sift, SiftOptions
+
+SIDES: dict[str, SiftOptions | None] = {
+    "plain": None,
+    "SiFT": PRESETS["default"],
+    "SiFT, official": PRESETS["official"],
+    "SiFT, K = 3": SiftOptions(steps=3),
+}
+
+
+def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--models", nargs="+", default=["deberta-ext", "bert"], choices=["deberta-ext", "bert"])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--shapes", nargs="+", default=["16x64", "8x128"], help="BATCHxLENGTH of the steps")
+    parser.add_argument("--repeats", type=int, default=5, help="steps of each side")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args(argv)
+    try:
+        shapes = {text: tuple(map(int, text.split("x"))) for text in args.shapes}
+    except ValueError:
+        parser.error(f"--shapes takes BATCHxLENGTH, as 8x128, got {' '.join(args.shapes)}")
+    if args.repeats < 1 or any(len(shape) != 2 or min(shape) < 1 for shape in shapes.values()):
+        parser.error(f"--repeats and --shapes must be positive, got {args.repeats} and {' '.join(args.shapes)}")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    ratios = {}
+    print(
+        "| model | batch | step | median ms | times plain | 10th to 90th percentile |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for name in args.models:
+        model = build(name, args.layers, max(length for _, length in shapes.values())).to(args.device)
+        for text, shape in shapes.items():
+            times = measure(model, shape, args.repeats)
+            for side, values in times.items():
+                pairs = sorted(value / plain for value, plain in zip(values, times["plain"], strict=True))
+                ratios[name, text, side] = statistics.median(pairs)
+                low, high = pairs[len(pairs) // 10], pairs[-1 - len(pairs) // 10]
+                print(
+                    f"| {name} | {text} | {side} | {1000 * statistics.median(values):.0f} | {ratios[name, text, side]:.2f} "
+                    f"| {low:.2f} to {high:.2f} |",
+                    flush=True,
+                )
+    return ratios
+
+
+def build(name: str, layers: int, length: int) -> torch.nn.Module:
+    """A classifier with dropout, in training mode."""
+    torch.manual_seed(0)
+    if name == "bert":
+        config = BertConfig(
+            hidden_size=384, num_hidden_layers=layers, num_attention_heads=6, intermediate_size=1536,
+            max_position_embeddings=max(512, length),
+        )  # fmt: skip
+    else:
+        config = DebertaExtConfig.from_preset("v3-xsmall", num_hidden_layers=layers, vocab_size=30522)
+    return AutoModelForSequenceClassification.from_config(config).train()
+
+
+def measure(model: torch.nn.Module, shape: tuple[int, int], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each step, by side; the sides take turns, after a first round that does not count."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    device = next(model.parameters()).device
+    ids = torch.randint(5, model.config.vocab_size, shape, device=device)
+    batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0] % 2)
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for repeat in range(repeats + 1):
+        for side, options in SIDES.items():
+            began = time.perf_counter()
+            step(model, batch, optimizer, options)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if repeat:
+                times[side].append(time.perf_counter() - began)
+    return times
+
+
+def step(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer, options: SiftOptions | None
+):
+    if options is None:
+        loss = model(**batch).loss
+    else:
+        with Sift(model, options) as sift:
+            with sift.clean_pass():
+                outputs = model(**batch)
+            loss = outputs.loss + sift(outputs, batch).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()
