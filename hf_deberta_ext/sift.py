@@ -448,6 +448,10 @@ class SiftTrainer(Trainer):
         # Distributed wrappers expect one pass for each backward; the gradients of this one reach the same parameters.
         inner = self.accelerator.unwrap_model(model)
         items = num_items_in_batch if self.model_accepts_loss_kwargs or self.compute_loss_func else None
+        labels, logits = inputs.get("labels"), outputs.get("logits")
+        if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
+            # Trainer counts labels, of which an example has several.
+            items = items / labels.shape[1]
         scaler = getattr(self.accelerator, "scaler", None)
         adversarial = self.sift(
             outputs, inputs, forward=lambda: inner(**seen), num_items=items,

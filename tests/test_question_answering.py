@@ -172,6 +172,28 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     assert windows.first.tolist()[8:] == [0, 0, 10, 12, 0, 0, 0, 0]
 
 
+def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_path):
+    """Windows of unequal length were padded on the left, and labels and answers read a few tokens too early."""
+    tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
+    file = write_lines(tmp_path / "dev.jsonl", one(), one(name="n2", context="a b", answers=(("b", 2),)))
+    flags = dict(train_file=[file], validation_file=[file], max_seq_length=20, doc_stride=1)
+    task = data(**flags).encode(tokenizer, BertConfig(max_position_embeddings=20))
+    rows = [task.train[number] for number in range(2)]
+    assert len({len(row["input_ids"]) for row in rows}) == 2
+    batch = task.collator([dict(row) for row in rows])
+    for number, row in enumerate(rows):
+        start = row["start_positions"]
+        assert batch["input_ids"][number, start] == row["input_ids"][start] != 0
+        assert batch["attention_mask"][number, start] == 1 and batch["start_positions"][number] == start
+    assert tokenizer.padding_side == "left"
+
+
+def test_an_older_head_leaves_neither_its_number_of_labels_nor_their_names(tmp_path):
+    """An MNLI checkpoint has three labels, question answering two logits: its start and its end."""
+    fields = data(validation_file=[write_lines(tmp_path / "dev.jsonl", one())]).config_fields()
+    assert fields["num_labels"] == len(fields["id2label"]) == len(fields["label2id"]) == 2
+
+
 def test_without_cls_its_place_is_that_of_the_first_token():
     tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
     _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)

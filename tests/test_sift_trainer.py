@@ -14,7 +14,12 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, Trainer, TrainingArguments, set_seed
 
-from hf_deberta_ext import DebertaExtForSequenceClassification, DebertaExtForTokenClassification
+from hf_deberta_ext import (
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+)
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,31 +28,51 @@ DIVIDES_TWICE = Version(transformers.__version__) < Version("5.6")
 
 
 class Rows(Dataset):
-    """Rows whose label is told by their first token."""
+    """Rows whose labels are told by their tokens, of every kind of head."""
 
-    def __init__(self, count=24, length=8, tokens=False):
+    def __init__(self, count=24, length=8, kind="sequence"):
         generator = torch.Generator().manual_seed(0)
         self.ids = torch.randint(5, 64, (count, length), generator=generator)
-        self.tokens = tokens
+        self.kind = kind
 
     def __len__(self):
         return len(self.ids)
 
     def __getitem__(self, index):
         ids = self.ids[index]
-        # Rows differ in how many tokens have a label.
-        labels = torch.where(torch.arange(len(ids)) <= index % 5, ids % 3, -100) if self.tokens else ids[0] % 3
         mask = torch.ones_like(ids)
         mask[len(ids) - index % 3 :] = 0
-        return dict(
-            input_ids=ids * mask, attention_mask=mask, labels=labels.masked_fill(mask == 0, -100) if self.tokens else labels
-        )
+        inputs = dict(input_ids=ids * mask, attention_mask=mask)
+        if self.kind == "tokens":
+            # Rows differ in how many tokens have a label.
+            counted = (torch.arange(len(ids)) <= index % 5) & (mask == 1)
+            return inputs | dict(labels=torch.where(counted, ids % 3, -100))
+        if self.kind == "multi-label":
+            return inputs | dict(labels=(ids[:3] % 2).float())
+        if self.kind == "answers":
+            return inputs | dict(start_positions=ids[0] % 3, end_positions=3 + ids[1] % 2)
+        if self.kind == "choices":
+            return {name: torch.stack([values, values.flip(0)]) for name, values in inputs.items()} | dict(labels=ids[0] % 2)
+        return inputs | dict(labels=ids[0] % 3)
+
+
+HEADS = {
+    "sequence": DebertaExtForSequenceClassification,
+    "multi-label": DebertaExtForSequenceClassification,
+    "tokens": DebertaExtForTokenClassification,
+    "answers": DebertaExtForQuestionAnswering,
+    "choices": DebertaExtForMultipleChoice,
+}
 
 
 def model_of(tiny_config, kind="sequence", dropout=0.1):
     set_seed(0)
-    config = tiny_config("v3", num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    return (DebertaExtForTokenClassification if kind == "tokens" else DebertaExtForSequenceClassification)(config)
+    labels = 2 if kind == "answers" else 3
+    problem = dict(problem_type="multi_label_classification") if kind == "multi-label" else {}
+    config = tiny_config(
+        "v3", num_labels=labels, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **problem
+    )
+    return HEADS[kind](config)
 
 
 def arguments(folder, kind=SiftArguments, **more):
@@ -100,7 +125,7 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
     assert passes == [False]
 
 
-@pytest.mark.parametrize("kind", ["sequence", "tokens"])
+@pytest.mark.parametrize("kind", [*HEADS])
 @pytest.mark.skipif(DIVIDES_TWICE, reason="this transformers divides counted losses twice")
 def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, tmp_path, kind):
     """Micro-batches with unequal numbers of labelled tokens too: each item counts once in a step."""
@@ -112,7 +137,7 @@ def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, t
             per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, max_steps=2,
             sift_steps=0, max_grad_norm=0,
         )  # fmt: skip
-        trainer = SiftTrainer(model_of(tiny_config, kind, dropout=0.0), args, train_dataset=Rows(tokens=kind == "tokens"))
+        trainer = SiftTrainer(model_of(tiny_config, kind, dropout=0.0), args, train_dataset=Rows(kind=kind))
         fixed_noise(trainer)
         logs, weights = train(trainer)
         losses = [entry[name] for entry in logs for name in ("loss", "sift_loss")]
@@ -121,7 +146,20 @@ def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, t
         assert losses == pytest.approx(results[0][0], rel=1e-4)
         assert norms == pytest.approx(results[0][1], rel=1e-3)
         # AdamW's first steps are about the sign of a gradient.
-        torch.testing.assert_close(weights["classifier.weight"], results[0][2]["classifier.weight"], atol=1e-4, rtol=1e-3)
+        head = "qa_outputs.weight" if kind == "answers" else "classifier.weight"
+        torch.testing.assert_close(weights[head], results[0][2][head], atol=1e-4, rtol=1e-3)
+
+
+def test_labels_of_several_classes_are_one_item_each(tiny_config, tmp_path):
+    """The trainer counts the elements of labels [B, C], which made the adversarial loss C times too small."""
+    losses = []
+    for counts in (True, False):
+        args = arguments(tmp_path, sift_weight=1.0, max_steps=1)
+        trainer = SiftTrainer(model_of(tiny_config, "multi-label"), args, train_dataset=Rows(kind="multi-label"))
+        trainer.model_accepts_loss_kwargs = counts
+        logs, _ = train(trainer)
+        losses.append(logs[0]["sift_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] > 0
 
 
 def fixed_noise(trainer):
@@ -130,7 +168,7 @@ def fixed_noise(trainer):
 
     def first(inputs, generator):
         delta, real, rows = make(inputs, generator)
-        mask = inputs["attention_mask"].bool()
+        mask = inputs["attention_mask"].bool().flatten(0, -2)
         table = 0.5 * torch.randn(mask.shape[1], delta.shape[-1], generator=torch.Generator().manual_seed(1))
         vectors = table.expand(len(mask), -1, -1)
         return (vectors[mask][None] if delta.shape[:2] != mask.shape else vectors * mask[..., None]), real, rows

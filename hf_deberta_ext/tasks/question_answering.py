@@ -5,6 +5,7 @@ A context that is too long is read in windows that overlap. The question stands 
 answer are token positions in the windows that hold all of it, and those of [CLS] in the others.
 """
 
+import copy
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +120,9 @@ class QuestionAnsweringData:
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
     def config_fields(self) -> dict[str, Any]:
-        return {}
+        # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
+        names = ["LABEL_0", "LABEL_1"]
+        return dict(num_labels=2, id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """See `TaskData`. A question that leaves no room for windows is left out of the training and answered with "" in the
@@ -147,7 +150,10 @@ class QuestionAnsweringData:
                 evaluation[""] = self._evaluation_set(questions, rows, windows)
             else:
                 test[""] = self._evaluation_set(questions, rows, windows)
-        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=arguments.pad_to_multiple_of)
+        # On the right, so that places of tokens, which labels and windows are, stay what they are.
+        padding = copy.copy(tokenizer)
+        padding.padding_side = "right"
+        collator = DataCollatorWithPadding(padding, pad_to_multiple_of=arguments.pad_to_multiple_of)
         return EncodedTask(train, evaluation, test, collator, "f1")
 
     def _evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
