@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import distributed
 from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.sift import SiftArguments, SiftTrainer
 
 
@@ -45,9 +45,7 @@ def main(form: str, folder: str, accumulation: str):
         Path(folder).mkdir(parents=True, exist_ok=True)
         torch.save(trainer.model.state_dict(), Path(folder, "weights.pt"))
         Path(folder, "losses.json").write_text(json.dumps(logs))
-    if distributed.is_initialized():
-        distributed.barrier()
-        distributed.destroy_process_group()
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Runs of several processes."""
 
 import atexit
+import time
 
 from torch import distributed
 
@@ -13,6 +14,9 @@ def leave_together():
     when one ends badly; and with their connections closed."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
+        # gloo's thread needs the interpreter's lock to let go of this barrier; the end of the program holds the lock while
+        # it waits for that thread. Asleep, this thread gives it away.
+        time.sleep(0.1)
         atexit.register(_disconnect)
 
 
