@@ -25,18 +25,18 @@ from a folder that run_mlm.py made):
 Any model of AutoModelForMultipleChoice will do, and questions may have different numbers of choices. Questions and choices
 are never cut, the text that they are about is. Files have the columns article, question, options, answer (RACE); sent1,
 sent2, ending0, ending1, ..., label (SWAG); context, question, choices, label (C3); or premise, choice1, choice2, question,
-label (COPA). The output folder holds what run_glue.py says, and eval_ and predict_answers.json and .tsv.
+label (COPA); other names are given by flags, as --context_column text --question_column ask --choice_columns a b c
+--label_column right. The output folder holds what run_glue.py says, and eval_ and predict_answers.json and .tsv.
 """
 
 from typing import Any
 
-from hf_deberta_ext.tasks.arguments import DataArguments
 from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.multiple_choice import read_multiple_choice
+from hf_deberta_ext.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(read_multiple_choice, DataArguments, argv, description=__doc__)
+    return fine_tune(read_multiple_choice, MultipleChoiceArguments, argv, description=__doc__)
 
 
 if __name__ == "__main__":

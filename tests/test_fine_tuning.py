@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from toy_task import equal, model_folders, read, run, sentences, weights
+from toy_task import equal, main, model_folders, read, run, sentences, weights
 from transformers import TrainerCallback, pipeline
 
 from hf_deberta_ext.tasks.trainer import TaskTrainer
@@ -46,6 +47,8 @@ def test_run_leaves_results_predictions_model_and_card(finished):
     assert not any(name.startswith("eval_mm") for name in read(folder, "eval_results.json"))
     assert (metrics["eval_samples"], metrics["eval_mm_samples"], metrics["predict_samples"]) == (10, 7, 6)
     assert len(read(folder, "predict_answers.json")) == 6
+    # Four words between [CLS] and [SEP].
+    assert "| longest input | 6 |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_results_are_those_of_the_saved_model(finished):
@@ -84,6 +87,45 @@ def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
 
 
 # ------- what cannot be done
+
+
+def test_a_best_metric_that_is_not_measured_is_refused_before_the_first_step(folder_of, tmp_path, monkeypatch):
+    def step(*_):
+        raise AssertionError("a step was trained")
+
+    monkeypatch.setattr(TaskTrainer, "training_step", step)
+    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="eval_acuracy")
+    with pytest.raises(ValueError, match=r"--metric_for_best_model eval_acuracy is not among .*eval_accuracy"):
+        run(folder_of("ours"), tmp_path / "run", "--do_train", **given)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "eval_mm_loss"])
+def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
+    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model=name)
+    run(folder_of("ours"), tmp_path / "run", "--do_train", "--second_set", **given)
+    history = read(tmp_path / "run", "trainer_state.json")["log_history"]
+    # The last one is that of --do_eval.
+    assert [entry["step"] for entry in history if "eval_accuracy" in entry] == [2, 4, 4]
+
+
+def test_errors_before_the_training_are_one_line(folder_of, tmp_path, capsys):
+    def read_nothing(*_):
+        raise ImportError("this task\nneeds a package")
+
+    for more in (dict(train_count=0), dict(read=read_nothing)):
+        with pytest.raises(SystemExit) as ended:
+            main(folder_of("bert"), tmp_path / "run", "--do_train", **more)
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and "Traceback" not in said
+        assert "error: --do_train has no data" in said or said.endswith("error: this task needs a package\n")
+
+
+def test_errors_of_the_training_show_their_place_and_last_the_line(folder_of, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(folder_of("bert"), tmp_path / "run", "--do_train", learning_rate=1e30, max_steps=20, max_grad_norm=0)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" in said and "in training_step" in said
+    assert "error: the loss of step" in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +227,28 @@ def test_overwriting_spares_what_is_read(finished, tmp_path):
         run("x", tmp_path, "--do_train", "--overwrite_output_dir", resume_from_checkpoint="last")
 
 
+@pytest.mark.parametrize("place", [".", ".."])
+def test_overwriting_spares_the_working_directory(place, tmp_path, monkeypatch):
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "data")
+    with pytest.raises(ValueError, match=r"would move the working directory .* aside"):
+        run("x", place, "--do_train", "--overwrite_output_dir")
+    assert [file.name for file in tmp_path.iterdir()] == ["project"]
+
+
 def test_a_resumed_run_has_the_arguments_that_began_it(folder_of, finished, tmp_path):
     folder, _ = finished
     with pytest.raises(ValueError, match=r"learning_rate = 0.5, begun with 0.01"):
         given = dict(learning_rate=0.5, resume_from_checkpoint="last")
         run(folder_of("ours"), folder, "--do_train", "--second_set", **given, **SAVING)
+    for name, value in dict(
+        dataloader_drop_last="true", train_sampling_strategy="group_by_length", optim_args="a=1", lr_scheduler_kwargs="{}"
+    ).items():
+        with pytest.raises(ValueError, match=f"a resumed run must have the arguments .* {name} = "):
+            run(
+                folder_of("ours"), folder, "--do_train", "--second_set", **SAVING, resume_from_checkpoint="last",
+                **{name: value},
+            )  # fmt: skip
     with pytest.raises(ValueError, match="there is no checkpoint"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint="last")
     # From a checkpoint of another run, into a folder of its own.
@@ -198,6 +257,15 @@ def test_a_resumed_run_has_the_arguments_that_began_it(folder_of, finished, tmp_
     assert read(tmp_path / "run", "trainer_state.json")["global_step"] == 4
     with pytest.raises(ValueError, match="is not empty"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
+
+
+def test_a_resumed_run_has_as_many_processes(folder_of, tmp_path):
+    """The size of a batch is the product of this number and of those that the flags say."""
+    run(folder_of("bert"), tmp_path / "run", "--do_train", **SAVING)
+    begun = read(tmp_path / "run", "run_arguments.json")
+    (tmp_path / "run" / "run_arguments.json").write_text(json.dumps(begun | dict(world_size=2)), encoding="utf-8")
+    with pytest.raises(ValueError, match="world_size = 1, begun with 2"):
+        run(folder_of("bert"), tmp_path / "run", "--do_train", resume_from_checkpoint="last", **SAVING)
 
 
 def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, stop_after, tmp_path):
@@ -214,12 +282,45 @@ def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, stop_after, tm
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint="last", **SAVING)
 
 
-def test_a_finished_run_that_is_resumed_keeps_its_results(folder_of, tmp_path):
-    run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", **SAVING)
-    before = read(tmp_path / "run", "all_results.json"), weights(tmp_path / "run")
-    run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", resume_from_checkpoint="last")
-    assert equal(weights(tmp_path / "run"), before[1])
-    assert read(tmp_path / "run", "all_results.json")["eval_loss"] == before[0]["eval_loss"]
+@pytest.mark.parametrize(
+    "ends", [{}, dict(max_steps=6), dict(max_steps=-1, num_train_epochs=1)], ids=["in_an_epoch", "behind_it", "epochs"]
+)
+def test_a_finished_run_that_is_resumed_keeps_its_results(ends, folder_of, tmp_path):
+    """Trainer measures a training of no step, or takes one more within an epoch."""
+    folder, given = tmp_path / "run", SAVING | dict(lr_scheduler_type="constant") | ends
+    run(folder_of("ours"), folder, "--do_train", "--do_eval", **given)
+    before, state, trained = read(folder, "all_results.json"), weights(folder), read(folder, "train_results.json")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    argv = ("--do_train", "--do_eval", "--do_predict")
+    results = run(folder_of("ours"), folder, *argv, **given, resume_from_checkpoint="last")
+    assert equal(weights(folder), state)
+    after = read(folder, "all_results.json")
+    assert read(folder, "train_results.json") == trained and after["eval_loss"] == before["eval_loss"]
+    names = [name for name in before if name.startswith("train_")]
+    assert "train_runtime" in names and [after[name] for name in names] == [before[name] for name in names]
+    assert results["predict_samples"] == 6 and "train_loss" not in results
+    assert (folder / "README.md").read_text(encoding="utf-8") == card
+    history = read(folder, "trainer_state.json")["log_history"]
+    assert [entry["train_loss"] for entry in history if "train_loss" in entry] == [before["train_loss"]]
+
+
+@pytest.mark.parametrize("best", [[], ["--load_best_model_at_end"]], ids=["last", "best"])
+def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(best, folder_of, tmp_path):
+    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="loss", learning_rate=0.5)
+    run(folder_of("ours"), tmp_path / "run", "--do_train", *best, **SAVING, **given)
+    state = read(tmp_path / "run", "trainer_state.json")
+    # The best is not the last.
+    assert state["best_model_checkpoint"].endswith("checkpoint-2")
+    given["resume_from_checkpoint"] = tmp_path / "run" / "checkpoint-4"
+    results = run(folder_of("ours"), tmp_path / "other", "--do_train", *best, **SAVING, **given)
+    assert equal(weights(tmp_path / "other"), weights(tmp_path / "run"))
+    assert results["train_samples"] == 24 and not {"train_loss", "train_runtime"} & {*results}
+    assert read(tmp_path / "other", "train_results.json").keys() == {"train_samples", "epoch"}
+    history = read(tmp_path / "other", "trainer_state.json")["log_history"]
+    assert [entry["loss"] for entry in history if "loss" in entry] == [
+        entry["loss"] for entry in state["log_history"] if "loss" in entry
+    ]
+    assert "seconds of training" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
 
 
 # ------- seeds
@@ -258,6 +359,38 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_p
         same = [weights(tmp_path / name / f"seed-{seed}") for name in ("whole", "run")]
         assert equal(*same)
     assert "seed-1 is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])
+def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folder_of, tmp_path):
+    """Their folders hold no checkpoint: the saved models are evaluated, as they would have been at once."""
+    if lora:
+        pytest.importorskip("peft")
+    folder, argv = tmp_path / "run", ("--do_train", "--second_set", *lora, "--seeds", 1, 2)
+    whole = run(folder_of("ours"), tmp_path / "whole", "--do_eval", "--do_predict", *argv)
+    assert run(folder_of("ours"), folder, *argv) == {"seeds": [1, 2]}
+    trained = [read(folder / f"seed-{seed}", "train_results.json") for seed in (1, 2)]
+    saved = {file: file.stat().st_mtime_ns for file in folder.glob("seed-*/*.safetensors")}
+
+    summary = run(folder_of("ours"), folder, *argv, "--do_eval", resume_from_checkpoint="last")
+    assert summary == whole and summary == read(folder, "all_results.json")
+    measured = {file: file.stat().st_mtime_ns for file in folder.glob("seed-*/eval_*")}
+    run(folder_of("ours"), folder, *argv, "--do_eval", "--do_predict", resume_from_checkpoint="last")
+    for seed in (1, 2):
+        own, other = folder / f"seed-{seed}", tmp_path / "whole" / f"seed-{seed}"
+        assert {file.name for file in own.iterdir()} == {file.name for file in other.iterdir()}
+        for name in ("predict_answers.json", "eval_mm_answers.json"):
+            assert read(own, name) == read(other, name)
+        results = read(own, "all_results.json")
+        assert {*results} - {*read(other, "all_results.json")} <= {
+            f"{stem}_model_preparation_time" for stem in ("eval", "eval_mm", "predict")
+        }
+        assert {*results} >= {*read(other, "all_results.json")}
+        assert results.items() >= trained[seed - 1].items()
+        card = (own / "README.md").read_text(encoding="utf-8")
+        assert f"| accuracy | {results['eval_accuracy']:.4f} |" in card and "| steps | 4 |" in card
+    # Each once.
+    assert all(file.stat().st_mtime_ns == time for file, time in {**saved, **measured}.items()) and len(saved) == 2
 
 
 def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, stop_after, tmp_path):

@@ -50,6 +50,11 @@ def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
     assert not args.logging_nan_inf_filter
 
 
+def test_names_of_tasks_are_lower_case_whatever_was_given(tmp_path):
+    data_args, *_ = parsed(flags(tmp_path, "--task_name", "MNLI"))
+    assert data_args.task_name == "mnli" and ToyArguments().task_name is None
+
+
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_a_file_of_flags_says_the_same_as_a_command_line(kind, tmp_path):
     """YAML reads 1e-5 as text and transformers' reader would leave it so."""

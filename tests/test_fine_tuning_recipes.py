@@ -43,7 +43,7 @@ def test_recipes_are_those_of_the_scripts():
 
 
 def test_every_size_has_the_tasks_that_were_published_for_it():
-    tasks = {"mnli", "cola", "sst2", "stsb", "rte", "mrpc", "qnli", "qqp", "record", "copa", "race", "alphanli", "ner"}
+    tasks = {"mnli", "cola", "sst2", "stsb", "rte", "mrpc", "qnli", "qqp", "record", "copa", "race", "ner"}
     for size in ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge"):
         assert {*RECIPES[size]} == tasks
     assert {*RECIPES["v3-large"]} == tasks - {"copa", "race"}
@@ -54,7 +54,7 @@ def test_every_size_has_the_tasks_that_were_published_for_it():
 def test_starred_tasks_begin_at_an_mnli_checkpoint():
     starred = {(size, task) for size, recipes in RECIPES.items() for task, recipe in recipes.items() if recipe.from_mnli}
     v1_and_v2 = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge")
-    assert starred == {(size, task) for size in v1_and_v2 for task in ("stsb", "rte", "mrpc", "copa", "race", "alphanli")}
+    assert starred == {(size, task) for size in v1_and_v2 for task in ("stsb", "rte", "mrpc", "copa", "race")}
     assert "was published for a model that was fine-tuned on MNLI" in recipe_hint("large", "rte", "microsoft/deberta-large")
     assert recipe_hint("large", "rte", "microsoft/deberta-large-mnli") is None
     assert recipe_hint("v3-large", "rte", "microsoft/deberta-v3-large") is None
@@ -175,6 +175,14 @@ def test_high_learning_rates_on_deep_models_are_warned_of(tmp_path):
     assert "5e-05 on 24 layers often does not converge" in warning
     assert divergence_warnings(deep, training(tmp_path, learning_rate=3e-5)) == []
     assert divergence_warnings(shallow, training(tmp_path, learning_rate=5e-4)) == []
+
+
+def test_rates_of_whole_models_are_warned_of_with_adapters(tmp_path):
+    """A recipe's rate is that of a whole model: adapters hardly move at it."""
+    deep = BertConfig(num_hidden_layers=24)
+    (warning,) = divergence_warnings(deep, training(tmp_path, learning_rate=1e-5), lora=True)
+    assert "--learning_rate 1e-05 with --lora is one for whole models" in warning
+    assert divergence_warnings(deep, training(tmp_path, learning_rate=2e-4), lora=True) == []
 
 
 def test_half_precision_with_mdeberta_is_warned_of(tmp_path):

@@ -42,7 +42,16 @@ def found(*cells, trained=True, **more):
         ([0.5, 1.0], REGRESSION, ()),
         (["0.5", "1"], REGRESSION, ()),
         ([0.5, 1, 2], REGRESSION, ()),
+        # Texts are numbers only where a number is written so: what else looks like one is a name.
+        (["01", "02", "10"], SINGLE, ("01", "02", "10")),
+        ([" 1", "2"], SINGLE, (" 1", "2")),
+        (["1_0", "2"], SINGLE, ("1_0", "2")),
+        (["nan", "1"], SINGLE, ("1", "nan")),
+        (["inf", "nan"], SINGLE, ("inf", "nan")),
+        ([" 0.5", "1.", "-2.5e-3", "+.5", "3"], REGRESSION, ()),
         ([["b"], [], ["a", "b"]], MULTI, ("a", "b")),
+        ([[0], [1], [0]], MULTI, ("0", "1")),
+        ([[0, 1], [1], []], MULTI, ("0", "1")),
         ([[3], [10, 2]], MULTI, ("2", "3", "10")),
     ],
 )
@@ -59,6 +68,7 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
         (found(10, 9), [10, "9"], [1, 0]),
         (found(-1, 0, 1), [-1, "1", 0], [0, 2, 1]),
         (found(False, True), [True, "False", 1], [1, 0, 1]),
+        (found("02", "1"), ["02", "1"], [1, 0]),
         (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
         (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
         (Labels(SINGLE, ("no", "yes")), ["yes", 0, "1", "NO", 1.0], [1, 0, 1, 0, 1]),
@@ -179,6 +189,7 @@ def test_the_first_column_says_which_labels_there_are():
 def test_the_flag_says_what_labels_of_two_readings_are():
     assert found(1, 2, problem_type=REGRESSION).problem_type == REGRESSION
     assert found("1", "2", problem_type=REGRESSION).encode(["2"], what="x") == [2.0]
+    assert found("01", " 2", problem_type=REGRESSION).encode(["01"], what="x") == [1.0]
     assert found(["a"], problem_type=MULTI).problem_type == MULTI
     assert found(0, 1, names=["no", "yes"]).names == ("no", "yes")
     assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], what="x") == [[0.0, 1.0], [1.0, 0.0]]
@@ -229,6 +240,7 @@ def test_what_goes_to_the_model_comes_back():
         (found("a", "b"), [float("nan"), "a"], "row 1 of x has the label nan"),
         (found(0.5), [0.5, float("nan")], "row 2 of x has the label nan: regression expects a finite number"),
         (found(0.5), ["inf"], "row 1 of x has the label 'inf'"),
+        (found("0.5", "nan"), ["0.5", "nan"], "row 2 of x has the label 'nan': regression expects a finite number"),
         (found(0.5), ["good"], "the label 'good': regression expects"),
         (found(0.5), [True], "the label True: regression expects"),
         (found(["a"]), ["a"], "the label 'a': expected the list of those that apply"),
@@ -257,11 +269,51 @@ def test_a_set_to_evaluate_on_must_have_labels(nothing):
         (["a", "b"], dict(problem_type=MULTI), "a list of labels a row; --train_file has 'a'"),
         ([["a"]], dict(problem_type=REGRESSION), "labels that are numbers"),
         ([0, 1], dict(problem_type=REGRESSION, names=["a", "b"]), "numbers and no --label_names"),
+        ([None, {"id": 1}], {}, r"row 2 of --train_file has the label {'id': 1}, expected text, a number, or a list"),
+        ([["a"], [["b"]]], {}, r"row 2 of --train_file has the label \[\['b'\]\], expected"),
+        ([["a", None]], {}, r"row 1 of --train_file has the label \['a', None\], expected"),
+        ([[{"id": 1}]], dict(names=["a", "b"]), r"row 1 of --train_file has the label \[{'id': 1}\], expected"),
     ],
 )
 def test_labels_of_the_wrong_kind_are_refused(cells, more, message):
     with pytest.raises(ValueError, match=message):
         found(*cells, **more)
+
+
+@pytest.mark.parametrize("names", [None, ["sport", "news"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ([1.0, 0.0], [0.0, 1.0]),
+        ([1, 0], [0, 1]),
+        ([True, False], [True, True]),
+        (["1", "0"], ["0", "0"]),
+        ([0, 1, 1], [0, 0, 0]),
+        ([1.0], [0.0]),
+    ],
+    ids=["floats", "two", "booleans", "texts", "three", "one"],
+)
+def test_a_0_or_1_for_each_label_is_refused(cells, names):
+    """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
+    with pytest.raises(ValueError, match=r"a 0 or 1 for each label.* write the labels that apply, .*\[\] where none does"):
+        found(*cells, names=names)
+
+
+def test_objects_and_fractions_in_a_later_column_are_named():
+    for cell in ([0.0, 1.0], {"id": 1}):
+        with pytest.raises(ValueError, match="row 2 of --validation_file has the label"):
+            find_labels({"--train_file": [["a"]], "--validation_file": [["a"], cell]}, trained=True)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", [SINGLE, MULTI, REGRESSION])
+def test_logits_that_are_not_finite_are_no_answer(kind, wrong):
+    """NaN was class 0, and no label of a list."""
+    labels = Labels(kind, () if kind == REGRESSION else ("a", "b"))
+    logits = np.zeros((3, 1 if kind == REGRESSION else 2))
+    logits[1, 0] = wrong
+    with pytest.raises(ValueError, match=r"row 2 has logits that are NaN or infinite.*did training diverge"):
+        labels.predicted(logits)
 
 
 def test_a_label_that_the_checkpoint_does_not_know_cannot_be_evaluated():

@@ -13,13 +13,16 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    LiltConfig,
+    LukeConfig,
+    MarkupLMConfig,
     MPNetConfig,
     RobertaConfig,
     XLMRobertaConfig,
 )
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tasks.lengths import longest_input, position_limit
+from hf_deberta_ext.tasks.lengths import longest_input, longest_row, position_limit
 
 TINY = dict(
     vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, embedding_size=8,
@@ -31,6 +34,9 @@ ABSOLUTE = [
     DebertaConfig(**TINY, relative_attention=True),
     DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=16),
     ElectraConfig(**TINY),
+    LiltConfig(**TINY | dict(hidden_size=24), channel_shrink_ratio=2, max_2d_position_embeddings=20),
+    LukeConfig(**TINY, entity_vocab_size=5, entity_emb_size=8),
+    MarkupLMConfig(**TINY),
     MPNetConfig(**TINY),
     RobertaConfig(**TINY),
     XLMRobertaConfig(**TINY),
@@ -60,6 +66,14 @@ def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config):
     assert position_limit(config) is None
     assert longest_input(tokenizer(16), config, 64, default=128) == 64
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [1, 2, 3], [1]], [[[1], [1, 2]], [[1, 2, 3]]]], ids=["rows", "choices"])
+def test_the_longest_row_is_measured_of_those_that_are_chosen(rows):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"input_ids": rows, "labels": [0] * len(rows)})
+    assert longest_row(data) == 3 and longest_row(data.select([0])) == 2
+    assert longest_row(data.select([])) == 0
 
 
 @pytest.mark.parametrize(

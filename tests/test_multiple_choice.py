@@ -23,9 +23,11 @@ from transformers import (
 )
 
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.arguments import DataArguments, FineTuningArguments
-from hf_deberta_ext.tasks.choice_rows import codah_rows, context_rows, copa_rows, swag_rows
+from hf_deberta_ext.tasks.arguments import FineTuningArguments
+from hf_deberta_ext.tasks.choice_rows import codah_rows, column_rows, context_rows, copa_rows, swag_rows
+from hf_deberta_ext.tasks.models import set_fields
 from hf_deberta_ext.tasks.multiple_choice import (
+    MultipleChoiceArguments,
     MultipleChoiceData,
     choice_loss,
     masked_answers,
@@ -79,11 +81,11 @@ def question(choices=2, label=0, **changes):
 
 def task_of(questions, split="validation", arguments=None, **more):
     more = dict(name="mine", dataset="rows.jsonl") | more
-    return MultipleChoiceData(arguments or DataArguments(), {split: questions}, **more)
+    return MultipleChoiceData(arguments or MultipleChoiceArguments(), {split: questions}, **more)
 
 
 def encoded(questions, tokenizer, **arguments):
-    return task_of(questions, arguments=DataArguments(**arguments)).encode(tokenizer, None)
+    return task_of(questions, arguments=MultipleChoiceArguments(**arguments)).encode(tokenizer, None)
 
 
 # ------- rows by hand
@@ -166,6 +168,24 @@ def test_copa_rows_by_hand():
             "group": None,
         },
     ]
+
+
+def test_column_rows_by_hand():
+    rows = Dataset.from_list(
+        [
+            {"id": 3, "story": ["It is", "wet."], "ask": "Why?", "a": "Rain.", "b": "Sun.", "key": "A"},
+            {"id": 4, "story": ["So."], "ask": "", "a": "x", "b": "y", "key": ""},
+        ]
+    )
+    assert column_rows(rows, what="here", context="story", question="ask", choices=["a", "b"], label_column="key") == [
+        {"id": "3", "context": "It is\nwet.", "choices": ["Why? Rain.", "Why? Sun."], "label": 0, "group": None},
+        {"id": "4", "context": "So.", "choices": ["x", "y"], "label": None, "group": None},
+    ]
+    rows = Dataset.from_list([{"ask": "Why?", "ways": '["so", "or so", "no"]', "n": n} for n in ("2", "-1")])
+    assert [
+        (row["context"], row["choices"], row["label"])
+        for row in column_rows(rows, what="here", question="ask", choices=["ways"], label_column="n")
+    ] == [("", ["Why? so", "Why? or so", "Why? no"], label) for label in (2, None)]
 
 
 # ------- features, losses and answers by hand
@@ -356,6 +376,7 @@ def test_training_on_different_numbers_of_choices_with_sift(build, tokenizer, tm
 
 
 def write_lines(file, *rows):
+    file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(file)
 
@@ -370,18 +391,77 @@ RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "
 @pytest.mark.parametrize("row, names", [(SWAG, None), (C3, None), (COPA, None), (CODAH, None), (RACE, True)])
 def test_the_columns_of_a_file_tell_its_form(row, names, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", row, row)
-    data = read_multiple_choice(DataArguments(train_file=[file], validation_file=[file], max_train_samples=1))
+    data = read_multiple_choice(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
     assert (data.num_train, data.num_evaluation) == (1, 2)
     assert data.questions["train"][0]["context"] == "a"
-    assert (data.name, data.dataset, data.config_fields()) == ("multiple-choice", "rows.jsonl", {})
+    assert (data.name, data.dataset) == ("multiple-choice", "rows.jsonl")
     assert (data.answer_names is not None) == bool(names)
+
+
+OWN = {"ctx": "a", "ask": "b", "ways": ["c", "d"], "gold": "B"}
+OWN_COLUMNS = dict(context_column="ctx", question_column="ask", choice_columns=["ways"], label_column="gold")
+
+
+@pytest.mark.parametrize("source", ["file", "hub"])
+def test_columns_can_be_named(source, tmp_path):
+    rows = [OWN, OWN | {"gold": "A"}]
+    write_lines(tmp_path / "hub" / "train.jsonl", *rows)
+    place = (
+        dict(train_file=[str(tmp_path / "hub" / "train.jsonl")])
+        if source == "file"
+        else dict(dataset_name=str(tmp_path / "hub"))
+    )
+    data = read_multiple_choice(MultipleChoiceArguments(**place, **OWN_COLUMNS, cache_dir=str(tmp_path / "cache")))
+    assert [(one["context"], one["choices"], one["label"]) for one in data.questions["train"]] == [
+        ("a", ["b c", "b d"], 1),
+        ("a", ["b c", "b d"], 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "row, own, label",
+    [
+        (SWAG, "label", 0),
+        (C3, "label", 0),
+        (COPA | {"label": 1}, "label", 0),
+        (CODAH, "correct_answer_idx", 0),
+        (RACE, "answer", "B"),
+        ({"context": "a", "question": "b", "choice": ["c", "d"], "answer": "c"}, "answer", 1),
+    ],
+    ids=["swag", "c3", "copa", "codah", "race", "clue"],
+)
+def test_the_label_column_of_a_known_form_can_be_named(row, own, label, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", row | {"gold": label})
+    plain = read_multiple_choice(MultipleChoiceArguments(train_file=[file])).questions["train"][0]
+    named = read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="gold")).questions["train"][0]
+    assert plain["label"] != named["label"] and plain | {"label": None} == named | {"label": None}
+    test = write_lines(tmp_path / "test.jsonl", {name: row[name] for name in row if name != own})
+    arguments = MultipleChoiceArguments(test_file=[test], label_column="gold")
+    assert read_multiple_choice(arguments).questions["test"][0]["label"] is None
+    with pytest.raises(ValueError, match=r"--train_file rows.jsonl has no column 'best'; .*--label_column"):
+        read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="best"))
+
+
+def test_the_labels_of_another_task_do_not_stay_in_the_configuration(tokenizer, tmp_path):
+    """A model of RACE that began at one of MNLI was saved with entailment, neutral and contradiction."""
+    names = ["entailment", "neutral", "contradiction"]
+    config = BertConfig(
+        id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)},
+        problem_type="single_label_classification",
+    )  # fmt: skip
+    set_fields(config, task_of([question()]).config_fields())
+    config.save_pretrained(tmp_path)
+    again = BertConfig.from_pretrained(tmp_path)
+    fresh = BertConfig()
+    for field in ("num_labels", "id2label", "label2id", "problem_type"):
+        assert getattr(again, field) == getattr(fresh, field), field
 
 
 def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer):
     swag, c3 = write_lines(tmp_path / "swag.jsonl", SWAG), write_lines(tmp_path / "c3.jsonl", C3)
-    task = read_multiple_choice(DataArguments(train_file=[swag, c3])).encode(tokenizer, None)
+    task = read_multiple_choice(MultipleChoiceArguments(train_file=[swag, c3])).encode(tokenizer, None)
     assert task.train["labels"][:] == [[0, 1], [0, 0, 1]] and task.loss is choice_loss
-    alone = read_multiple_choice(DataArguments(train_file=[swag])).encode(tokenizer, None)
+    alone = read_multiple_choice(MultipleChoiceArguments(train_file=[swag])).encode(tokenizer, None)
     assert alone.train["labels"][:] == [1] and alone.loss is None
 
 
@@ -393,11 +473,11 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
         return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
 
     monkeypatch.setattr("hf_deberta_ext.tasks.multiple_choice.read_hub", stored)
-    data = read_multiple_choice(DataArguments(task_name="swag", max_train_samples=1))
+    data = read_multiple_choice(MultipleChoiceArguments(task_name="swag", max_train_samples=1))
     assert asked == [("allenai/swag", "regular")]
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("swag", "allenai/swag", 1, 0)
     assert data.questions["test"][0]["label"] is None
-    read_multiple_choice(DataArguments(dataset_name="someone/something", dataset_config_name="some"))
+    read_multiple_choice(MultipleChoiceArguments(dataset_name="someone/something", dataset_config_name="some"))
     assert asked[1:] == [("someone/something", "some")]
 
 
@@ -432,21 +512,68 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
 )
 def test_rows_that_are_wrong_are_named(row, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        read_multiple_choice(DataArguments(train_file=[write_lines(tmp_path / "rows.jsonl", row)]))
+        read_multiple_choice(MultipleChoiceArguments(train_file=[write_lines(tmp_path / "rows.jsonl", row)]))
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (OWN | {"gold": "C"}, "row 1 of --train_file rows.jsonl has 'C' in the column 'gold', expected .* number .* letter"),
+        (OWN | {"gold": "AB"}, "'AB' in the column 'gold'"),
+        (OWN | {"gold": 1.5}, "1.5 in the column 'gold'"),
+        (OWN | {"gold": 2}, "has the label 2, its choices are 0 to 1"),
+        (OWN | {"gold": None}, "row 1 .* has no label"),
+        (OWN | {"ways": ["c", ""]}, "'' as choice 2 in the column 'ways'"),
+        (OWN | {"ways": "c or d"}, "'c or d' in the column 'ways', expected a list"),
+        (OWN | {"ctx": 3}, "row 1 of --train_file rows.jsonl has 3 in the column 'ctx'"),
+        (OWN | {"ask": None}, "None in the column 'ask'"),
+        ({"ask": "b", "ways": ["c", "d"], "gold": 0}, r"has no column 'ctx'; .*--context_column\)"),
+        ({"ctx": "b", "ways": ["c", "d"], "gold": 0}, r"has no column 'ask'; .*--question_column\)"),
+        ({"ctx": "a", "ask": "b", "gold": 0}, r"has no column 'ways'; .*--choice_columns\)"),
+        ({"ctx": "a", "ask": "b", "ways": ["c", "d"]}, r"has no column 'gold'; .*--label_column\)"),
+    ],
+)
+def test_rows_with_named_columns_that_are_wrong_are_named(row, message, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", row)
+    with pytest.raises(ValueError, match=message):
+        read_multiple_choice(MultipleChoiceArguments(train_file=[file], **OWN_COLUMNS))
+
+
+def test_a_choice_in_a_column_of_its_own_must_be_text(tmp_path):
+    columns = dict(question_column="ask", choice_columns=["a", "b"])
+    for cell, message in (("", "nothing in the column 'b'"), (None, "None in the column 'b'"), (3, "3 in the column 'b'")):
+        file = write_lines(tmp_path / "rows.jsonl", {"ask": "x", "a": "y", "b": cell, "label": 0})
+        with pytest.raises(ValueError, match=f"row 1 of --train_file rows.jsonl has {message}"):
+            read_multiple_choice(MultipleChoiceArguments(train_file=[file], **columns))
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        (dict(context_column="a"), "--context_column needs --choice_columns"),
+        (dict(context_column="a", question_column="b"), "--context_column and --question_column need --choice_columns"),
+        (dict(choice_columns=["a"]), "--choice_columns needs --context_column or --question_column, or both"),
+        (dict(choice_columns=["a", "a"], context_column="b"), "the column 'a' is named twice"),
+        (dict(choice_columns=["a"], context_column="b", label_column="b"), "the column 'b' is named twice"),
+    ],
+)
+def test_column_flags_that_are_wrong_by_themselves(columns, message):
+    with pytest.raises(ValueError, match=message):
+        MultipleChoiceArguments(**columns)
 
 
 def test_rows_to_evaluate_on_need_labels(tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", {name: SWAG[name] for name in SWAG if name != "label"})
     with pytest.raises(ValueError, match=r"row 1 of the data of --validation_file \(0\) has no label"):
-        read_multiple_choice(DataArguments(validation_file=[file]))
-    assert read_multiple_choice(DataArguments(test_file=[file])).questions["test"][0]["label"] is None
+        read_multiple_choice(MultipleChoiceArguments(validation_file=[file]))
+    assert read_multiple_choice(MultipleChoiceArguments(test_file=[file])).questions["test"][0]["label"] is None
 
 
 def test_an_unknown_task_and_no_data_are_refused():
     with pytest.raises(ValueError, match="--task_name sst2 is not known; there are race, swag, codah, c3, copa"):
-        read_multiple_choice(DataArguments(task_name="sst2"))
+        read_multiple_choice(MultipleChoiceArguments(task_name="sst2"))
     with pytest.raises(ValueError, match="there is no data: give --task_name"):
-        read_multiple_choice(DataArguments())
+        read_multiple_choice(MultipleChoiceArguments())
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -501,7 +628,7 @@ def test_logits_that_cannot_be_of_the_rows_are_refused(logits, message):
     ids=["codah", "swag", "c3", "copa", "race"],
 )
 def test_the_real_files_are_encoded(files, number, choices, tokenizer):
-    arguments = DataArguments(validation_file=[str(Path(DATA, file)) for file in files], max_eval_samples=number)
+    arguments = MultipleChoiceArguments(validation_file=[str(Path(DATA, file)) for file in files], max_eval_samples=number)
     data = read_multiple_choice(arguments)
     # A byte-level vocabulary of a few words: bytes for most of them.
     arguments.max_seq_length = 1024

@@ -11,8 +11,7 @@ pytest.importorskip("datasets")
 
 from datasets import Dataset
 
-from hf_deberta_ext.tasks.arguments import DataArguments
-from hf_deberta_ext.tasks.multiple_choice import read_multiple_choice
+from hf_deberta_ext.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 from hf_deberta_ext.tasks.race import fill_blank, race_level, race_rows, read_raw_race
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
@@ -139,7 +138,7 @@ def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
 def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
     write_raw(tmp_path / "middle", "1.txt", id="1")
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
-    data = read_multiple_choice(DataArguments(validation_file=[str(tmp_path / "middle"), file]))
+    data = read_multiple_choice(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
     questions = data.questions["validation"]
     assert [(row["id"], row["group"], row["label"]) for row in questions] == [
         ("middle1-0", "middle", 0),
@@ -152,7 +151,7 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
 def test_csv_files_hold_their_options_as_json(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")
-    data = read_multiple_choice(DataArguments(train_file=[str(file)]))
+    data = read_multiple_choice(MultipleChoiceArguments(train_file=[str(file)]))
     assert data.questions["train"][0]["choices"] == ["Why? so", "Why? NA"]
     assert data.questions["train"][0]["label"] == 1
 
@@ -162,7 +161,7 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
     card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
     (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
-    arguments = DataArguments(
+    arguments = MultipleChoiceArguments(
         task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high", cache_dir=str(tmp_path / "cache")
     )
     data = read_multiple_choice(arguments)
@@ -231,7 +230,7 @@ def test_raw_files_that_are_not_json_are_named(tmp_path):
 
 def test_a_folder_without_articles_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
-        read_multiple_choice(DataArguments(train_file=[str(tmp_path)]))
+        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
 
 
 # ------- the real data
@@ -240,7 +239,7 @@ def test_a_folder_without_articles_is_refused(tmp_path):
 @needs_data
 def test_the_real_dev_files_are_read():
     files = [str(Path(DATA, "race", level, "validation.jsonl.gz")) for level in ("middle", "high")]
-    data = read_multiple_choice(DataArguments(task_name="race", validation_file=files))
+    data = read_multiple_choice(MultipleChoiceArguments(task_name="race", validation_file=files))
     questions = data.questions["validation"]
     assert len(questions) == data.num_evaluation == 1286 + 3301
     assert len({row["id"] for row in questions}) == len(questions)

@@ -142,6 +142,11 @@ def test_texts_of_a_task(data, tokenizer, task, row, texts):
         ("Ann 's dog", [(0, "Ann 's dog", "#"), (0, "Ann", "*")], "# * Ann * 's dog #"),
         ("a  b\nc", [(2, "c", "#")], "a b # c #"),
         ("a - b", [(1, "-", "#")], "a # - # b"),
+        # Spans are written without the 's of the text.
+        ("We saw Cooper's grave", [(2, "Cooper", "#")], "We saw # Cooper's # grave"),
+        ("We saw Cooper\u2019s, and it", [(2, "cooper", "#"), (4, "it", "*")], "We saw # Cooper\u2019s, # and * it *"),
+        ("It's the boys' turn", [(0, "It", "*"), (1, "the boys", "#")], "* It's * # the boys' # turn"),
+        ("Ann's hat is Ann's", [(3, "Ann's", "#")], "Ann's hat is # Ann's #"),
     ],
 )
 def test_marks_stand_around_words(text, spans, marked):
@@ -241,6 +246,27 @@ def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, t
     assert written == ("COPA.jsonl", [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}])
 
 
+def test_copa_answers_bear_the_numbers_of_the_data(data, tokenizer, tmp_path):
+    """They were counted from 0."""
+    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect"}
+    task = encoded(data("copa", test=[{**row, "idx": 7}, {**row, "idx": 3}]), tokenizer)
+    written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
+    assert written == ("COPA.jsonl", [{"idx": 7, "label": 1}, {"idx": 3, "label": 0}])
+    task = encoded(data("copa", test=[row, row]), tokenizer)
+    _, written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
+    assert [line["idx"] for line in written] == [0, 1]
+    with pytest.raises(ValueError, match="some logits are NaN"):
+        task.test[""].write(np.full((2, 2), np.nan), tmp_path, "predict")
+
+
+def test_copa_takes_its_labels_from_the_column_that_is_named(data):
+    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "gold": 1}
+    ours = data("copa", train=[{**row, "label": 0}], label_column="gold")
+    assert [one["label"] for one in ours.data.questions["train"]] == [1]
+    with pytest.raises(ValueError, match=r"has no column 'best'; .*--label_column"):
+        data("copa", train=[row], label_column="best")
+
+
 @pytest.mark.parametrize("name", SUPERGLUE)
 def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
     assert SUPERGLUE[name].metric in TASK_METRICS[name]
@@ -296,7 +322,69 @@ def test_wsc_of_its_authors_holds_its_spans_apart(data):
     assert part.rows["marked_text"][0] == "# Ann # said * she * left"
 
 
+def test_spans_of_csv_are_numbers(tmp_path):
+    text = "text,span1_text,span1_index,span2_text,span2_index,label\nAnn saw it,Ann,0,it,2,1\nAnn saw it,saw,1,it,2,0\n"
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    ours = read_superglue(TextClassificationArguments(task_name="wsc", train_file=[str(tmp_path / "a.csv")]))
+    assert ours.parts["train"][""].rows["marked_text"][0] == "# Ann # saw * it *"
+
+
+@pytest.mark.parametrize(("task", "column", "rows"), [("multirc", "passage", MULTIRC), ("wsc", "target", None)])
+def test_a_column_of_the_authors_name_that_does_not_nest_is_left_alone(data, task, column, rows):
+    rows = rows or [{**next(row for name, row, _ in TEXTS if name == task), "label": n} for n in range(2)]
+    assert data(task, train=[{**row, column: "text"} for row in rows]).num_train == len(rows)
+
+
 # ------- errors
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        ("multirc", [{"passage": "x", "label": 0}], "has no column 'paragraph'"),
+        ("multirc", [{"passage": {"text": "x"}, "idx": 0}], "row 1 of --validation_file is not as the authors of multirc"),
+        ("multirc", [{"passage": {"text": "x", "questions": ["why"]}, "idx": 0}], "row 1 of --validation_file is not as"),
+        ("record", [{"passage": "x", "qas": "x", "label": 0}], "has no column 'query'"),
+        (
+            "record",
+            [{"passage": "x", "qas": [{"query": "@placeholder", "idx": 0}], "idx": 0}],
+            "row 1 .* is not as the authors",
+        ),
+        ("record", [{"passage": {"text": "x", "entities": [{"start": "a", "end": 1}]}, "qas": [], "idx": 0}], "is not as"),
+        (
+            "record",
+            [{"passage": {"text": "x", "entities": []}, "qas": ["why"], "idx": 0}],
+            "is not as the authors of record",
+        ),
+        ("wsc", [{"text": "a b", "target": {"span1_text": "a"}}, {"text": "a b"}], "row 2 .* is not as the authors of wsc"),
+    ],
+)
+def test_rows_that_nest_otherwise_are_named(data, task, rows, message):
+    """They were a TypeError or KeyError without a row."""
+    with pytest.raises(ValueError, match=message):
+        data(task, validation=rows)
+
+
+def test_answers_to_csv_bear_numbers(tokenizer, tmp_path):
+    """The server would have had "5"."""
+    (tmp_path / "a.csv").write_text("question,passage,idx\nq,p,5\n", encoding="utf-8")
+    ours = read_superglue(TextClassificationArguments(task_name="boolq", test_file=[str(tmp_path / "a.csv")]))
+    _, written = lines(encoded(ours, tokenizer).test[""].write(logits(1), tmp_path, "predict"))
+    assert written == [{"idx": 5, "label": "true"}]
+
+
+def test_spans_that_are_no_numbers_are_named(data):
+    row = {"text": "a b", "span1_text": "a", "span1_index": "first", "span2_text": "b", "span2_index": 1, "label": 0}
+    with pytest.raises(ValueError, match="row 1 of --validation_file has 'first' in the column 'span1_index'"):
+        data("wsc", validation=[row])
+
+
+@pytest.mark.parametrize("call", ["metrics", "write"])
+def test_record_has_no_best_entity_among_nan(data, tokenizer, tmp_path, call):
+    measured = encoded(data("record", validation=RECORD), tokenizer).evaluation[""]
+    outputs = np.full((5, 2), np.nan)
+    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
+        measured.metrics(outputs, np.zeros(5, int)) if call == "metrics" else measured.write(outputs, tmp_path, "eval")
 
 
 @pytest.mark.parametrize(
@@ -333,6 +421,11 @@ def test_what_is_wrong_with_data_is_said(data, task, rows, message):
 def test_columns_of_a_task_are_its_own(data):
     with pytest.raises(ValueError, match="the columns of boolq are known: leave --text_columns out"):
         data("boolq", validation=[{"question": "x", "passage": "y", "label": 0}], text_columns=["question"])
+    row = {"premise": "x", "choice1": "y", "choice2": "z", "question": "cause", "label": 0}
+    with pytest.raises(ValueError, match="the columns of copa are known: leave --text_columns out"):
+        data("copa", validation=[row], text_columns=["premise"])
+    with pytest.raises(ValueError, match="the labels of copa are known: leave --label_names and --problem_type out"):
+        data("copa", validation=[row], label_names=["a", "b"], problem_type="single_label_classification")
 
 
 # ------- real data

@@ -89,6 +89,12 @@ def test_files_and_folders_are_named_without_their_place(tmp_path):
     assert card.data.eval_results[0].dataset_type == "text"
 
 
+def test_results_name_what_was_measured_on(tmp_path):
+    assert "Measured on the validation data of nyu-mll/glue." in card_of(tmp_path).text
+    card = card_of(tmp_path, dataset="train.csv, dev.csv, test.csv", evaluated_on="dev.csv")
+    assert "Measured on dev.csv." in card.text
+
+
 def test_new_models_and_nothing_measured_are_said(tmp_path):
     card = card_of(tmp_path, base_model=None, metrics={}, task="text-classification")
     assert "for text-classification, trained from random weights" in card.text and "Nothing was measured" in card.text

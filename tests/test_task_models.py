@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of a fine-tuning: all families, half precision, random weights, adapters, and checkpoints that do not fit."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from toy_task import CONFIGS, ToyArguments, ToyData, equal, flags, model_folders, read, run, sentences, weights
+from toy_task import (
+    CONFIGS,
+    ToyArguments,
+    ToyData,
+    equal,
+    flags,
+    model_folders,
+    read,
+    run,
+    sentences,
+    toy_tokenizer,
+    weights,
+)
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta_ext.tasks import fine_tuning
-from hf_deberta_ext.tasks.arguments import parse
+from hf_deberta_ext.tasks.arguments import DataArguments, parse
+from hf_deberta_ext.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
 
 
@@ -187,12 +202,57 @@ def test_checkpoints_that_lack_weights_of_their_body_are_refused(folder_of, tmp_
 def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(finished, tmp_path, caplog):
     folder = finished
     argv = ("--do_train", "--labels", "bad", "good", "other")
-    with pytest.raises(ValueError, match=r"head is for 2 labels, the task has 3; give --ignore_mismatched_sizes"):
+    with pytest.raises(ValueError, match=r"its head has 2 outputs, the task needs 3; give --ignore_mismatched_sizes"):
         run(folder, tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
     run(folder, tmp_path / "run", *argv, "--ignore_mismatched_sizes", max_steps=1)
     assert weights(tmp_path / "run")["classifier.weight"].shape == (3, 32)
     assert "new weights, random until they are trained: classifier.bias, classifier.weight" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def mnli(tmp_path_factory):
+    """The folder of an official model of the first generation with the head of MNLI."""
+    folder = tmp_path_factory.mktemp("mnli")
+    config = CONFIGS["v1"]()
+    config.num_labels = 3
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
+    run(mnli, tmp_path / "run", "--do_train", task_name="rte", recipe="base", max_steps=1)
+    assert weights(tmp_path / "run")["classifier.weight"].shape == (2, 32)
+    with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 2"):
+        run(mnli, tmp_path / "other", "--do_train", task_name="cola", recipe="base", max_steps=1)
+
+
+def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path):
+    row = dict(article="the film was good", question="a film was _ .", options=["good", "bad"], answer="A")
+    (tmp_path / "race.jsonl").write_text(json.dumps(row), encoding="utf-8")
+
+    def race(folder, *more, **given):
+        given = dict(train_file=tmp_path / "race.jsonl", max_steps=1) | given
+        data_args, model_args, args, names = parse(
+            flags(mnli, folder, "--do_train", *more, **given), DataArguments, description="race"
+        )
+        return fine_tuning.run(read_multiple_choice, data_args, model_args, args, names)
+
+    with pytest.raises(ValueError, match=r"no AutoModelForMultipleChoice for .*: give --model_type deberta-ext"):
+        race(tmp_path / "run", task_name="race", recipe="large")
+    with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 1"):
+        race(tmp_path / "run", model_type="deberta-ext")
+    race(tmp_path / "run", model_type="deberta-ext", task_name="race", recipe="large")
+    assert weights(tmp_path / "run")["classifier.weight"].shape == (1, 32)
+
+
+@pytest.mark.parametrize("argv", [["--do_eval"], ["--do_predict"], ["--do_eval", "--ignore_mismatched_sizes"]])
+def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, tmp_path):
+    for model in (folder_of("ours"), *([mnli] if "--ignore_mismatched_sizes" in argv else [])):
+        with pytest.raises(ValueError, match=r"lacks .*classifier.weight.*: its answers would be random; give --do_train"):
+            run(model, tmp_path / "run", *argv)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_another_shape_in_the_body_are_refused_always(folder_of, tmp_path):

@@ -172,6 +172,17 @@ def test_csv_and_tsv_have_numbers_too(tmp_path, tokenizer):
     assert tokenizer.decode(task.evaluation[""].rows["input_ids"][0]) == '[CLS]"so[SEP]'
 
 
+def test_names_of_csv_that_look_like_numbers_stay_as_they_are(tmp_path, tokenizer):
+    """01 was read as 1, which no row had."""
+    for kind, codes in (("train", ("01", "02", "10")), ("dev", ("10", "01"))):
+        lines = "".join(f"{code},text\n" for code in codes)
+        (tmp_path / f"{kind}.csv").write_text("label,text\n" + lines, encoding="utf-8")
+    flags = dict(train_file=[str(tmp_path / "train.csv")], validation_file=[str(tmp_path / "dev.csv")])
+    ours = TextClassificationData(TextClassificationArguments(**flags))
+    assert ours.labels.names == ("01", "02", "10")
+    assert encoded(ours, tokenizer).evaluation[""].rows["labels"][:] == [2, 0]
+
+
 def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     assert data(train=rows(0, 1, 2), label_names=["no", "maybe", "yes"]).labels.names == ("no", "maybe", "yes")
     folder = tmp_path / "hub"
@@ -320,6 +331,10 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         (dict(validation=rows(-1, -1)), "--validation_file has no labels"),
         (dict(train=rows(0.5, 1.5), problem_type=SINGLE), "needs labels that are one text or whole number a row"),
         (dict(train=rows(0.5, float("nan"))), "row 2 of --train_file has the label nan"),
+        (dict(train=rows({"id": 1}, {"id": 2})), "row 1 of --train_file has the label {'id': 1}, expected text"),
+        (dict(train=rows([["a"]], [["b"]])), r"row 1 of --train_file has the label \[\['a'\]\], expected text"),
+        (dict(train=rows([1.0, 0.0], [0.0, 1.0])), "a 0 or 1 for each label"),
+        (dict(train=rows({"id": 1}), task_name="sst2", text_columns=["text"]), "{'id': 1}: expected one label"),
         (dict(train=rows(0, 2), label_names=["no", "yes"]), r"the label 2: --label_names has no \(0\), yes \(1\)"),
         (dict(train=GOOD, validation=PAIRS), "--validation_file has no column 'text'"),
     ],

@@ -492,6 +492,35 @@ def test_conll_files_that_are_wrong_are_named(text, message, tmp_path):
         read_conll(tmp_path / "rows.txt", what="--train_file")
 
 
+CONLL_U = """# newdoc
+# sent_id = 1
+1	Ada	Ada	PROPN	_	_	3	nsubj	_	_
+2-3	won't	_	_	_	_	_	_	_	_
+2	wo	will	AUX	_	_	3	aux	_	_
+3	n't	not	PART	_	_	2	advmod	_	_
+3.1	go	go	VERB	_	_	_	_	_	_
+
+1	.	.	PUNCT	_	_	0	root	_	_
+"""
+GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
+
+
+@pytest.mark.parametrize("text", [CONLL_U, GERMEVAL, "1 Ada B-PER\n2 smiles O\n"], ids=["conll_u", "germeval", "spaces"])
+def test_files_that_number_their_words_are_refused(text, tmp_path):
+    """The numbers were read as the words."""
+    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"--train_file: .*rows.conll numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
+    ):
+        read_conll(tmp_path / "rows.conll", what="--train_file")
+
+
+def test_numbers_may_be_words(tmp_path):
+    text = "1 CD O\n2 CD O\nmen NNS O\n\n1 CD O\n"
+    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
+    assert read_conll(tmp_path / "rows.conll", what="--train_file").words == [["1", "2", "men"], ["1"]]
+
+
 def test_conll_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é O".encode("latin-1"))
     (tmp_path / "plain.txt.gz").write_bytes(b"a O")

@@ -149,6 +149,10 @@ def run(*argv, **given):
     return fine_tuning.run(ToyData, data_args, model_args, args, names)
 
 
+def main(*argv, read=ToyData, **given):
+    return fine_tuning.main(read, ToyArguments, flags(*argv, **given), description="toy")
+
+
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
 

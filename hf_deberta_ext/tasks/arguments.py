@@ -45,6 +45,8 @@ class DataArguments:
     data_revision: str | None = option(None, "of the data set on the Hub")
 
     def __post_init__(self):
+        # Published names mix cases: MNLI, CoLA, BoolQ.
+        self.task_name = self.task_name and self.task_name.lower()
         names = ("max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples", "max_predict_samples")
         for name in (*names, "preprocessing_num_workers"):
             value = getattr(self, name)
@@ -66,7 +68,9 @@ class ModelArguments:
     tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: that of the model")
     model_revision: str | None = option(None, "of the model on the Hub")
     trust_remote_code: bool = option(False, "run the code that is in the model's repository")
-    ignore_mismatched_sizes: bool = option(False, "a new head where the checkpoint's is for another number of labels")
+    ignore_mismatched_sizes: bool = option(
+        False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"
+    )
     dtype: str = option(
         "float32", "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
         choices=["float32", "bfloat16", "float16"],

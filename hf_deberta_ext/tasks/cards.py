@@ -94,6 +94,7 @@ def write_task_card(
     task: str,
     pipeline: str,
     dataset: str,
+    evaluated_on: str | None = None,
     metrics: Mapping[str, Any],
     facts: Mapping[str, Any],
     model: str,
@@ -111,6 +112,7 @@ def write_task_card(
         task (`str`): its name, "sst2".
         pipeline (`str`): the Hub's name of the kind of task.
         dataset (`str`): Hub id, if `from_hub`, or names of files.
+        evaluated_on (`str`, *optional*): names of the files that `metrics` are of; None = the validation data of `dataset`.
         metrics (`dict`): what was measured, "eval_accuracy" and the like.
         facts (`dict`): rows of the table of the training; a value is text, a number, a list or a dictionary of these.
         model (`str`): name of the model's class.
@@ -135,7 +137,8 @@ def write_task_card(
         usage = AUTO_MODEL.format(auto=auto, folder=title, trust=trust)
     results = ["Nothing was measured."]
     if scores:
-        results = [_results_table(scores), f"Measured on the validation data of {dataset}."]
+        measured_on = evaluated_on or f"the validation data of {dataset}"
+        results = [_results_table(scores), f"Measured on {measured_on}."]
     if figure is not None:
         results.append(f"![Losses and metrics during the training]({figure})")
     size = f"It has {parameters / 1e6:.1f} million parameters."

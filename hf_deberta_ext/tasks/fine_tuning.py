@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,11 @@ from ..runs.processes import leave_together
 from ..sift import SiftArguments, embedding_norm
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .cards import summarise_seeds, summary_table, write_seeds_card, write_task_card
+from .lengths import longest_row
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe, recipe_hint
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
+from .tables import named_files, shown_files
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, check_arguments, set_prefix
 
@@ -42,7 +45,8 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 # What a resumed run must repeat, beside what `fixed_arguments` knows.
 FIXED = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "label_smoothing_factor", "bf16", "fp16", "recipe",
+    "adam_epsilon", "label_smoothing_factor", "bf16", "fp16", "recipe", "world_size", "dataloader_drop_last",
+    "train_sampling_strategy", "optim_args", "lr_scheduler_kwargs",
     *(field.name for field in dataclasses.fields(SiftArguments) if field.name.startswith("sift_")),
 )  # fmt: skip
 
@@ -59,6 +63,16 @@ class _Prepared:
     model_args: ModelArguments
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A run whose folder is made: what it works with, and where it goes on."""
+
+    prepared: _Prepared
+    args: FineTuningArguments
+    checkpoint: str | None
+    model: nn.Module
+
+
 def main(
     read: Callable[[Any, ModelArguments], TaskData],
     data_arguments: type[DataArguments],
@@ -66,7 +80,8 @@ def main(
     *,
     description: str,
 ) -> dict[str, Any]:
-    """A script: its flags, then `run`. What a user can mend ends as one line and exit status 2.
+    """A script: its flags, then `run`. What a user can mend ends as one line and exit status 2; once the training has begun,
+    behind the place in the code.
 
     Args:
         read (`Callable`): (data arguments, model arguments) -> the task's data, read and checked.
@@ -74,10 +89,15 @@ def main(
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
     """
+    begun = None
     try:
         data_args, model_args, args, given = parse(argv, data_arguments, description=description)
-        return run(read, data_args, model_args, args, given)
-    except (ValueError, OSError) as error:
+        begun = _begin(read, data_args, model_args, args, given)
+        return _work(begun)
+    # The last of these: an --optim or --attn_implementation whose package is not installed.
+    except (ValueError, OSError, ImportError) as error:
+        if begun is not None:
+            traceback.print_exc()
         rank = int(os.environ.get("RANK", 0))
         place = f" (process {rank})" if rank else ""
         print(f"{Path(sys.argv[0]).name}: error{place}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -100,8 +120,19 @@ def run(
         ValueError: whatever is wrong with flags, data, model or folder, before anything is written; or a loss that is not
             finite.
         OSError: a model that is not there.
+        ImportError: a package that a flag needs is not installed.
     """
-    given = given or {}
+    return _work(_begin(read, data_args, model_args, args, given or {}))
+
+
+def _begin(
+    read: Callable[[Any, ModelArguments], TaskData],
+    data_args: DataArguments,
+    model_args: ModelArguments,
+    args: FineTuningArguments,
+    given: Mapping[str, Any],
+) -> _Begun:
+    """The stages before the training; the folder is made at their end."""
     if args.process_index:
         logging.set_verbosity_error()
 
@@ -122,8 +153,8 @@ def run(
         tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
     if args.recipe is not None:
         _use_recipe(args.recipe, config, data_args, model_args)
-    if args.do_train and not model_args.lora:
-        for warning in divergence_warnings(config, args, model_args.model_name_or_path):
+    if args.do_train:
+        for warning in divergence_warnings(config, args, model_args.model_name_or_path, lora=model_args.lora):
             logger.warning(warning)
 
     # 3. Texts -> features
@@ -133,13 +164,21 @@ def run(
     _check_parts(args, {name: len(part or ()) for name, part in parts.items()})
     _choose_best_by(task, args, given)
 
-    # 4. Train, evaluate, predict, report
+    # 4. Model and folder
     prepared = _Prepared(data, task, config, tokenizer, data_args, model_args)
     model = _get_model(prepared, args, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
             begin_folder(args, _fixed(prepared, args))
-    metrics = _run_seeds(prepared, args, model) if args.seeds else _run_one(prepared, args, checkpoint, model)
+    return _Begun(prepared, args, checkpoint, model)
+
+
+def _work(begun: _Begun) -> dict[str, Any]:
+    """Train, evaluate, predict, report."""
+    if begun.args.seeds:
+        metrics = _run_seeds(begun.prepared, begun.args, begun.model)
+    else:
+        metrics = _run_one(begun.prepared, begun.args, begun.checkpoint, begun.model)
     leave_together()
     return metrics
 
@@ -187,30 +226,51 @@ def _fixed(prepared: _Prepared, args: FineTuningArguments) -> dict[str, Any]:
 
 
 def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """The part of a recipe that is in the model."""
-    dropout = find_recipe(name, data_args.task_name).classifier_dropout
+    """The part of a recipe that is in the model: dropout, and a new head where it begins at a model of MNLI."""
+    recipe = find_recipe(name, data_args.task_name)
+    dropout = recipe.classifier_dropout
     given = {part.partition("=")[0].strip() for part in (model_args.config_overrides or "").split(",")}
     if not set_classifier_dropout(config, dropout, given):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
+    if recipe.from_mnli:
+        model_args.ignore_mismatched_sizes = True
     if hint := recipe_hint(name, data_args.task_name, model_args.model_name_or_path):
         logger.warning(hint)
 
 
 def _choose_best_by(task: EncodedTask, args: FineTuningArguments, given: Mapping[str, Any]):
-    """The task's own metric on its first set says which checkpoint is best, not the loss."""
+    """The task's own metric on its first set says which checkpoint is best, not the loss, unless a flag does."""
     if "metric_for_best_model" not in given and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
+    known = {
+        f"{set_prefix('eval', name)}_{metric}"
+        for name, part in task.evaluation.items()
+        for metric in (task.metric, *(["loss"] if "labels" in part.rows.column_names else []))
+    }
+    best = args.metric_for_best_model
+    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & known:
+        # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
+        args.eval_on_start = True
 
 
 # ------- one run, and several
 
 
 def _get_model(prepared: _Prepared, args: FineTuningArguments, seed: int) -> nn.Module:
-    """The model as the training begins with it; new weights are drawn from the seed."""
+    """The model as the training begins with it; new weights are drawn from the seed.
+
+    Raises:
+        ValueError: there are new weights, and no training.
+    """
     model_args = prepared.model_args
     set_seed(seed)
     model, new_weights = load_model(model_args, prepared.data_args, copy.deepcopy(prepared.config), prepared.data.auto_class)
+    if new_weights and not args.do_train:
+        raise ValueError(
+            f"{model_args.model_name_or_path} lacks {', '.join(new_weights)}: its answers would be random; give --do_train, "
+            "or a model that is fine-tuned for this task"
+        )
     if args.sift_weight:
         # Raises where there is none.
         embedding_norm(model, args.sift_layer_norm)
@@ -221,39 +281,64 @@ def _get_model(prepared: _Prepared, args: FineTuningArguments, seed: int) -> nn.
 
 def _run_one(prepared: _Prepared, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
     """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
-    task = prepared.task
-    trainer = TaskTrainer(model, args, task=task, processing_class=prepared.tokenizer)
-    folder, measured = Path(args.output_dir), {}
+    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    measured = _train(prepared, trainer, checkpoint) if args.do_train else {}
+    measured |= _measure(prepared, trainer, _stems(prepared.task, args))
     if args.do_train:
-        result = trainer.train(resume_from_checkpoint=checkpoint)
-        # Pushed once, at the end, with card and results.
-        trainer.save_model(_internal_call=True)
-        if hasattr(model, "peft_config") and args.should_save:
-            # The adapter alone does not know the labels.
-            model.get_base_model().config.save_pretrained(folder)
-        # None if the run had finished before: what it wrote then stays.
-        if result.metrics:
-            measured |= _note(trainer, "train", result.metrics | {"train_samples": prepared.data.num_train})
-    if args.do_eval:
-        for name, evaluated in task.evaluation.items():
-            stem = set_prefix("eval", name)
-            measured |= _note(trainer, stem, trainer.evaluate({name: evaluated}))
-            if args.should_save:
-                evaluated.write(trainer.predictions[stem], folder, stem)
-    if args.do_predict:
-        for name, predicted in task.test.items():
-            stem = set_prefix("predict", name)
-            output = trainer.predict_set(predicted, stem)
-            measured |= _note(trainer, stem, output.metrics)
-            if args.should_save:
-                predicted.write(output.predictions, folder, stem)
-    if args.do_train:
-        trainer.save_state()
-        if args.should_save:
-            _report(prepared, args, trainer, measured)
+        _end(prepared, trainer, measured)
         if args.push_to_hub:
             trainer.push_to_hub()
     return measured
+
+
+def _train(prepared: _Prepared, trainer: TaskTrainer, checkpoint: str | None) -> dict[str, float]:
+    """Trains, and saves the model. Of a run that had finished nothing is replaced, and nothing returned."""
+    args, model, folder = trainer.args, trainer.model, Path(trainer.args.output_dir)
+    if checkpoint is None or not trainer.is_last(checkpoint):
+        metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+    elif (folder / "train_results.json").is_file():
+        trainer.restore(folder)
+        return {}
+    else:
+        # Stopped behind its last checkpoint: what the training measured is lost.
+        trainer.restore(checkpoint)
+        metrics = {"epoch": trainer.state.epoch}
+    # Pushed once, at the end, with card and results.
+    trainer.save_model(_internal_call=True)
+    trainer.save_state()
+    if hasattr(model, "peft_config") and args.should_save:
+        # The adapter alone does not know the labels.
+        model.get_base_model().config.save_pretrained(folder)
+    return _note(trainer, "train", metrics | {"train_samples": prepared.data.num_train})
+
+
+def _stems(task: EncodedTask, args: FineTuningArguments) -> list[str]:
+    """What the results are called that --do_eval and --do_predict ask for."""
+    evaluated = [set_prefix("eval", name) for name in task.evaluation] if args.do_eval else []
+    return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
+
+
+def _measure(prepared: _Prepared, trainer: TaskTrainer, stems: Sequence[str]) -> dict[str, float]:
+    """Evaluates and predicts on the sets whose results have these names, and writes both."""
+    task, folder, measured = prepared.task, Path(trainer.args.output_dir), {}
+    for name, evaluated in task.evaluation.items():
+        if (stem := set_prefix("eval", name)) in stems:
+            measured |= _note(trainer, stem, trainer.evaluate({name: evaluated}))
+            if trainer.args.should_save:
+                evaluated.write(trainer.predictions[stem], folder, stem)
+    for name, predicted in task.test.items():
+        if (stem := set_prefix("predict", name)) in stems:
+            output = trainer.predict_set(predicted, stem)
+            measured |= _note(trainer, stem, output.metrics)
+            if trainer.args.should_save:
+                predicted.write(output.predictions, folder, stem)
+    return measured
+
+
+def _end(prepared: _Prepared, trainer: TaskTrainer, measured: Mapping[str, float]):
+    trainer.save_state()
+    if trainer.args.should_save:
+        _report(prepared, trainer.args, trainer, measured)
 
 
 def _note(trainer: TaskTrainer, stem: str, metrics: dict[str, float]) -> dict[str, float]:
@@ -277,7 +362,7 @@ def _run_seeds(prepared: _Prepared, args: FineTuningArguments, model: nn.Module 
                 begin_seed(own, _fixed(prepared, own))
         folder = Path(own.output_dir)
         if is_finished(folder):
-            results[seed] = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+            results[seed] = _complete(prepared, own, model)
         else:
             model = _get_model(prepared, own, seed) if model is None else model
             results[seed] = _run_one(prepared, own, seed_checkpoint(folder), model)
@@ -288,20 +373,37 @@ def _run_seeds(prepared: _Prepared, args: FineTuningArguments, model: nn.Module 
     return summary
 
 
+def _complete(prepared: _Prepared, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+    """What a finished run has measured; what it was not asked for then is measured now, with the model that it saved."""
+    folder = Path(args.output_dir)
+    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    missing = [stem for stem in _stems(prepared.task, args) if not (folder / f"{stem}_results.json").is_file()]
+    if not missing:
+        return results
+    model = _get_model(prepared, args, args.seed) if model is None else model
+    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    trainer.restore(folder)
+    results |= _measure(prepared, trainer, missing)
+    _end(prepared, trainer, results)
+    return results
+
+
 # ------- what a run leaves for people
 
 
 def _report(prepared: _Prepared, args: FineTuningArguments, trainer: TaskTrainer, measured: Mapping[str, float]):
-    """Curves and card of one run. Of a resumed run that had finished, results are those that it wrote then."""
+    """Curves and card of one run. Of a resumed run that had finished, the training's results are those that it wrote then."""
     folder, data, model = Path(args.output_dir), prepared.data, trainer.accelerator.unwrap_model(trainer.model)
     adapter = model.active_peft_config if hasattr(model, "peft_config") else None
     inner = model.get_base_model() if adapter else model
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8")) | dict(measured)
+    files = named_files(prepared.data_args.validation_file, what="--validation_file")
     write_task_card(
         folder,
         task=data.name,
         pipeline=data.pipeline,
         dataset=data.dataset,
+        evaluated_on=shown_files([path for paths in files.values() for path in paths]) or None,
         metrics=results,
         facts=_facts(prepared, args, trainer.state.global_step, results),
         model=type(inner).__name__,
@@ -317,12 +419,12 @@ def _report(prepared: _Prepared, args: FineTuningArguments, trainer: TaskTrainer
 
 def _facts(prepared: _Prepared, args: FineTuningArguments, steps: int | None, results: Mapping[str, Any]) -> dict[str, Any]:
     """Rows of the table of the training in a card."""
-    data_args, model_args = prepared.data_args, prepared.model_args
+    model_args = prepared.model_args
     precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
     facts = {
         "data": prepared.data.dataset,
         "examples": f"{prepared.data.num_train:,} to train on, {prepared.data.num_evaluation:,} to evaluate on",
-        "longest input": data_args.max_seq_length,
+        "longest input": longest_row(prepared.task.train),
         "steps": steps or (args.max_steps if args.max_steps > 0 else None),
         "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",

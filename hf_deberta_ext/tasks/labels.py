@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig
 
-__all__ = ["PROBLEM_TYPES", "Labels", "find_labels", "label_cells"]
+__all__ = ["PROBLEM_TYPES", "Labels", "check_logits", "find_labels", "label_cells"]
 
 logger = logging.get_logger(__name__)
 
 REGRESSION, SINGLE, MULTI = PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+
+# Texts that are numbers: as a number is written, so that "01" and "1_0" are names.
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+DECIMAL = re.compile(r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,10 @@ class Labels:
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
+        Raises:
+            ValueError: some are NaN or infinite.
         """
-        logits = np.asarray(logits)
+        logits = check_logits(logits)
         if self.problem_type == REGRESSION:
             return self.from_model(logits)
         return self.from_model(logits.argmax(-1) if self.problem_type == SINGLE else logits > 0)
@@ -215,6 +222,20 @@ class _LabelError(ValueError):
     pass
 
 
+def check_logits(logits: Any) -> np.ndarray:
+    """
+    Args:
+        logits: of n rows, [n, ...].
+    Raises:
+        ValueError: some are NaN or infinite; the first such row is named.
+    """
+    logits = np.asarray(logits)
+    if not (finite := np.isfinite(logits)).all():
+        row = int(finite.reshape(len(logits), -1).all(axis=1).argmin()) + 1
+        raise ValueError(f"row {row} has logits that are NaN or infinite, which are no answer: did training diverge?")
+    return logits
+
+
 def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], tuple[str, ...] | None]:
     """The cells of a label column, and the names of the labels where the data set has them (ClassLabel)."""
     feature = rows.features[column]
@@ -234,7 +255,7 @@ def find_labels(
     """What the labels of a user's own data are.
 
     Without `problem_type`, lists make it multi-label, fractions regression, and text or whole numbers classes. Classes are
-    sorted: numbers as numbers, texts as texts. Texts that all read as numbers (as in .csv) are numbers.
+    sorted: numbers as numbers, texts as texts. Texts that are all written as numbers are (as in .csv) are numbers.
 
     Args:
         columns: cells of label columns by where they are from; the first says which labels there are.
@@ -244,14 +265,17 @@ def find_labels(
     Returns:
         None where there is no label at all.
     Raises:
-        ValueError: labels of several kinds, or of another than `problem_type` or `names` say.
+        ValueError: labels of several kinds, of another than `problem_type` or `names` say, or of none; lists of a 0 or 1 for
+            each label.
     """
+    for what, column in columns.items():
+        _check_cells(column, what)
     columns = {what: [cell for cell in column if cell is not None and cell != ""] for what, column in columns.items()}
     columns = {what: column for what, column in columns.items() if column}
     if not columns:
         return None
     source, column = next(iter(columns.items()))
-    number = _reads_as([cell for some in columns.values() for cell in some])
+    number = _reads_as([cell for some in columns.values() for cell in some], regression=problem_type == REGRESSION)
     column = [number(cell) if isinstance(cell, str) else cell for cell in column]
     if names is None and all(cell == -1 for cell in column):
         # A test set's: there is no label.
@@ -289,14 +313,36 @@ def find_labels(
     return Labels(kind, tuple(map(str, values)), tuple(values), source=source, guessed=not trained)
 
 
-def _reads_as(columns: Sequence[Any]) -> type:
-    """int or float where all texts among `columns` read as such, else str."""
-    texts = [cell for cell in columns if isinstance(cell, str)]
-    for kind in (int, float):
-        try:
-            for text in texts:
-                kind(text)
-        except ValueError:
-            continue
-        return kind
-    return str
+def _check_cells(column: Sequence[Any], what: str):
+    """Raises:
+    ValueError: a cell is neither text nor a number nor a list of texts and whole numbers. A 0 or 1 for each label is
+        refused, too: they would be taken for the labels 0 and 1.
+    """
+    for row, cell in enumerate(column, start=1):
+        if isinstance(cell, dict) or (
+            isinstance(cell, list) and any(one is None or isinstance(one, (list, dict)) for one in cell)
+        ):
+            raise ValueError(f"row {row} of {what} has the label {cell!r}, expected text, a number, or a list of them")
+    lists = [cell for cell in column if isinstance(cell, list)]
+    wrong = next((cell for cell in lists if any(isinstance(one, float) for one in cell)), None)
+    lengths = {len(cell) for cell in lists}
+    if len(lengths) == 1 and max(lengths) > 1 and all(one in (0, 1, "0", "1") for cell in lists for one in cell):
+        wrong = lists[0]
+    if wrong is not None:
+        raise ValueError(
+            f"row {column.index(wrong) + 1} of {what} has the label {wrong!r}, a 0 or 1 for each label: write the labels "
+            'that apply, such as ["news", "sport"], and [] where none does'
+        )
+
+
+def _reads_as(cells: Sequence[Any], *, regression: bool) -> type:
+    """int or float where all texts among `cells` are numbers, else str.
+
+    Args:
+        regression (`bool`): they are meant as numbers. Otherwise one of them has to be a fraction.
+    """
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if all(WHOLE.fullmatch(text) for text in texts):
+        return int
+    numbers = all(DECIMAL.fullmatch(text) for text in texts)
+    return float if numbers and (regression or any("." in text for text in texts)) else str

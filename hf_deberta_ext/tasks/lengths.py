@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 from transformers.utils import logging
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = ["longest_input", "position_limit"]
+__all__ = ["longest_input", "longest_row", "position_limit"]
 
 logger = logging.get_logger(__name__)
 
 # The position of their first token is pad_token_id + 1.
 _SHIFTED = {
-    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
-    "xlm-roberta-xl", "xmod",
+    "camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
 
 
@@ -43,3 +44,18 @@ def longest_input(tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfi
     if wanted is not None:
         logger.warning(f"--max_seq_length {wanted} is more than the model takes: it becomes {limit}")
     return limit
+
+
+def longest_row(rows: "Dataset") -> int:
+    """Tokens of the longest `input_ids`, also where a row has several (choices); 0 without rows."""
+    import pyarrow
+    from pyarrow import compute
+
+    longest = 0
+    # Not as Python lists, of which large data makes too many.
+    for batch in rows.select_columns("input_ids").with_format("arrow").iter(1000):
+        ids = batch["input_ids"]
+        while pyarrow.types.is_nested(ids.type.value_type):
+            ids = compute.list_flatten(ids)
+        longest = max(longest, compute.max(compute.list_value_length(ids)).as_py() or 0)
+    return longest

@@ -161,10 +161,12 @@ def load_model(
     the weights that the checkpoint lacks, which are random. A folder with an adapter is read with the model that it is for.
 
     Raises:
-        ValueError: weights of its body are missing, which would be random without a word; the head is for another number
-            of labels; the weights are damaged or do not fit the configuration.
+        ValueError: there is no such class for its kind of model; weights of its body are missing, which would be random
+            without a word; the head is for another number of labels; the weights are damaged or do not fit the
+            configuration.
         OSError: it is not there.
     """
+    _check_class(config, auto_class)
     dtype = getattr(torch, model_args.dtype)
     common = dict(dtype=dtype, trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
@@ -202,6 +204,16 @@ def load_model(
     return model, new_weights
 
 
+def _check_class(config: PretrainedConfig, auto_class: Any):
+    """Raises:
+    ValueError: transformers has no model of this kind for the configuration, and its repository brings none along.
+    """
+    if type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
+        return
+    instead = "give --model_type deberta-ext" if config.model_type in DEBERTA else "take a model of another kind"
+    raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {instead}")
+
+
 def _adapter(source: str) -> dict[str, Any] | None:
     """The configuration of the adapter (LoRA) in a local folder, or None."""
     file = Path(source, "adapter_config.json")
@@ -218,8 +230,8 @@ def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, 
             raise ValueError(f"{shapes}: its configuration and its weights are not of one model; look at --config_overrides")
         if not new_head:
             raise ValueError(
-                f"{shapes}: its head is for {stored[0]} labels, the task has {model.config.num_labels}; give "
-                "--ignore_mismatched_sizes for a new head, or a checkpoint without one"
+                f"{shapes}: its head has {stored[0]} outputs, the task needs {built[0]}; give --ignore_mismatched_sizes "
+                "for a new head, or a checkpoint without one"
             )
     missing = {*info["missing_keys"]}
     if lost := sorted(name for name in missing if name.startswith(body) and "pooler" not in name):

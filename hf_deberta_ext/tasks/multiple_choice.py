@@ -6,9 +6,11 @@ too long. A batch has as many choices as its longest row: the others repeat thei
 answer counts.
 """
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +19,58 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
 
-from .choice_rows import codah_rows, context_rows, copa_rows, swag_rows
+from ..runs.flags import option
+from .arguments import DataArguments
+from .choice_rows import codah_rows, column_rows, context_rows, copa_rows, swag_rows
 from .lengths import longest_input
 from .metrics import grouped_accuracy
 from .race import LETTERS, race_level, race_rows, read_raw_race
-from .tables import first, read_files, read_hub, shown_files
+from .tables import check_columns, first, read_files, read_hub, shown_files
 from .task import EncodedTask, EvaluationSet
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from .arguments import DataArguments, ModelArguments
+    from .arguments import ModelArguments
 
-__all__ = ["MultipleChoiceCollator", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
+__all__ = [
+    "MultipleChoiceArguments",
+    "MultipleChoiceCollator",
+    "MultipleChoiceData",
+    "choice_loss",
+    "masked_answers",
+    "read_multiple_choice",
+]
 
 SPLITS = {"train": ["train"], "validation": ["validation", "dev"], "test": ["test"]}
 FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 ABSENT = -100
+
+
+@dataclass
+class MultipleChoiceArguments(DataArguments):
+    """Flags of multiple choice. Without them the columns are those of a known data set."""
+
+    context_column: str | None = option(None, "the column of the text that your own questions are about; it is cut if long")
+    question_column: str | None = option(None, "the column of the question, which stands before each choice")
+    choice_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "the column with the list of choices (of csv: a JSON list), or one column for each choice"},
+    )
+    label_column: str | None = option(None, "the column of the right choice: its number from 0, or its letter")
+
+    def __post_init__(self):
+        super().__post_init__()
+        texts = [name for name in ("context_column", "question_column") if getattr(self, name)]
+        if texts and not self.choice_columns:
+            flags = " and ".join(f"--{name}" for name in texts)
+            raise ValueError(f"{flags} {'need' if len(texts) > 1 else 'needs'} --choice_columns")
+        if self.choice_columns and not texts:
+            raise ValueError("--choice_columns needs --context_column or --question_column, or both")
+        named = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
+        if twice := next((column for column in named if named.count(column) > 1), None):
+            raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
 
 
 # ------- a batch, and what is not there in it
@@ -124,7 +160,7 @@ class MultipleChoiceData:
 
     def __init__(
         self,
-        arguments: "DataArguments",
+        arguments: DataArguments,
         questions: Mapping[str, Sequence[Mapping[str, Any]]],
         *,
         name: str,
@@ -141,7 +177,11 @@ class MultipleChoiceData:
         self.loss = choice_loss if len(counts) > 1 else None
 
     def config_fields(self) -> dict[str, Any]:
-        return {}
+        # The head scores one choice at a time and has no labels: fields are transformers' own, not those of another task
+        # that the checkpoint has learned.
+        names = ["LABEL_0", "LABEL_1"]
+        label2id = {name: number for number, name in enumerate(names)}
+        return dict(num_labels=2, id2label=dict(enumerate(names)), label2id=label2id, problem_type=None)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """
@@ -284,17 +324,22 @@ FORMS = (
 )
 
 
-def read_multiple_choice(
-    arguments: "DataArguments", model_arguments: "ModelArguments | None" = None
-) -> "MultipleChoiceData":
+def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArguments | None" = None) -> "MultipleChoiceData":
     """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
 
     Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
     RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's, or the configuration.
+    Data with other columns is read by --choice_columns and its like.
+
+    Args:
+        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
 
     Raises:
         ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
     """
+    if not isinstance(arguments, MultipleChoiceArguments):
+        names = [one.name for one in dataclasses.fields(MultipleChoiceArguments)]
+        arguments = MultipleChoiceArguments(**{one: getattr(arguments, one) for one in names if hasattr(arguments, one)})
     name = arguments.task_name
     if name is not None and name not in HUB:
         raise ValueError(f"--task_name {name} is not known; there are {', '.join(HUB)}")
@@ -305,8 +350,8 @@ def read_multiple_choice(
     questions: dict[str, list[dict[str, Any]]] = {}
     if any(files.values()):
         for split in (split for split in SPLITS if files[split]):
-            read = [question for file in files[split] for question in _from_file(Path(file), FLAGS[split])]
-            questions[split] = read[: limits[split]]
+            read = [_from_file(Path(file), FLAGS[split], arguments, labelled=split != "test") for file in files[split]]
+            questions[split] = [question for part in read for question in part][: limits[split]]
         source = shown_files(dict.fromkeys(file for split in SPLITS for file in files[split]))
     else:
         source, config = HUB.get(name, (None, None))
@@ -314,8 +359,8 @@ def read_multiple_choice(
         if source is None:
             raise ValueError("there is no data: give --task_name, --dataset_name, or --train_file and the like")
         for split, rows in read_hub(source, config, SPLITS, arguments).items():
-            what = f"the {split} split of {source}"
-            questions[split] = _from_rows(first(rows, limits[split]), what, race_level(config))
+            what, rows = f"the {split} split of {source}", first(rows, limits[split])
+            questions[split] = _from_rows(rows, what, race_level(config), arguments, labelled=split != "test")
     letters = (
         any(question["group"] in ("middle", "high") for split in questions.values() for question in split) or name == "race"
     )
@@ -324,24 +369,40 @@ def read_multiple_choice(
     )
 
 
-def _from_file(file: Path, flag: str) -> list[dict[str, Any]]:
-    what, level = f"{flag} {file.name}", race_level(str(file))
-    if file.is_dir():
-        return race_rows(read_raw_race(file, what=flag), what=what, level=level)
-    return _from_rows(read_files([file], what=flag), what, level)
+def _from_file(file: Path, flag: str, arguments: MultipleChoiceArguments, *, labelled: bool) -> list[dict[str, Any]]:
+    rows = read_raw_race(file, what=flag) if file.is_dir() else read_files([file], what=flag)
+    return _from_rows(rows, f"{flag} {file.name}", race_level(str(file)), arguments, labelled=labelled)
 
 
-def _from_rows(rows: "Dataset", what: str, level: str | None) -> list[dict[str, Any]]:
-    """By the columns that there are: a file under --task_name swag may have C3's, which does no harm."""
-    columns = {*rows.column_names}
+def _from_rows(
+    rows: "Dataset", what: str, level: str | None, arguments: MultipleChoiceArguments, *, labelled: bool
+) -> list[dict[str, Any]]:
+    """By the columns that are named, or that there are: a file under --task_name swag may have C3's, which does no harm.
+
+    Args:
+        labelled (`bool`): a label column that is named must be there.
+    """
+    columns, label = {*rows.column_names}, {}
+    if arguments.label_column is not None:
+        label = dict(label_column=arguments.label_column)
+        if labelled:
+            check_columns(rows, [arguments.label_column], what=what, flag="--label_column")
+    if arguments.choice_columns:
+        return column_rows(
+            rows, what=what, choices=arguments.choice_columns, context=arguments.context_column,
+            question=arguments.question_column, **label,
+        )  # fmt: skip
     if {"article", "options"} & columns:
-        return race_rows(rows, what=what, level=level)
+        return race_rows(rows, what=what, level=level, **label)
     if {"sent1", "sent2"} & columns:
-        return swag_rows(rows, what=what)
+        return swag_rows(rows, what=what, **label)
     if "candidate_answers" in columns:
-        return codah_rows(rows, what=what)
+        return codah_rows(rows, what=what, **label)
     if {"premise", "choice1"} <= columns:
-        return copa_rows(rows, what=what)
+        return copa_rows(rows, what=what, **label)
     if "context" in columns:
-        return context_rows(rows, what=what)
-    raise ValueError(f"{what} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}")
+        return context_rows(rows, what=what, **label)
+    raise ValueError(
+        f"{what} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
+        "--choice_columns, --context_column and --question_column"
+    )

@@ -96,7 +96,7 @@ def _raw_questions(file: Path, what: str) -> list[dict[str, Any]]:
     ]
 
 
-def race_rows(rows: "Dataset", *, what: str, level: str | None = None) -> list[dict[str, Any]]:
+def race_rows(rows: "Dataset", *, what: str, level: str | None = None, label_column: str = "answer") -> list[dict[str, Any]]:
     """Questions in the form that `choice_rows` describes; choices are filled into the blanks of their question.
 
     An article's questions have one example_id: the id of a question is that and its number, "high63.txt-0".
@@ -105,6 +105,7 @@ def race_rows(rows: "Dataset", *, what: str, level: str | None = None) -> list[d
         rows: columns article, question, options, and where there are answers answer ("A", ...); example_id is not needed.
         what (`str`): where they are from ("--train_file high.jsonl").
         level (`str`, *optional*): "middle" or "high" for rows whose example_id says neither.
+        label_column (`str`): the one of the answers.
     Raises:
         ValueError: a column is missing, a cell is None, empty or of another type, or an answer is none of the options.
     """
@@ -125,7 +126,7 @@ def race_rows(rows: "Dataset", *, what: str, level: str | None = None) -> list[d
                 id=f"{name}-{seen[name]}",
                 context=row["article"],
                 choices=[fill_blank(row["question"], option) for option in options],
-                label=_answer(row.get("answer"), len(options), where),
+                label=_answer(row.get(label_column), len(options), where),
                 group=race_level(name) or level,
             )
         )

@@ -106,10 +106,6 @@ PUBLISHED = {
         (6, 100, 2e-5, 32, 0.2), (6, 100, 8e-6, 32, 0.2), (6, 100, 7e-6, 48, 0.2), (6, 100, 4e-6, 48, 0.2),
         (6, 100, 3e-6, 48, 0.2), None,
     ]),
-    "alphanli": (70, V1_AND_V2, [
-        (6, 1000, 2e-5, 64, 0.2), (6, 1000, 8e-6, 64, 0.2), (6, 1000, 7e-6, 64, 0.2), (6, 1000, 4e-6, 128, 0.2),
-        (6, 500, 8e-6, 256, 0.1), (10, 1000, 7e-6, 256, 0.1),
-    ]),
     "ner": (512, NONE, [
         (15, 0.1, 2e-5, 16, 0.0), (15, 0.1, 1e-5, 16, 0.0), (15, 0.1, 7e-6, 16, 0.0), (15, 0.1, 4e-6, 16, 0.0),
         (15, 0.1, 2.5e-6, 16, 0.0), (10, 10, 9e-6, 16, 0.0),
@@ -282,20 +278,27 @@ def recipe_hint(name: str, task: str | None, model: str) -> str | None:
     if find_recipe(name, task).from_mnli and "mnli" not in model.lower():
         return (
             f"the recipe {name} for {task} was published for a model that was fine-tuned on MNLI first; "
-            f"{model} does not seem to be one (--ignore_mismatched_sizes gives such a model a new head)"
+            f"{model} does not seem to be one (such a model gets a new head)"
         )
     return None
 
 
-def divergence_warnings(config: PretrainedConfig, args: TrainingArguments, model: str = "") -> list[str]:
-    """Sentences about settings that are known not to converge.
+def divergence_warnings(
+    config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
+) -> list[str]:
+    """Sentences about settings that are known not to converge, or not to learn.
 
     Args:
         model (`str`): name of the model, which says mDeBERTa where its vocabulary does not.
+        lora (`bool`): low-rank adapters are trained, not the model.
     """
     warnings = []
     layers = getattr(config, "num_hidden_layers", None)
-    if layers is not None and layers >= 24 and args.learning_rate > 3e-5:
+    if lora and args.learning_rate <= 5e-5:
+        warnings.append(
+            f"--learning_rate {args.learning_rate:g} with --lora is one for whole models: adapters take 6e-5 to 5e-4"
+        )
+    if not lora and layers is not None and layers >= 24 and args.learning_rate > 3e-5:
         warnings.append(
             f"--learning_rate {args.learning_rate:g} on {layers} layers often does not converge: published runs take "
             "3e-6 to 1e-5"

@@ -12,7 +12,7 @@ __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", 
 
 
 def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
-    """What the run reads is not in the folder that --overwrite_output_dir moves away.
+    """Neither what the run reads nor the working directory is in the folder that --overwrite_output_dir moves away.
 
     Raises:
         ValueError: it is.
@@ -22,6 +22,10 @@ def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: 
     if args.resume_from_checkpoint is not None:
         raise ValueError("--resume_from_checkpoint and --overwrite_output_dir are both given: which?")
     folder = Path(args.output_dir).resolve()
+    if Path.cwd().is_relative_to(folder):
+        raise ValueError(
+            f"--overwrite_output_dir would move the working directory {Path.cwd()} aside: choose another --output_dir"
+        )
     names = (model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name)
     for source in (*names, *data_args.train_file, *data_args.validation_file, *data_args.test_file):
         # A file may be given as NAME=FILE.

@@ -49,7 +49,8 @@ def read_conll(file: Path, *, what: str) -> Sentences:
     comments of CoNLL-U, "# name = value". Lines of one column alone are words without tags.
 
     Raises:
-        ValueError: it is not there, not UTF-8, without a word, or some lines have a tag and others none.
+        ValueError: it is not there, not UTF-8, without a word, or some lines have a tag and others none; its first column
+            numbers the words, as that of CoNLL-U.
     """
     if not file.is_file():
         raise ValueError(f"{what}: there is no file {file}")
@@ -82,7 +83,18 @@ def read_conll(file: Path, *, what: str) -> Sentences:
     sentences = [number for number, sentence in enumerate(words) if sentence]
     if not sentences:
         raise ValueError(f"{what}: {file} has no words")
+    if _are_numbers_of_words(max(words, key=len)):
+        raise ValueError(
+            f"{what}: {file} numbers its words (1, 2, ..., as CoNLL-U does), but the first column must be the word and the "
+            f"last its tag: give a file such as that of grep -vE '^(#|[0-9]+[-.])' {file.name} | cut -f2,4"
+        )
     return Sentences([words[n] for n in sentences], [tags[n] for n in sentences] if tagged else None)
+
+
+def _are_numbers_of_words(first_column: Sequence[str]) -> bool:
+    """1, 2, 3, ...; between them CoNLL-U may have 2-3 (a contraction) and 3.1 (a word left out), others a comment's #."""
+    numbers = [cell for cell in first_column if not re.fullmatch(r"#|[0-9]+[-.][0-9]+", cell)]
+    return len(numbers) > 1 and numbers == [str(number) for number in range(1, len(numbers) + 1)]
 
 
 def _from_rows(rows: "Dataset", arguments: "TokenClassificationArguments", *, what: str, labelled: bool) -> Sentences:

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ import numpy as np
 
 from .arguments import ModelArguments
 from .glue import KnownTask
+from .labels import check_logits
 from .metrics import TASK_METRICS, compute
-from .multiple_choice import read_multiple_choice
+from .multiple_choice import masked_answers, read_multiple_choice
 from .question_answering_metrics import record
-from .tables import cells, check_cells, check_columns
+from .tables import as_numbers, cells, check_cells, check_columns
 from .task import EncodedTask, TaskData
 from .text_classification import Part, TextClassificationArguments, TextClassificationData
 
@@ -79,6 +81,10 @@ def read_superglue(data_args: TextClassificationArguments, model_args: ModelArgu
         ValueError: what `SuperGlueData` and `read_multiple_choice` find wrong.
     """
     if data_args.task_name == "copa":
+        _check_flags(data_args)
+        given = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
+        if given:
+            raise ValueError(f"the labels of copa are known: leave {' and '.join(given)} out")
         return _CopaData(read_multiple_choice(data_args, model_args))
     return SuperGlueData(data_args, model_args)
 
@@ -94,17 +100,25 @@ class SuperGlueData(TextClassificationData):
         name = self.data_args.task_name
         if name not in SUPERGLUE:
             raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
-        if self.data_args.text_columns:
-            raise ValueError(f"the columns of {name} are known: leave --text_columns out")
+        _check_flags(self.data_args)
         return SUPERGLUE[name]
 
-    def flat(self, rows: "Dataset") -> "Dataset":
+    def flat(self, rows: "Dataset", what: str) -> "Dataset":
         """Of the authors' files, which hold a paragraph a row."""
         from datasets import Dataset
 
-        flatten = {"multirc": _flat_multirc, "record": _flat_record, "wsc": _flat_wsc}.get(self.name)
-        nested = {"multirc": "passage", "record": "qas", "wsc": "target"}.get(self.name)
-        return Dataset.from_list(flatten(rows)) if flatten and nested in rows.column_names else rows
+        column, kind, flatten = NESTED.get(self.name, (None, None, None))
+        if column not in rows.column_names or not any(isinstance(cell, kind) for cell in cells(rows, column)):
+            return rows
+        flat = []
+        for number, row in enumerate(rows, start=1):
+            try:
+                flat += flatten(row)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"row {number} of {what} is not as the authors of {self.name} write theirs: {error!r}"
+                ) from error
+        return Dataset.from_list(flat)
 
     def examples(self, rows: "Dataset", what: str) -> "Dataset":
         make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
@@ -143,11 +157,20 @@ class SuperGlueData(TextClassificationData):
         """By query, the entity whose logit of "True" stands out most from that of "False"."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
+        logits = check_logits(logits)
         margins = (logits[:, true] - logits[:, false]).tolist()
         for query, entity, margin in zip(_numbers(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
             if query not in best or margin > best[query][0]:
                 best[query] = (margin, entity)
         return {query: entity for query, (_, entity) in best.items()}
+
+
+def _check_flags(data_args: TextClassificationArguments):
+    """Raises:
+    ValueError: --text_columns, which no task here has.
+    """
+    if data_args.text_columns:
+        raise ValueError(f"the columns of {data_args.task_name} are known: leave --text_columns out")
 
 
 class _CopaData:
@@ -161,14 +184,17 @@ class _CopaData:
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         task = self.data.encode(tokenizer, config)
+        write = partial(_write_copa, [question["id"] for question in self.data.questions.get("test", ())])
         return dataclasses.replace(
-            task, test={name: dataclasses.replace(one, write=_write_copa) for name, one in task.test.items()}
+            task, test={name: dataclasses.replace(one, write=write) for name, one in task.test.items()}
         )
 
 
-def _write_copa(logits: Any, folder: Path, stem: str) -> list[Path]:
-    answers = np.asarray(logits)[:, :2].argmax(-1).tolist()
-    return [_write_jsonl(folder / "COPA.jsonl", [dict(idx=idx, label=label) for idx, label in enumerate(answers)])]
+def _write_copa(ids: Sequence[str], logits: Any, folder: Path, stem: str) -> list[Path]:
+    answers = masked_answers(logits, [2] * len(ids)).tolist()
+    numbers = [int(idx) if idx.isdecimal() else idx for idx in ids]
+    lines = [dict(idx=idx, label=label) for idx, label in zip(numbers, answers, strict=True)]
+    return [_write_jsonl(folder / "COPA.jsonl", lines)]
 
 
 # ------- texts of the tasks, from the Hub's rows
@@ -254,6 +280,9 @@ def _wic(rows: "Dataset", what: str) -> "Dataset":
 def _wsc(rows: "Dataset", what: str) -> "Dataset":
     _check_texts(rows, ["text", "span1_text", "span2_text"], what)
     check_columns(rows, ["span1_index", "span2_index"], what=what)
+    for column in ("span1_index", "span2_index"):
+        rows = as_numbers(rows, column)
+        check_cells(rows, column, int, what=what)
     marked = []
     for number, row in enumerate(rows, start=1):
         spans = [(row[f"span{n}_index"], row[f"span{n}_text"], mark) for n, mark in ((1, "#"), (2, "*"))]
@@ -285,47 +314,53 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, where: str =
 
 
 def _plain(word: str) -> str:
-    """For comparison: spans are written without the punctuation of the text, and in another case."""
-    return re.sub(r"^\W+|\W+$", "", word).lower() or word
+    """For comparison: spans are written without the punctuation and the 's of the text, and in another case."""
+    return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
 # ------- the authors' files, which nest
 
 
-def _flat_multirc(rows: "Dataset") -> list[dict[str, Any]]:
+def _flat_multirc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     flat = []
-    for row in rows:
-        for question in row["passage"]["questions"]:
-            for answer in question["answers"]:
-                idx = dict(paragraph=row["idx"], question=question["idx"], answer=answer["idx"])
-                texts = dict(paragraph=row["passage"]["text"], question=question["question"], answer=answer["text"])
-                flat.append(dict(texts, idx=idx, label=answer.get("label")))
+    for question in row["passage"]["questions"]:
+        for answer in question["answers"]:
+            idx = dict(paragraph=row["idx"], question=question["idx"], answer=answer["idx"])
+            texts = dict(paragraph=row["passage"]["text"], question=question["question"], answer=answer["text"])
+            flat.append(dict(texts, idx=idx, label=answer.get("label")))
     return flat
 
 
-def _flat_record(rows: "Dataset") -> list[dict[str, Any]]:
+def _flat_record(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    text = row["passage"]["text"]
+    # Their ends are inclusive.
+    entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
     flat = []
-    for row in rows:
-        text = row["passage"]["text"]
-        # Their ends are inclusive.
-        entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
-        for query in row["qas"]:
-            answers = [answer["text"] for answer in query.get("answers") or []]
-            idx = dict(passage=row["idx"], query=query["idx"])
-            flat.append(dict(passage=text, query=query["query"], entities=entities, answers=answers, idx=idx))
+    for query in row["qas"]:
+        answers = [answer["text"] for answer in query.get("answers") or []]
+        idx = dict(passage=row["idx"], query=query["idx"])
+        flat.append(dict(passage=text, query=query["query"], entities=entities, answers=answers, idx=idx))
     return flat
 
 
-def _flat_wsc(rows: "Dataset") -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "target"} | row["target"] for row in rows]
+def _flat_wsc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "target"} | row["target"]]
+
+
+# task: (the column that nests, what its cells are then, a row -> rows of the Hub's columns)
+NESTED = {
+    "multirc": ("passage", dict, _flat_multirc),
+    "record": ("qas", list, _flat_record),
+    "wsc": ("target", dict, _flat_wsc),
+}
 
 
 # ------- answers
 
 
 def _numbers(rows: "Dataset", column: str) -> list[int]:
-    """A column of numbers, or where it is not there 0, 1, ..."""
-    return cells(rows, column) if column in rows.column_names else list(range(len(rows)))
+    """A column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
+    return cells(as_numbers(rows, column), column) if column in rows.column_names else list(range(len(rows)))
 
 
 def _nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ class TextClassificationData:
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
         self.dataset, tables = self._read()
-        tables = {key: (self.flat(rows), what) for key, (rows, what) in tables.items()}
+        tables = {key: (self.flat(rows, what), what) for key, (rows, what) in tables.items()}
 
         # 1. Labels, which the whole of the data has to say
         self.labels = self._labels(tables)
@@ -170,8 +170,12 @@ class TextClassificationData:
             )
         return GLUE.get(name)
 
-    def flat(self, rows: "Dataset") -> "Dataset":
-        """Rows of one example each, for data whose files nest them."""
+    def flat(self, rows: "Dataset", what: str) -> "Dataset":
+        """Rows of one example each, for data whose files nest them.
+
+        Raises:
+            ValueError: a row nests otherwise.
+        """
         return rows
 
     def examples(self, rows: "Dataset", what: str) -> "Dataset":

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from ..sift import SiftArguments, SiftTrainer
@@ -15,6 +17,7 @@ from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
 
+STATE_FILE = "trainer_state.json"
 # What Trainer would do with predictions that this one does itself, or cannot hold.
 NEEDED = {
     "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
@@ -90,6 +93,22 @@ class TaskTrainer(SiftTrainer, _TaskLossTrainer):
         self.model_accepts_loss_kwargs = False
         self.predictions: dict[str, Any] = {}
         self._measured: EvaluationSet | None = None
+
+    def is_last(self, checkpoint: str | os.PathLike) -> bool:
+        """Whether the training ends at this checkpoint: Trainer would take one step more from it within an epoch."""
+        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
+        if self.args.max_steps > 0:
+            return state.global_step >= self.args.max_steps
+        return (state.epoch or 0) >= self.args.num_train_epochs
+
+    def restore(self, folder: str | os.PathLike):
+        """Model and state of a finished run, from its folder, or from its last checkpoint; of this the best model, with
+        --load_best_model_at_end."""
+        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
+        best = self.state.best_model_checkpoint
+        checkpoint = Path(folder).name.startswith("checkpoint-")
+        take_best = checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
+        self._load_from_checkpoint(best if take_best else str(folder))
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
         """Raises:
