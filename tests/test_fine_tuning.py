@@ -120,6 +120,17 @@ def test_errors_before_the_training_are_one_line(folder_of, tmp_path, capsys):
         assert "error: --do_train has no data" in said or said.endswith("error: this task needs a package\n")
 
 
+def test_a_missing_package_of_an_optimizer_is_one_line(folder_of, tmp_path, capsys, monkeypatch):
+    def missing(*_):
+        raise ImportError("You need to install it")
+
+    monkeypatch.setattr(TaskTrainer, "create_optimizer", missing)
+    with pytest.raises(SystemExit):
+        main(folder_of("bert"), tmp_path / "run", "--do_train")
+    said = capsys.readouterr().err
+    assert said.endswith("error: You need to install it\n") and "Traceback" not in said
+
+
 def test_errors_of_the_training_show_their_place_and_last_the_line(folder_of, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(folder_of("bert"), tmp_path / "run", "--do_train", learning_rate=1e30, max_steps=20, max_grad_norm=0)
@@ -306,10 +317,10 @@ def test_a_finished_run_that_is_resumed_keeps_its_results(ends, folder_of, tmp_p
 
 @pytest.mark.parametrize("best", [[], ["--load_best_model_at_end"]], ids=["last", "best"])
 def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(best, folder_of, tmp_path):
-    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="loss", learning_rate=0.5)
+    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="loss")
     run(folder_of("ours"), tmp_path / "run", "--do_train", *best, **SAVING, **given)
     state = read(tmp_path / "run", "trainer_state.json")
-    # The best is not the last.
+    # Which is not the last.
     assert state["best_model_checkpoint"].endswith("checkpoint-2")
     given["resume_from_checkpoint"] = tmp_path / "run" / "checkpoint-4"
     results = run(folder_of("ours"), tmp_path / "other", "--do_train", *best, **SAVING, **given)

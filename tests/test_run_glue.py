@@ -109,6 +109,7 @@ def test_a_task_is_learned_and_its_test_file_is_what_the_server_takes(finished):
 def test_the_code_of_the_card_runs(finished, monkeypatch):
     folder, _ = finished
     card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "Measured on dev.jsonl." in card
     code = card.partition("```python\n")[2].partition("```")[0].replace("A text.", "the film was great")
     monkeypatch.chdir(folder.parent)
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -94,9 +94,9 @@ def main(
         data_args, model_args, args, given = parse(argv, data_arguments, description=description)
         begun = _begin(read, data_args, model_args, args, given)
         return _work(begun)
-    # The last of these: an --optim or --attn_implementation whose package is not installed.
+    # ImportError: an --optim or --attn_implementation whose package is not installed.
     except (ValueError, OSError, ImportError) as error:
-        if begun is not None:
+        if begun is not None and not isinstance(error, ImportError):
             traceback.print_exc()
         rank = int(os.environ.get("RANK", 0))
         place = f" (process {rank})" if rank else ""
@@ -392,7 +392,7 @@ def _complete(prepared: _Prepared, args: FineTuningArguments, model: nn.Module |
 
 
 def _report(prepared: _Prepared, args: FineTuningArguments, trainer: TaskTrainer, measured: Mapping[str, float]):
-    """Curves and card of one run. Of a resumed run that had finished, the training's results are those that it wrote then."""
+    """Curves and card of one run. Of a resumed run that had finished, the training's results are those written then."""
     folder, data, model = Path(args.output_dir), prepared.data, trainer.accelerator.unwrap_model(trainer.model)
     adapter = model.active_peft_config if hasattr(model, "peft_config") else None
     inner = model.get_base_model() if adapter else model
