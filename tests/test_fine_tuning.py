@@ -187,6 +187,14 @@ def stop_after(monkeypatch):
     return steps.append
 
 
+def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, stop_after, tmp_path, capsys):
+    stop_after(2)
+    with pytest.raises(SystemExit) as ended:
+        main(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=3)
+    said = capsys.readouterr().err
+    assert ended.value.code == 130 and said.endswith("go on with --resume_from_checkpoint last if there is a checkpoint\n")
+
+
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, stop_after, tmp_path):
     """To the last bit, with dropout, adversarial noise and accumulated micro-batches."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)

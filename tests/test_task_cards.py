@@ -121,7 +121,8 @@ def test_adapters_name_the_model_that_they_are_for(tmp_path):
     card = card_of(tmp_path, adapter_base="org/some-model", trained=1_000_000)
     code = card.text.partition("```python\n")[2].partition("```")[0]
     compile(code, "card", "exec")
-    assert 'from_pretrained("org/some-model", config=config' in code and "PeftModel.from_pretrained" in code
+    assert 'base = "org/some-model"  # the path or Hub id' in code and "from_pretrained(base, config=config" in code
+    assert "PeftModel.from_pretrained" in code
     assert card.data.library_name == "peft" and "lora" in card.data.tags
     assert "1.00 million of them were trained" in card.text
 

@@ -162,7 +162,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     run(folder, tmp_path / "further", "--do_train", *labels, max_steps=1)
     further = load_file(tmp_path / "further" / "adapter_model.safetensors")
     assert further.keys() == saved.keys() and not equal(further, saved)
-    assert f'from_pretrained("{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
+    assert f'base = "{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
 
 
 def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
@@ -271,9 +271,20 @@ def test_damaged_weights_are_refused(folder_of, tmp_path):
         run(broken, tmp_path / "run", "--do_train")
 
 
+def test_places_that_are_no_folder_of_a_model_are_told(tmp_path):
+    """transformers takes them for Hub ids, and says which letters those may have."""
+    (tmp_path / "file.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    for source in ("../nowhere", "~/nowhere", str(tmp_path / "nowhere"), "a/b/c", str(tmp_path / "file.json")):
+        with pytest.raises(ValueError, match=f"--model_name_or_path {source}: there is no such folder"):
+            run(source, tmp_path / "run", "--do_train")
+    with pytest.raises(ValueError, match=r"empty is no folder of a model: it has no config\.json"):
+        run(tmp_path / "empty", tmp_path / "run", "--do_train")
+
+
 def test_models_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
-        run(tmp_path / "nowhere", tmp_path / "run", "--do_train")
+    with pytest.raises(OSError, match="someone/nowhere cannot be read"):
+        run("someone/nowhere", tmp_path / "run", "--do_train")
     with pytest.raises(ValueError, match="--model_name_or_path is missing"):
         data_args, model_args, args, given = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
         model_args.model_name_or_path = None

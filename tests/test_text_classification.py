@@ -14,6 +14,7 @@ pytest.importorskip("datasets")
 from datasets import ClassLabel, Dataset
 
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks import text_classification
 from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -348,3 +349,17 @@ def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
     bare = SimpleNamespace(pad_token_id=None)
     with pytest.raises(ValueError, match="has no padding token"):
         data(train=GOOD).encode(bare, BertConfig(**TINY))
+
+
+def test_empty_texts_are_counted(data, monkeypatch):
+    """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""
+    said = []
+    monkeypatch.setattr(text_classification.logger, "warning", said.append)
+    rows = [
+        dict(sentence="a", label=0),
+        dict(sentence=" ", label=1),
+        dict(sentence="", label=0),
+        dict(sentence="b", label=1),
+    ]
+    data(train=rows)
+    assert said == ["--train_file: 2 cells of 'sentence' are empty (the first in row 2)"]

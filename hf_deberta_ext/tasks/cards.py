@@ -32,8 +32,9 @@ ADAPTER = """from peft import PeftModel
 from transformers import AutoConfig, {auto}, AutoTokenizer
 
 folder = "{folder}"  # the path of this folder, or its Hub id
+base = "{base}"  # the path or Hub id of the model that was fine-tuned
 config = AutoConfig.from_pretrained(folder{trust})
-model = {auto}.from_pretrained("{base}", config=config, ignore_mismatched_sizes=True{trust})
+model = {auto}.from_pretrained(base, config=config, ignore_mismatched_sizes=True{trust})
 model = PeftModel.from_pretrained(model, folder)
 tokenizer = AutoTokenizer.from_pretrained(folder{trust})"""
 # What Trainer measures beside the metrics of the task.

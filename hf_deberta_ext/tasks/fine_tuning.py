@@ -94,6 +94,10 @@ def main(
         data_args, model_args, args, given = parse(argv, data_arguments, description=description)
         begun = _begin(read, data_args, model_args, args, given)
         return _work(begun)
+    except KeyboardInterrupt:
+        again = "; go on with --resume_from_checkpoint last if there is a checkpoint" if begun is not None else ""
+        print(f"\n{Path(sys.argv[0]).name}: stopped{again}", file=sys.stderr)
+        sys.exit(130)
     # ImportError: an --optim or --attn_implementation whose package is not installed.
     except (ValueError, OSError, ImportError) as error:
         if begun is not None and not isinstance(error, ImportError):

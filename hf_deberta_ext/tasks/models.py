@@ -68,6 +68,7 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         OSError: it is not there.
     """
     source = model_args.config_name or model_args.model_name_or_path
+    _check_folder(source, "--config_name" if model_args.config_name else "--model_name_or_path")
     fields = overrides(model_args.config_overrides)
     more = hub_arguments(model_args, data_args) | fields
     try:
@@ -86,6 +87,20 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         known = ", ".join(sorted(name for name in config.to_dict() if not name.startswith("_")))
         raise ValueError(f"--config_overrides: {unknown[0]!r} is no field of {type(config).__name__}, which has {known}")
     return config
+
+
+def _check_folder(source: str, flag: str):
+    """What looks like a place on this machine is a folder with a configuration; transformers would take it for a Hub id.
+
+    Raises:
+        ValueError: it is not.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{flag} {source} is no folder of a model: it has no config.json")
+    elif folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ValueError(f"{flag} {source}: there is no such folder")
 
 
 def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):

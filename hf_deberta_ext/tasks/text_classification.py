@@ -187,6 +187,12 @@ class TextClassificationData:
         check_columns(rows, self.text_columns, what=what, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, what=what)
+            # No error: QQP has such questions.
+            empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
+            if empty:
+                logger.warning(
+                    f"{what}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
+                )
         return rows
 
     def count(self, rows: "Dataset") -> int:

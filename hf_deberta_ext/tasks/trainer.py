@@ -171,6 +171,8 @@ class TaskTrainer(SiftTrainer, _TaskLossTrainer):
             metrics = measured.metrics(output.predictions, output.label_ids)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         output.metrics[f"{metric_key_prefix}_samples"] = measured.examples
+        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
+        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
     def _issue_warnings_after_load(self, load_result: Any):
