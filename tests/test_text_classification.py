@@ -362,4 +362,4 @@ def test_empty_texts_are_counted(data, monkeypatch):
         dict(sentence="b", label=1),
     ]
     data(train=rows)
-    assert said == ["--train_file: 2 cells of 'sentence' are empty (the first in row 2)"]
+    assert said == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]
