@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training step with SiFT costs beside one without, on random weights: medians of interleaved repeats.
 
-Ratios for a model of v3-xsmall's shape and a stock BERT of that size, four minutes on two CPU cores:
+Ratios for a model of v3-xsmall's shape and a stock BERT of that size, five minutes on two CPU cores:
 
     python examples/benchmark_sift.py --threads 2
 
