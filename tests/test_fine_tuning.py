@@ -222,6 +222,9 @@ def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folde
         (tmp_path / other / other).write_text("x", encoding="utf-8")
         with pytest.raises(ValueError, match=r"is not empty: .*choose another --output_dir"):
             run(folder_of("ours"), tmp_path / other, "--do_eval")
+    with pytest.raises(ValueError) as refused:
+        run(folder, folder, "--do_predict")
+    assert "choose another --output_dir" in str(refused.value) and "--resume" not in str(refused.value)
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
 
 

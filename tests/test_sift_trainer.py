@@ -193,6 +193,20 @@ def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=0.05) and losses["bf16"] != losses["plain"]
 
 
+def test_torch_compile_changes_nothing(tiny_config, tmp_path):
+    losses = []
+    for more in ({}, dict(torch_compile=True, torch_compile_backend="aot_eager")):
+        large = dict(sift_radius=0.5, sift_learning_rate=0.5, sift_init_size=0.3)
+        args = arguments(tmp_path, sift_weight=1.0, max_steps=2, **large, **more)
+        model = model_of(tiny_config, dropout=0.0)
+        # Compiled, padding stays: the noise of a batch is drawn in its shape.
+        model.set_unpadding(False)
+        logs, _ = train(SiftTrainer(model, args, train_dataset=Rows()))
+        losses.append([entry[name] for entry in logs for name in ("loss", "sift_loss", "sift_change")])
+    torch._dynamo.reset()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and min(losses[0]) > 1e-5
+
+
 def test_label_smoothing_and_a_loss_of_ones_own(tiny_config, tmp_path):
     """Where Trainer takes the labels away from the model, the perturbed passes do as the clean one."""
 

@@ -55,6 +55,9 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
         resume_checkpoint(folder, None)
     except ValueError as error:
         if not args.overwrite_output_dir:
+            if not args.do_train:
+                # Often the folder of the very model: neither resuming nor moving it aside would help.
+                raise ValueError(f"{folder} is not empty: choose another --output_dir for what is measured here") from error
             seeds = args.seeds and (folder / ARGUMENTS_FILE).is_file()
             advice = "go on with --resume_from_checkpoint last; " if seeds else ""
             raise ValueError(f"{error}; {advice}--overwrite_output_dir moves it aside") from error
