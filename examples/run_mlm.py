@@ -54,6 +54,7 @@ from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.runs.flags import fixed_arguments
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
 from hf_deberta_ext.runs.processes import leave_together
+from hf_deberta_ext.runs.weights import readable_weights
 from hf_deberta_ext.tokenization import check_tokenizer
 
 
@@ -152,7 +153,7 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
         more = dict(config=config, objectives=args.objectives, dtype=torch.float32, **flags.download(model_args))
-        with stages.readable_weights(model_args):
+        with readable_weights(model_args.model, model_args.config_overrides):
             model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **more)
     if model_args.attn_implementation is not None:
         model.set_attn_implementation(model_args.attn_implementation)

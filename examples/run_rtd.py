@@ -58,6 +58,7 @@ from hf_deberta_ext.runs.card import shown_source
 from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
 from hf_deberta_ext.runs.processes import leave_together
+from hf_deberta_ext.runs.weights import readable_weights
 from hf_deberta_ext.tokenization import check_tokenizer
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -175,7 +176,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
 
 def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) -> DebertaExtConfig:
     """The configuration of the joint model; flags that were not given leave what --model says."""
-    generator = flags.overrides(joint_args.generator_overrides, "--generator_overrides")
+    generator = flags.config_overrides(joint_args.generator_overrides, "--generator_overrides")
     if joint_args.generator_layers is not None:
         generator["num_hidden_layers"] = joint_args.generator_layers
     fields = dict(
@@ -209,7 +210,7 @@ def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVoca
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
         more = dict(config=config, dtype=torch.float32, **flags.download(model_args))
-        with stages.readable_weights(model_args):
+        with readable_weights(model_args.model, model_args.config_overrides):
             if joint_args.generator_model is None:
                 model = DebertaExtForPreTraining.from_pretrained(model_args.model, **more)
             else:

@@ -10,6 +10,7 @@ from transformers import HfArgumentParser
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments, recipes
 from hf_deberta_ext.pretraining.recipes import FLAGS, RECIPES, recipe_arguments, recipe_table
+from hf_deberta_ext.runs import hardware
 from hf_deberta_ext.runs.flags import given_flags
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -22,7 +23,7 @@ def accelerator(monkeypatch):
 
     def use(gigabytes, bf16=True):
         monkeypatch.setattr(recipes, "_memory", lambda device: gigabytes << 30)
-        monkeypatch.setattr(recipes, "is_torch_bf16_gpu_available", lambda: bf16)
+        monkeypatch.setattr(hardware, "is_torch_bf16_gpu_available", lambda: bf16)
 
     return use
 

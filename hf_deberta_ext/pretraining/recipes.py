@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from transformers.utils import is_torch_bf16_gpu_available
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..runs.hardware import CPU_MICRO_BATCH, HARDWARE_FLAGS, half_precision, micro_batches, settings_table, training_device
 
 __all__ = ["RECIPES", "Recipe", "recipe_arguments", "recipe_table"]
 
@@ -89,8 +89,6 @@ FLAGS = (
     "model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length", "max_steps", "learning_rate",
     "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
 )  # fmt: skip
-HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")
-CPU_MICRO_BATCH = 8
 
 
 def recipe_arguments(
@@ -111,8 +109,7 @@ def recipe_arguments(
         ValueError: the batch cannot be cut so; names the numbers, and the nearest per-device sizes that can.
     """
     given = dict(given or {})
-    if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = training_device(device)
     arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
     if "model" in arguments | given:
         # A checkpoint has its size.
@@ -123,58 +120,11 @@ def recipe_arguments(
     if {"max_steps", "num_train_epochs"} & {*given}:
         # Of so many steps as the recipe's share of them, or a short run would end before it is warm.
         arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
-    if recipe.half_precision and device.type != "cpu" and not {"bf16", "fp16"} & {*given}:
-        if is_torch_bf16_gpu_available():
-            arguments["bf16"] = True
-        elif device.type == "cuda":
-            arguments["fp16"] = True
-    arguments |= _micro_batches(recipe, given, processes, device)
+    if recipe.half_precision:
+        arguments |= half_precision(device, given)
+    fitting = CPU_MICRO_BATCH if device.type == "cpu" else _fitting_examples(recipe, _memory(device))
+    arguments |= micro_batches(recipe.batch, given, processes, fitting)
     return {name: value for name, value in arguments.items() if name not in given}
-
-
-def _micro_batches(recipe: Recipe, given: Mapping[str, Any], processes: int, device: torch.device) -> dict[str, int]:
-    """per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    size, accumulation = (given.get(name) for name in names)
-    if size is not None and accumulation is not None:
-        return {}
-    for name, value in zip(names, (size, accumulation), strict=True):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if recipe.batch % processes:
-        raise ValueError(
-            f"the recipe's batch of {recipe.batch} cannot be shared equally by {processes} processes, whatever the "
-            f"per-device size: take {_nearest(recipe.batch, processes)} processes, or give both "
-            "per_device_train_batch_size and gradient_accumulation_steps"
-        )
-    share = recipe.batch // processes
-    if size is None and accumulation is None:
-        fitting = CPU_MICRO_BATCH if device.type == "cpu" else _fitting_examples(recipe, _memory(device))
-        size = 1
-        while 2 * size <= fitting and share % (2 * size) == 0:
-            size *= 2
-    elif size is None:
-        if share % accumulation:
-            raise ValueError(
-                f"the recipe's batch of {recipe.batch} is not per_device_train_batch_size x {accumulation} accumulation "
-                f"steps x {processes} processes for any per-device size: take {_nearest(share, accumulation)} accumulation "
-                "steps, or give per_device_train_batch_size, too"
-            )
-        size = share // accumulation
-    if share % size:
-        raise ValueError(
-            f"the recipe's batch of {recipe.batch} is not {size} examples per device x {processes} processes x any number "
-            f"of accumulation steps: take {_nearest(share, size)} per device, or give gradient_accumulation_steps, too"
-        )
-    return dict(zip(names, (size, share // size), strict=True))
-
-
-def _nearest(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, for a message."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = [divisor for divisor in divisors if divisor < wanted][-1:]
-    above = [divisor for divisor in divisors if divisor > wanted][:1]
-    return " or ".join(map(str, below + above))
 
 
 def _memory(device: torch.device) -> int:
@@ -209,7 +159,7 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given: Mapping[str, An
         given (`dict`): flags of the user; those that the recipe does not know are left out.
     """
     recipe = RECIPES[name]
-    lines = [("setting", "value", "set by")]
+    lines = []
     for flag in (*FLAGS, *HARDWARE_FLAGS):
         published = getattr(recipe, flag, None)
         if flag in given:
@@ -217,8 +167,6 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given: Mapping[str, An
             lines.append((flag, _shown(given[flag]), f"your flag{instead}"))
         elif flag in arguments:
             lines.append((flag, _shown(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    table = [f"  {flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in lines]
     used = dict(arguments) | dict(given)
     size, accumulation = used["per_device_train_batch_size"], used["gradient_accumulation_steps"]
     batch = size * accumulation * processes
@@ -226,7 +174,7 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given: Mapping[str, An
     return "\n".join(
         [
             f"recipe {name}: {recipe.description} ({recipe.source})",
-            *table,
+            *settings_table(lines),
             f"  batch: {size} per device x {accumulation} accumulation steps x {processes} processes = {batch:,}{changed}",
         ]
     )

@@ -2,7 +2,6 @@
 """The flags that every pre-training script has, for `HfArgumentParser`, and what is checked before anything long begins."""
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..runs.flags import option
+from ..runs.flags import option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES
@@ -21,10 +20,10 @@ __all__ = [
     "ModelArguments",
     "check_arguments",
     "check_length",
+    "config_overrides",
     "download",
     "masking_options",
     "model_config",
-    "overrides",
 ]
 
 
@@ -124,21 +123,13 @@ def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOpti
     )  # fmt: skip
 
 
-def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """ "a=1,b=x" as a dictionary of configuration fields; numbers, true, false and null as in JSON, anything else is text.
+def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
+    """ "a=1,b=x" as a dictionary of configuration fields, see `overrides`.
 
     Raises:
         ValueError: a part without "=", or an unknown field.
     """
-    values = {}
-    for part in filter(None, (text or "").split(",")):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"{flag} takes name=value,name=value, got {part!r} in {text!r}")
-        try:
-            values[name.strip()] = json.loads(value)
-        except ValueError:
-            values[name.strip()] = value.strip()
+    values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
     if unknown := {name: value for name, value in values.items() if name not in fields}:
         # Says what is meant; loading a checkpoint would leave them out.
@@ -154,7 +145,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     Raises:
         ValueError: no tokenizer for a new model, a new tokenizer for a checkpoint, or fields that do not fit.
     """
-    changes = fields | overrides(model_args.config_overrides)
+    changes = fields | config_overrides(model_args.config_overrides)
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
             raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a pre-training script: documents, tokenizer, examples, training, and what the run says of itself."""
 
-import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import Trainer, TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
@@ -34,7 +32,6 @@ __all__ = [
     "fit_to_tokenizer",
     "get_tokenizer",
     "numbered_examples",
-    "readable_weights",
     "train_and_evaluate",
     "trained_tokenizer",
     "write_run_report",
@@ -123,18 +120,6 @@ def fit_to_tokenizer(config: DebertaExtConfig, tokenizer: Any, model_args: Model
         config.vocab_size = max(tokenizer.get_vocab().values()) + 1
         config.pad_token_id = tokenizer.pad_token_id
         check_tokenizer(tokenizer, config, needs_mask=True)
-
-
-@contextlib.contextmanager
-def readable_weights(model_args: ModelArguments) -> Iterator[None]:
-    """Inside, weights that are damaged or do not fit raise a ValueError that names their source."""
-    try:
-        yield
-    except (RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"the weights of {model_args.model} cannot be read, or do not fit its configuration with --config_overrides "
-            f"{model_args.config_overrides}: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def numbered_examples(

@@ -13,6 +13,7 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from ..runs.processes import use_cpu_without_accelerator
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
@@ -55,10 +56,7 @@ class TargetArguments(TrainingArguments):
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            self.ddp_backend = "gloo"
+        use_cpu_without_accelerator(self)
         super().__post_init__()
 
 

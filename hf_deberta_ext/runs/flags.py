@@ -3,13 +3,14 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
 from transformers import HfArgumentParser, TrainingArguments
 
-__all__ = ["fixed_arguments", "given_flags", "option"]
+__all__ = ["fixed_arguments", "given_flags", "option", "overrides"]
 
 
 def option(default: Any, text: str, **more) -> Any:
@@ -41,3 +42,21 @@ def fixed_arguments(groups: Sequence[Any], args: TrainingArguments, names: Seque
         "weight_decay", "optim",
     )  # fmt: skip
     return ours | {name: getattr(args, name) for name in (*common, *names)}
+
+
+def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
+    """ "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text.
+
+    Raises:
+        ValueError: a part without "=".
+    """
+    values = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{flag} takes name=value,name=value, got {part!r} in {text!r}")
+        try:
+            values[name.strip()] = json.loads(value)
+        except ValueError:
+            values[name.strip()] = value.strip()
+    return values

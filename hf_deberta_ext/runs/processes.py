@@ -2,11 +2,22 @@
 """Runs of several processes."""
 
 import atexit
+import os
 import time
 
+import torch
 from torch import distributed
+from transformers import TrainingArguments
 
-__all__ = ["leave_together"]
+__all__ = ["leave_together", "use_cpu_without_accelerator"]
+
+
+def use_cpu_without_accelerator(args: TrainingArguments):
+    """Before `TrainingArguments.__post_init__`: `use_cpu` where there is no accelerator, and gloo for processes on CPU."""
+    if not torch.accelerator.is_available():
+        args.use_cpu = True
+    if args.use_cpu and args.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        args.ddp_backend = "gloo"
 
 
 def leave_together():

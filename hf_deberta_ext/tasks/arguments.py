@@ -14,6 +14,7 @@ import torch
 from transformers import HfArgumentParser
 
 from ..runs.flags import given_flags, option
+from ..runs.processes import use_cpu_without_accelerator
 from ..sift import SiftArguments
 from .recipes import recipe_arguments, recipe_table
 
@@ -52,6 +53,11 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """How many examples of "train", "validation" and "test" are taken; None = all."""
+        return dict(train=self.max_train_samples, validation=self.max_eval_samples, test=self.max_predict_samples)
 
 
 @dataclass
@@ -127,10 +133,7 @@ class FineTuningArguments(SiftArguments):
             raise ValueError("--seeds are for training: give --do_train")
         if self.seeds and self.push_to_hub:
             raise ValueError("--push_to_hub is for one model: leave --seeds out, or push the folder of one of them")
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            self.ddp_backend = "gloo"
+        use_cpu_without_accelerator(self)
         super().__post_init__()
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from ..runs.flags import overrides
+from ..runs.weights import readable_weights
 from ..tokenization import check_tokenizer, load_tokenizer
 from .arguments import DataArguments, ModelArguments
 
@@ -40,24 +41,6 @@ def hub_arguments(model_args: ModelArguments, data_args: DataArguments) -> dict[
     """Arguments of `from_pretrained` for the Hub, those that were given."""
     given = dict(revision=model_args.model_revision, token=data_args.token, cache_dir=data_args.cache_dir)
     return {name: value for name, value in given.items() if value is not None}
-
-
-def overrides(text: str | None) -> dict[str, Any]:
-    """ "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text.
-
-    Raises:
-        ValueError: a part without "=".
-    """
-    values = {}
-    for part in filter(None, (text or "").split(",")):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"--config_overrides takes name=value,name=value, got {part!r} in {text!r}")
-        try:
-            values[name.strip()] = json.loads(value)
-        except ValueError:
-            values[name.strip()] = value.strip()
-    return values
 
 
 def load_config(model_args: ModelArguments, data_args: DataArguments) -> PretrainedConfig:
@@ -196,15 +179,11 @@ def load_model(
     # What is new is said below in one line.
     logging.set_verbosity_error()
     try:
-        model, info = auto_class.from_pretrained(
-            source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
-            **common, **hub_arguments(model_args, data_args),
-        )  # fmt: skip
-    except (RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"the weights of {source} cannot be read, or do not fit its configuration with --config_overrides "
-            f"{model_args.config_overrides}: {str(error).splitlines()[0]}"
-        ) from error
+        with readable_weights(source, model_args.config_overrides):
+            model, info = auto_class.from_pretrained(
+                source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
+                **common, **hub_arguments(model_args, data_args),
+            )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
     new_weights = _check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))

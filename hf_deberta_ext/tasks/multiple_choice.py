@@ -25,8 +25,8 @@ from .choice_rows import codah_rows, column_rows, context_rows, copa_rows, swag_
 from .lengths import longest_input
 from .metrics import grouped_accuracy
 from .race import LETTERS, race_level, race_rows, read_raw_race
-from .tables import check_columns, first, read_files, read_hub, shown_files
-from .task import EncodedTask, EvaluationSet
+from .tables import FLAGS, check_columns, first, read_files, read_hub, shown_files
+from .task import EncodedTask, EvaluationSet, two_outputs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 SPLITS = {"train": ["train"], "validation": ["validation", "dev"], "test": ["test"]}
-FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 ABSENT = -100
 
 
@@ -177,11 +176,8 @@ class MultipleChoiceData:
         self.loss = choice_loss if len(counts) > 1 else None
 
     def config_fields(self) -> dict[str, Any]:
-        # The head scores one choice at a time and has no labels: fields are transformers' own, not those of another task
-        # that the checkpoint has learned.
-        names = ["LABEL_0", "LABEL_1"]
-        label2id = {name: number for number, name in enumerate(names)}
-        return dict(num_labels=2, id2label=dict(enumerate(names)), label2id=label2id, problem_type=None)
+        # The head scores one choice at a time and has no labels.
+        return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """
@@ -344,14 +340,11 @@ def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArgume
     if name is not None and name not in HUB:
         raise ValueError(f"--task_name {name} is not known; there are {', '.join(HUB)}")
     files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-    limits = dict(
-        train=arguments.max_train_samples, validation=arguments.max_eval_samples, test=arguments.max_predict_samples
-    )
     questions: dict[str, list[dict[str, Any]]] = {}
     if any(files.values()):
         for split in (split for split in SPLITS if files[split]):
             read = [_from_file(Path(file), FLAGS[split], arguments, labelled=split != "test") for file in files[split]]
-            questions[split] = [question for part in read for question in part][: limits[split]]
+            questions[split] = [question for part in read for question in part][: arguments.limits[split]]
         source = shown_files(dict.fromkeys(file for split in SPLITS for file in files[split]))
     else:
         source, config = HUB.get(name, (None, None))
@@ -359,7 +352,7 @@ def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArgume
         if source is None:
             raise ValueError("there is no data: give --task_name, --dataset_name, or --train_file and the like")
         for split, rows in read_hub(source, config, SPLITS, arguments).items():
-            what, rows = f"the {split} split of {source}", first(rows, limits[split])
+            what, rows = f"the {split} split of {source}", first(rows, arguments.limits[split])
             questions[split] = _from_rows(rows, what, race_level(config), arguments, labelled=split != "test")
     letters = (
         any(question["group"] in ("middle", "high") for split in questions.values() for question in split) or name == "race"

@@ -23,7 +23,7 @@ from .lengths import longest_input
 from .question_answering_metrics import squad_v1, squad_v2
 from .questions import Questions, Source, checked_questions, read_question_file
 from .tables import read_hub, shown_files
-from .task import EncodedTask, EvaluationSet
+from .task import EncodedTask, EvaluationSet, two_outputs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -109,20 +109,15 @@ class QuestionAnsweringData:
                 "there are no questions: give --dataset_name (squad, squad_v2, ...) or --train_file, --validation_file and "
                 "--test_file"
             )
-        counts = {
-            "train": data_args.max_train_samples, "validation": data_args.max_eval_samples,
-            "test": data_args.max_predict_samples,
-        }  # fmt: skip
         self.sets = {
-            kind: checked_questions(sources, counts[kind], kind=kind, with_null=self.with_null)
+            kind: checked_questions(sources, data_args.limits[kind], kind=kind, with_null=self.with_null)
             for kind, sources in parts.items()
         }
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
     def config_fields(self) -> dict[str, Any]:
         # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
-        names = ["LABEL_0", "LABEL_1"]
-        return dict(num_labels=2, id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})
+        return two_outputs()
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """See `TaskData`. A question that leaves no room for windows is left out of the training and answered with "" in the

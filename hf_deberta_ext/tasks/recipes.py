@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig, TrainingArguments
-from transformers.utils import is_torch_bf16_gpu_available
+
+from ..runs.hardware import CPU_MICRO_BATCH, HARDWARE_FLAGS, half_precision, micro_batches, settings_table, training_device
 
 __all__ = [
     "RECIPES",
@@ -138,8 +139,6 @@ def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
 
 
 RECIPES = _recipes()
-HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")
-CPU_MICRO_BATCH = 8
 # Tokens of a micro-batch that an accelerator of 24 GB should hold; cautious.
 GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
@@ -185,8 +184,7 @@ def recipe_arguments(
         ValueError: no such recipe, or its batch cannot be cut so; names the numbers, and what can.
     """
     recipe, given = find_recipe(name, task), dict(given or {})
-    if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = training_device(device)
     arguments = dict(
         num_train_epochs=float(recipe.epochs), warmup_steps=recipe.warmup_steps, learning_rate=recipe.learning_rate,
         max_seq_length=recipe.max_length, **COMMON,
@@ -198,57 +196,12 @@ def recipe_arguments(
         del arguments["num_train_epochs"]
         if given["max_steps"] < 2 * recipe.warmup_steps:
             arguments["warmup_steps"] = 0.1
-    if recipe.half_precision and device.type != "cpu" and not {"bf16", "fp16"} & {*given}:
-        if is_torch_bf16_gpu_available():
-            arguments["bf16"] = True
-        elif device.type == "cuda":
-            arguments["fp16"] = True
+    if recipe.half_precision:
+        arguments |= half_precision(device, given)
     tokens = next(tokens for size, tokens in GPU_TOKENS.items() if size in name)
     fitting = CPU_MICRO_BATCH if device.type == "cpu" else max(1, tokens // recipe.max_length)
-    arguments |= _micro_batches(recipe.batch, given, processes, fitting)
+    arguments |= micro_batches(recipe.batch, given, processes, fitting)
     return {name: value for name, value in arguments.items() if name not in given}
-
-
-def _micro_batches(batch: int, given: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
-    """per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    size, accumulation = (given.get(name) for name in names)
-    if size is not None and accumulation is not None:
-        return {}
-    for name, value in zip(names, (size, accumulation), strict=True):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if batch % processes:
-        raise ValueError(
-            f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: take "
-            f"{_nearest(batch, processes)} processes, or give both --per_device_train_batch_size and "
-            "--gradient_accumulation_steps"
-        )
-    share = batch // processes
-    if size is None and accumulation is None:
-        size = max(number for number in range(1, min(fitting, share) + 1) if share % number == 0)
-    elif size is None:
-        if share % accumulation:
-            raise ValueError(
-                f"the recipe's batch of {batch} is not {accumulation} accumulation steps x {processes} processes x any "
-                f"per-device size: take {_nearest(share, accumulation)} accumulation steps, or give "
-                "--per_device_train_batch_size, too"
-            )
-        size = share // accumulation
-    if share % size:
-        raise ValueError(
-            f"the recipe's batch of {batch} is not {size} examples per device x {processes} processes x any number of "
-            f"accumulation steps: take {_nearest(share, size)} per device, or give --gradient_accumulation_steps, too"
-        )
-    return dict(zip(names, (size, share // size), strict=True))
-
-
-def _nearest(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, for a message."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = [divisor for divisor in divisors if divisor < wanted][-1:]
-    above = [divisor for divisor in divisors if divisor > wanted][:1]
-    return " or ".join(map(str, below + above))
 
 
 def recipe_table(name: str, task: str, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> str:
@@ -260,7 +213,7 @@ def recipe_table(name: str, task: str, arguments: Mapping[str, Any], given: Mapp
     """
     recipe = find_recipe(name, task)
     everything = recipe_arguments(name, task, device=torch.device("cpu"))
-    lines = [("setting", "value", "set by")]
+    lines = []
     for flag in dict.fromkeys([*everything, *HARDWARE_FLAGS]):
         if flag in given:
             instead = "" if flag in HARDWARE_FLAGS else f", recipe: {everything[flag]}"
@@ -268,9 +221,7 @@ def recipe_table(name: str, task: str, arguments: Mapping[str, Any], given: Mapp
         elif flag in arguments:
             lines.append((flag, str(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
     lines.append(("dropout before the classifier", str(recipe.classifier_dropout), "recipe"))
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    table = [f"  {flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in lines]
-    return "\n".join([f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})", *table])
+    return "\n".join([f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})", *settings_table(lines)])
 
 
 def recipe_hint(name: str, task: str | None, model: str) -> str | None:

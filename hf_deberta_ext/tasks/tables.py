@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDINGS",
+    "FLAGS",
     "as_numbers",
     "cells",
     "check_cells",
@@ -33,6 +34,7 @@ __all__ = [
     "shown_files",
 ]
 
+FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 NAMES = {

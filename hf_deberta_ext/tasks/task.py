@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = ["EncodedTask", "EvaluationSet", "TaskData"]
+__all__ = ["EncodedTask", "EvaluationSet", "TaskData", "two_outputs"]
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,10 @@ class TaskData(Protocol):
         ValueError: the tokenizer cannot serve the task (a slow one where offsets are needed, lengths too small, ...).
         """
         ...
+
+
+def two_outputs() -> dict[str, Any]:
+    """Fields of a configuration for heads whose outputs are no labels: transformers' own, in place of the labels of another
+    task that the checkpoint has learned."""
+    names = ["LABEL_0", "LABEL_1"]
+    return dict(num_labels=2, id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})

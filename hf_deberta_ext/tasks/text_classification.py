@@ -17,7 +17,7 @@ from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .lengths import longest_input
 from .metrics import TASK_METRICS, compute
-from .tables import cells, check_cells, check_columns, first, named_files, read_files, read_hub, shown_files
+from .tables import FLAGS, cells, check_cells, check_columns, first, named_files, read_files, read_hub, shown_files
 from .task import EncodedTask, EvaluationSet
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ METRICS = {
     MULTI: ("micro_f1",),
     REGRESSION: ("pearson", "spearmanr"),
 }
-FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 # The Hub's names of the splits of data sets that are no known task.
 SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
 
@@ -135,13 +134,10 @@ class TextClassificationData:
         # 1. Labels, which the whole of the data has to say
         self.labels = self._labels(tables)
         # 2. Texts, and the labels of each set
-        counts = dict(
-            train=data_args.max_train_samples, validation=data_args.max_eval_samples, test=data_args.max_predict_samples
-        )
         self.text_columns = self._text_columns(tables)
         self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
         for (kind, name), (rows, what) in tables.items():
-            self.parts[kind][name] = self._part(first(rows, counts[kind]), what, test=kind == "test")
+            self.parts[kind][name] = self._part(first(rows, data_args.limits[kind]), what, test=kind == "test")
         self._check_labels()
         self.num_train, self.num_evaluation = (
             sum(part.examples for part in self.parts[kind].values()) for kind in ("train", "validation")

@@ -170,10 +170,7 @@ class TokenClassificationData:
             raise ValueError(
                 f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(self.labels)}"
             )
-        limits = {
-            "train": data_args.max_train_samples, "validation": data_args.max_eval_samples,
-            "test": data_args.max_predict_samples,
-        }  # fmt: skip
+        limits = data_args.limits
         self.sets = {
             split: Sentences(part.words[: limits[split]], part.tags and part.tags[: limits[split]])
             for split, part in self.sets.items()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hardware decides of a recipe: how its batch is cut into micro-batches, and the precision of the arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.utils import is_torch_bf16_gpu_available
+
+__all__ = ["CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "micro_batches", "settings_table", "training_device"]
+
+CPU_MICRO_BATCH = 8
+HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")
+
+
+def training_device(device: torch.device | None = None) -> torch.device:
+    """`device`, or without one the accelerator, or the CPU."""
+    if device is not None:
+        return device
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def half_precision(device: torch.device, given: Mapping[str, Any]) -> dict[str, bool]:
+    """bf16 where the accelerator has it, else fp16 on CUDA; nothing on CPU, or where a flag of the user says it."""
+    if device.type == "cpu" or {"bf16", "fp16"} & {*given}:
+        return {}
+    if is_torch_bf16_gpu_available():
+        return {"bf16": True}
+    return {"fp16": True} if device.type == "cuda" else {}
+
+
+def micro_batches(batch: int, given: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
+    """per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch.
+
+    Args:
+        batch (`int`): examples of an optimizer step, over all micro-batches and processes.
+        given (`dict`): flags of the user, by name; with both of these there is nothing to decide.
+        fitting (`int`): examples that a device holds; the size is the largest that cuts the share evenly, and at least 1.
+    Raises:
+        ValueError: the batch cannot be cut so; names the numbers, and the nearest that can.
+    """
+    names = HARDWARE_FLAGS[:2]
+    size, accumulation = (given.get(name) for name in names)
+    if size is not None and accumulation is not None:
+        return {}
+    for name, value in zip(names, (size, accumulation), strict=True):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if batch % processes:
+        raise ValueError(
+            f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: take "
+            f"{_nearest(batch, processes)} processes, or give both --per_device_train_batch_size and "
+            "--gradient_accumulation_steps"
+        )
+    share = batch // processes
+    if size is None and accumulation is None:
+        size = max(number for number in range(1, max(1, min(fitting, share)) + 1) if share % number == 0)
+    elif size is None:
+        if share % accumulation:
+            raise ValueError(
+                f"the recipe's batch of {batch} is not {accumulation} accumulation steps of one size: no per-device size x "
+                f"{accumulation} accumulation steps x {processes} processes is as many; take "
+                f"{_nearest(share, accumulation)} accumulation steps, or give --per_device_train_batch_size, too"
+            )
+        size = share // accumulation
+    if share % size:
+        raise ValueError(
+            f"the recipe's batch of {batch} is not {size} examples per device x {processes} processes x any number of "
+            f"accumulation steps: take {_nearest(share, size)} per device, or give --gradient_accumulation_steps, too"
+        )
+    return dict(zip(names, (size, share // size), strict=True))
+
+
+def _nearest(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, for a message."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < wanted][-1:]
+    above = [divisor for divisor in divisors if divisor > wanted][:1]
+    return " or ".join(map(str, below + above))
+
+
+def settings_table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Lines of a table of (setting, value, who set it), with its head."""
+    rows = [("setting", "value", "set by"), *rows]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"  {setting:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for setting, value, origin in rows]
