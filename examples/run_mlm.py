@@ -119,10 +119,11 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
             objectives=args.objectives,
             facts=stages.card_facts(data_args, masking_args, options, args, trainer.state.global_step, run_report, reports),
             parameters=model.num_parameters(),
-            base_model=model_args.model,
-            language=data_args.language,
+            **stages.card_content(data_args, model_args, args, run_report, reports),
         )
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
+    if args.push_to_hub:
+        trainer.push_to_hub()
     leave_together()
     return metrics
 

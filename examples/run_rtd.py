@@ -53,7 +53,7 @@ from hf_deberta_ext.pretraining import (
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
-from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
 from hf_deberta_ext.runs.card import shown_source
 from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
@@ -159,17 +159,18 @@ def run(model_args, joint_args, data_args, masking_args, args):
             metrics=metrics,
             facts=joint_facts(model.config, joint_args, args) | facts,
             parameters=parameters,
-            base_model=model_args.model,
-            language=data_args.language,
+            **stages.card_content(data_args, model_args, args, run_report, reports),
         )
         print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
-        loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
-        if loss > 0.99 * guess:
+        if learned_nothing(metrics):
+            loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
             print(
                 f"The discriminator's loss of {loss:.4f} is that of a constant guess ({guess:.4f}): it has learned nothing "
                 "that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a one lets all its "
                 "states become equal."
             )
+    if args.push_to_hub:
+        trainer.push_to_hub()
     leave_together()
     return metrics
 

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves, similarities and comparisons: a readable file comes out, nothing global changes, and mistakes are named."""
+"""All figures: a readable file comes out, with the numbers in it; nothing global changes, and mistakes are named."""
 
 import builtins
 import struct
 import sys
+import warnings
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 
-from hf_deberta_ext.plots import plot_comparison, plot_curves, plot_embedding_similarity
+from hf_deberta_ext.attention_parts import AttentionParts, PositionProfile
+from hf_deberta_ext.plots import (
+    plot_attention,
+    plot_comparison,
+    plot_curves,
+    plot_embedding_similarity,
+    plot_position_profile,
+    plot_replacement_probabilities,
+    readable_tokens,
+)
+from hf_deberta_ext.scoring import TokenScore
 
 HISTORY = [
     {"step": 0, "eval_loss": 3.0, "eval_accuracy": 0.1},
@@ -21,18 +33,34 @@ HISTORY = [
 
 
 @pytest.fixture
-def drawn_axes(monkeypatch):
-    """The axes of every figure that is saved."""
+def drawn_figures(monkeypatch):
+    """Every figure that is saved; a warning of matplotlib, such as for a letter that its fonts lack, is an error."""
     from matplotlib.figure import Figure
 
     seen, savefig = [], Figure.savefig
 
     def keep(figure, *args, **kwargs):
-        seen.extend(figure.axes)
-        return savefig(figure, *args, **kwargs)
+        seen.append(figure)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return savefig(figure, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return seen
+
+
+@pytest.fixture
+def drawn_axes(drawn_figures):
+    """The axes of every figure that is saved, from the first of them on."""
+
+    class Axes(list):
+        def __iter__(self):
+            return (axes for figure in drawn_figures for axes in figure.axes)
+
+        def __getitem__(self, index):
+            return [*self][index]
+
+    return Axes()
 
 
 def test_plot_curves_writes_a_png_of_sensible_size(tmp_path):
@@ -98,7 +126,7 @@ def test_plot_curves_names_the_extra_where_matplotlib_is_missing(tmp_path, monke
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    with pytest.raises(ImportError, match=r"hf_deberta_ext\[train\]"):
+    with pytest.raises(ImportError, match=r"hf_deberta_ext\[plots\]"):
         plot_curves({"run": HISTORY}, tmp_path / "curves.png")
 
 
@@ -216,3 +244,244 @@ def test_plot_comparison_draws_every_seed_the_mean_and_its_spread(tmp_path, draw
 def test_plot_comparison_names_what_it_cannot_draw(scores, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         plot_comparison(scores, tmp_path / "scores.png", label="accuracy")
+
+
+def test_several_paths_get_the_same_figure_each_in_its_format(tmp_path, drawn_figures):
+    paths = [tmp_path / "new" / f"similarity.{ending}" for ending in ("png", "svg", "pdf")]
+    assert plot_embedding_similarity(SIMILARITIES, paths) == paths
+    beginnings = [path.read_bytes()[:5] for path in paths]
+    assert beginnings == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
+    assert len({id(figure) for figure in drawn_figures}) == 1
+
+
+def test_the_same_figure_is_the_same_svg(tmp_path):
+    first, again = (plot_curves({"run": HISTORY}, tmp_path / name) for name in ("a.svg", "b.svg"))
+    assert first.read_bytes() == again.read_bytes()
+
+
+# ------- attention
+
+
+def parts_of(N=4, H=2, terms=("c2p", "p2c")):
+    """Random parts whose probabilities belong to them."""
+    generator = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(H, N, N, generator=generator) for name in ("c2c", *terms)}
+    probabilities = sum(values.values()).softmax(-1)
+    values = dict(c2p=None, p2c=None, p2p=None) | values
+    return AttentionParts(layer=5, terms=tuple(terms), probabilities=probabilities, **values)
+
+
+TOKENS = ["[CLS]", "▁a", "▁new$", "[SEP]"]
+
+
+def maps(figure):
+    return {axes.get_title(): axes.images[0] for axes in figure.axes if axes.get_visible() and axes.get_title()}
+
+
+@pytest.mark.parametrize("head", [None, 1])
+def test_plot_attention_draws_the_map_and_its_parts(head, tmp_path, drawn_figures):
+    parts = parts_of()
+    path = plot_attention(parts, TOKENS, tmp_path / "attention.png", head=head)
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and 10_000 < len(data) < 300_000
+    (figure,) = drawn_figures
+    assert figure.get_suptitle() == f"layer 5, {'mean of 2 heads' if head is None else 'head 1'}"
+    expected = {"attention": parts.probabilities, "content to content, c2c": parts.c2c}
+    expected |= {"content to position, c2p": parts.c2p, "position to content, p2c": parts.p2c}
+    drawn = maps(figure)
+    assert [*drawn] == [*expected]
+    for name, values in expected.items():
+        values = values.mean(0) if head is None else values[head]
+        assert torch.equal(torch.tensor(drawn[name].get_array()), values), name
+
+
+def test_plot_attention_has_one_scale_for_the_parts_with_zero_in_the_middle(tmp_path, drawn_figures):
+    parts = parts_of()
+    plot_attention(parts, TOKENS, tmp_path / "attention.png", head=0)
+    attention, *others = maps(drawn_figures[0]).values()
+    limit = max(part[0].abs().max().item() for part in (parts.c2c, parts.c2p, parts.p2c))
+    assert [image.get_clim() for image in others] == [pytest.approx((-limit, limit))] * 3
+    assert attention.get_clim() == (0, pytest.approx(parts.probabilities[0].max().item()))
+    assert {image.get_cmap().name for image in others} == {"PuOr_r"} and attention.get_cmap().name == "viridis"
+    labels = [axes.get_ylabel() for axes in drawn_figures[0].axes]
+    assert {"attention probability", "part of the logit"} <= {*labels}
+
+
+def test_plot_attention_labels_the_outer_edges_with_readable_tokens(tmp_path, drawn_figures):
+    plot_attention(parts_of(), TOKENS, tmp_path / "attention.svg")
+    labels = {
+        axes.get_title(): [[text.get_text() for text in side] for side in (axes.get_xticklabels(), axes.get_yticklabels())]
+        for axes in drawn_figures[0].axes[:4]
+    }
+    words, nothing = ["[CLS]", "a", "new$", "[SEP]"], [""] * 4
+    assert [*labels.values()] == [[nothing, words], [nothing, nothing], [words, words], [words, nothing]]
+    sizes = {text.get_fontsize() for text in drawn_figures[0].axes[0].get_yticklabels()}
+    assert sizes == {9}
+
+
+@pytest.mark.parametrize("terms, shape", [((), 2), (("c2p",), 3), (("c2p", "p2c", "p2p"), 5)])
+def test_plot_attention_has_a_panel_for_each_part_that_there_is(terms, shape, tmp_path, drawn_figures):
+    plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
+    assert len(maps(drawn_figures[0])) == shape
+    ends = [name.split(", ")[-1] for name in maps(drawn_figures[0])]
+    assert ends == ["attention", "c2c", *terms]
+
+
+@pytest.mark.parametrize("N, labels", [(60, 60), (200, 67)])
+def test_plot_attention_of_a_long_text_has_labels_of_a_readable_size(N, labels, tmp_path, drawn_figures):
+    plot_attention(parts_of(N), ["▁word"] * N, tmp_path / "attention.png")
+    texts = drawn_figures[0].axes[0].get_yticklabels()
+    assert len(texts) == labels and texts[0].get_fontsize() >= 4.5
+    # They do not touch: the places of two of them are further apart than a letter is high.
+    first, second = (text.get_window_extent() for text in texts[:2])
+    assert not first.overlaps(second)
+
+
+def test_plot_attention_names_what_does_not_fit(tmp_path):
+    with pytest.raises(ValueError, match="the attention is that of 4 tokens, got 3"):
+        plot_attention(parts_of(), TOKENS[:3], tmp_path / "attention.png")
+    with pytest.raises(ValueError, match="there is no head 2: layer 5 has heads 0 to 1"):
+        plot_attention(parts_of(), TOKENS, tmp_path / "attention.png", head=2)
+    assert not (tmp_path / "attention.png").exists()
+
+
+# ------- positions
+
+
+def profile_of(H=4, reach=3, terms=("c2p", "p2c")):
+    generator = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(H, 2 * reach + 1, generator=generator) for name in terms}
+    total = sum(values.values())
+    values = dict(c2p=None, p2c=None, p2p=None) | values
+    return PositionProfile(layer=5, distances=torch.arange(-reach, reach + 1), total=total, **values)
+
+
+def test_plot_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn_figures):
+    profile = profile_of(H=6)
+    plot_position_profile(profile, tmp_path / "profile.png")
+    (figure,) = drawn_figures
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == [f"head {head}" for head in range(6)]
+    assert len({axes.get_ylim() for axes in panels}) == 1
+    for head, axes in enumerate(panels):
+        lines = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+        assert [*lines] == ["c2p", "p2c", "total"]
+        for name, line in lines.items():
+            assert line.get_xdata().tolist() == [-3, -2, -1, 0, 1, 2, 3]
+            assert torch.equal(torch.tensor(line.get_ydata()), getattr(profile, name)[head])
+        assert len({line.get_color() for line in lines.values()}) == 3
+    assert "i − j" in figure.get_supxlabel() and "layer 5" in figure.get_suptitle()
+    # The two panels that none stands beneath have numbers as well.
+    assert [axes.xaxis.get_tick_params()["labelbottom"] for axes in panels] == [False, False, True, True, True, True]
+
+
+def test_plot_position_profile_of_one_term_has_no_total(tmp_path, drawn_figures):
+    plot_position_profile(profile_of(terms=("p2c",)), tmp_path / "profile.svg", heads=[2])
+    (axes,) = drawn_figures[0].axes
+    assert axes.get_title() == "head 2"
+    assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["p2c"]
+
+
+def test_plot_position_profile_of_many_heads_is_a_map_with_a_row_for_each(tmp_path, drawn_figures):
+    profile = profile_of(H=24, reach=9)
+    plot_position_profile(profile, tmp_path / "profile.png")
+    drawn = {title: image for title, image in maps(drawn_figures[0]).items()}
+    assert [*drawn] == ["c2p", "p2c", "total"]
+    limit = profile.total.abs().max().item()
+    for name, image in drawn.items():
+        assert torch.equal(torch.tensor(image.get_array()), getattr(profile, name))
+        assert image.get_clim() == pytest.approx((-limit, limit)) and image.get_extent()[:2] == [-9.5, 9.5]
+
+
+@pytest.mark.parametrize("heads, got", [([0, 4], "4"), ([-1], "-1"), ([], "none")])
+def test_plot_position_profile_names_a_head_that_is_not_there(heads, got, tmp_path):
+    with pytest.raises(ValueError, match=f"heads must be some of 0 to 3, got {got}"):
+        plot_position_profile(profile_of(), tmp_path / "profile.png", heads=heads)
+
+
+# ------- tokens
+
+
+def scores_of(*pairs):
+    return [TokenScore(token, None, None, probability) for token, probability in pairs]
+
+
+@pytest.mark.parametrize(
+    "tokens, expected",
+    [
+        (["[CLS]", "▁a", "side", "▁", "[SEP]"], ["[CLS]", "a", "side", "␣", "[SEP]"]),
+        (["A", "Ġnew", "Ġ", "Ċ"], ["A", "new", "␣", "␣"]),
+        # An é of two bytes, and its first byte alone.
+        (["[CLS]", "Ġcaf", "Ã©", "Ã"], ["[CLS]", "caf", "é", "Ã"]),
+        (["café", "naïve"], ["café", "naïve"]),
+        ([], []),
+    ],
+    ids=["sentencepiece", "byte_level", "bytes", "letters", "nothing"],
+)
+def test_readable_tokens(tokens, expected):
+    assert readable_tokens(tokens) == expected
+
+
+def test_plot_replacement_probabilities_colours_each_token_and_prints_its_value(tmp_path, drawn_figures):
+    scores = scores_of(("▁a", 0.0), ("▁be", 0.25), ("side", 1.0), ("▁$x$", 0.5))
+    path = plot_replacement_probabilities(scores, tmp_path / "tokens.png", replaced=[2], title="of $1 and $2")
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    figure = drawn_figures[0]
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["a", "0.00", "be", "0.25", "side", "1.00", "$x$", "0.50"]
+    cells = [patch for patch in axes.patches if patch.get_fill()]
+    frames = [patch for patch in axes.patches if not patch.get_fill()]
+    brightness = [sum(cell.get_facecolor()[:3]) for cell in cells]
+    assert [brightness[i] for i in (0, 1, 3, 2)] == sorted(brightness, reverse=True) and len({*brightness}) == 4
+    # The frame is that of "side", which stands right behind "be", the other words behind a gap.
+    (frame,) = frames
+    assert cells[2].get_x() < frame.get_x() < cells[2].get_x() + cells[2].get_width()
+    ends = [cell.get_x() + cell.get_width() for cell in cells]
+    gaps = [cells[i + 1].get_x() - ends[i] for i in range(3)]
+    assert gaps[1] == pytest.approx(0) and gaps[0] > 0.5 and gaps[2] > 0.5
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["really replaced"]
+    assert axes.get_title() == "of $1 and $2"
+
+
+def test_plot_replacement_probabilities_can_be_read_on_every_colour(tmp_path, drawn_figures):
+    scores = scores_of(*((f"▁{i}", i / 100) for i in range(101)))
+    plot_replacement_probabilities(scores, tmp_path / "tokens.png")
+    axes = drawn_figures[0].axes[0]
+
+    def luminance(colour):
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for cell, label in zip(axes.patches, axes.texts[::2], strict=True):
+        behind, letters = luminance(cell.get_facecolor()[:3]), 0.0 if label.get_color() == "black" else 1.0
+        low, high = sorted((behind, letters))
+        assert (high + 0.05) / (low + 0.05) > 4.5
+
+
+def test_plot_replacement_probabilities_breaks_a_long_text_into_rows(tmp_path, drawn_figures):
+    words = ["▁internationalisation", "▁a", "▁new", "s", "▁store"]
+    scores = scores_of(*((words[i % 5], 0.1) for i in range(60)))
+    path = plot_replacement_probabilities(scores, tmp_path / "tokens.png")
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    assert width < 1400 and height < 1600
+    axes = drawn_figures[0].axes[0]
+    cells = [patch for patch in axes.patches]
+    assert len({cell.get_y() for cell in cells}) > 3
+    for cell, label in zip(cells, axes.texts[::2], strict=True):
+        inside, text = cell.get_window_extent(), label.get_window_extent()
+        assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
+
+
+@pytest.mark.parametrize(
+    "scores, replaced, message",
+    [
+        ([], [], "the text has no tokens"),
+        (scores_of(("▁a", 1.5)), [], r"the probability of token 0, '▁a', must be in \[0, 1\], got 1.5"),
+        (scores_of(("▁a", float("nan"))), [], "got nan"),
+        (scores_of(("▁a", 0.5)), [1], "replaced = 1 is no token: they are numbered 0 to 0"),
+        (scores_of(("▁a", 0.5)), [-1], "replaced = -1 is no token"),
+    ],
+)
+def test_plot_replacement_probabilities_names_what_it_cannot_draw(scores, replaced, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plot_replacement_probabilities(scores, tmp_path / "tokens.png", replaced=replaced)

@@ -415,7 +415,7 @@ class DebertaExtConfig(PreTrainedConfig):
         """
         if not os.path.isfile(save_directory):
             folder = Path(save_directory)
-            _copy_code(folder, self.name_or_path)
+            copy_code(folder, self.name_or_path)
             there = {file.stem for file in folder.glob("*.py")}
             self.auto_map = {name: where for name, where in AUTO_MAP.items() if where.split(".")[0] in there}
         super().save_pretrained(save_directory)
@@ -494,8 +494,9 @@ def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _copy_code(folder: Path, loaded_from: str):
-    """Copies the model's Python files into `folder`, all or none.
+def copy_code(folder: Path, loaded_from: str, yielding: bool = False):
+    """Copies the model's Python files into `folder`, all or none; if `yielding`, silently none where another's file of such
+    a name is there.
 
     They lie beside this one, unless transformers has put this one alone into its module cache, for a configuration
     loaded without a model. Then they are fetched from where the configuration came from, if that still exists.
@@ -510,6 +511,8 @@ def _copy_code(folder: Path, loaded_from: str):
     for file in files:
         target = folder / file.name
         if target.exists() and CODE_MARK not in _beginning(target):
+            if yielding:
+                return
             raise ValueError(
                 f"{target} exists and is not part of the model, which brings a file of that name; save to another folder"
             )

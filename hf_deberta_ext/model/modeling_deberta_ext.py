@@ -30,6 +30,7 @@ from .generator_and_discriminator import DebertaExtForPreTraining
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
+from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 from .unpadding import PackedSequences  # noqa: F401
@@ -211,7 +212,6 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         if given is None or given.dim() < 3:
             shape = None if given is None else list(given.shape)
             raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
-        choices = given.shape[1]
 
         def flat(x):
             return None if x is None else x.flatten(0, 1)
@@ -220,7 +220,7 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
-        logits = self.classifier(self.dropout(self.pooler(cls))).view(-1, choices)
+        logits = self.classifier(self.dropout(self.pooler(cls))).view(given.shape[:2])
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -5,18 +5,22 @@
 import copy
 import json
 import os
+import re
+from pathlib import Path
 
 import torch
+from huggingface_hub import CommitInfo
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.utils import cached_file, logging
 
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, is_joint
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
+from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
@@ -26,6 +30,9 @@ __all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "config
 
 JOINT = "DebertaExtForPreTraining"
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+PUSH_ARGUMENTS = (
+    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
+)  # fmt: skip
 
 
 class DebertaExtPreTrainedModel(PreTrainedModel):
@@ -216,11 +223,72 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         self.config.max_relative_positions = self.config.relative_distance
         self.config.max_position_embeddings = length
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in transformers; the weights keep our names, and the model's code goes with them (config.save_pretrained)."""
+    def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
+        """As in transformers; the weights keep our names, and the model's code goes with them (config.save_pretrained).
+
+        With `push_to_hub`, arguments of `push_to_hub` are among `kwargs`, and `repo_id`: default is the folder's name.
+        """
+        publishing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         # True would write v1's fused layout, which Trainer's resume does not convert back.
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)
+        if not kwargs.get("is_main_process", True):
+            return
+        folder = Path(save_directory)
+        if "state_dict" in kwargs and re.fullmatch(r"checkpoint-\d+", folder.name):
+            # Of Trainer, which copies weights and config.json into the folder above before it pushes that: the code belongs
+            # there as well.
+            copy_code(folder.parent, self.config.name_or_path, yielding=True)
+        if push_to_hub:
+            # transformers would write a card that says nothing, and leave old weights there.
+            token = kwargs.pop("token", None)
+            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, **kwargs)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        commit_message: str | None = None,
+        commit_description: str | None = None,
+        private: bool | None = None,
+        token: bool | str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "50GB",
+        tags: list[str] | None = None,
+    ) -> CommitInfo:
+        """Publishes weights, config.json, the model's code, the tokenizer and a model card in one commit.
+
+        A repository without a card gets a short one; one that somebody has written stays, with `tags` added. Weights on the
+        Hub that would be loaded instead of these are removed.
+
+        Args:
+            repo_id (`str`): "name" or "owner/name"; made if it is not there.
+            tokenizer (*optional*): goes along, with its files.
+            private (`bool`, *optional*): of a repository that is made; None: as its owner has set.
+            token (`bool` or `str`, *optional*): None: that of `hf auth login`.
+            revision (`str`, *optional*): the branch, made if it is not there; "refs/pr/N" adds to a pull request.
+            create_pr (`bool`): opens a pull request instead of committing to the branch.
+            max_shard_size (`int` or `str`): larger models are saved in several files.
+            tags (`list[str]`, *optional*): of the card's metadata.
+
+        Raises:
+            OSError: what the Hub refuses, `huggingface_hub.errors.HfHubHTTPError`; 412: somebody has pushed meanwhile.
+        """
+        return push_model(
+            self,
+            repo_id,
+            tokenizer=tokenizer,
+            commit_message=commit_message,
+            commit_description=commit_description,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+            tags=tags,
+            max_shard_size=max_shard_size,
+        )
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ..plots import plot_curves
-from ..runs.card import base_model_names, facts_table, write_card
+from ..runs.card import base_model_names, shown_source, write_card
+from ..runs.card_metadata import is_hub_id
+from ..runs.loading_code import loading_code
+from ..runs.results import eval_results
 
 __all__ = [
     "CURVES_FILE",
     "evaluation_table",
+    "learned_nothing",
     "plot_objectives",
     "plot_replaced_tokens",
+    "pretraining_limits",
     "replaced_token_table",
     "write_model_card",
     "write_replaced_token_cards",
@@ -27,20 +32,8 @@ NAMES = {
     "sbo": "span boundary objective",
 }
 
-FILL_MASK = """from transformers import pipeline
-
-fill_mask = pipeline("fill-mask", "{folder}", trust_remote_code=True)  # the path of this folder, or its Hub id
-print(fill_mask("Paris is the [MASK] of France."))"""
-FINE_TUNE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-folder = "{folder}"  # the path of this folder, or its Hub id
-model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=2)
-tokenizer = AutoTokenizer.from_pretrained(folder)"""
-JOINT = """from transformers import AutoModelForPreTraining
-
-# The path of this folder, or its Hub id. Folders in it: discriminator is what to fine-tune, generator fills masks.
-model = AutoModelForPreTraining.from_pretrained("{folder}", trust_remote_code=True)
-discriminator, generator = model.export_discriminator(), model.export_generator()"""
+# Published models have read billions: 78 GB of text (DeBERTa) to 160 GB (DeBERTaV3).
+FEW_TOKENS = 10_000_000
 
 
 def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) -> str:
@@ -91,39 +84,49 @@ def write_model_card(
     metrics: Mapping[str, float],
     objectives: Mapping[str, float],
     facts: Mapping[str, Any],
+    hardware: Mapping[str, Any] | None = None,
+    limits: Sequence[str] = (),
     parameters: int,
     base_model: str | None = None,
     language: str | Sequence[str] | None = None,
+    license: str | None = None,
+    datasets: Sequence[str] = (),
 ) -> Path:
     """Writes README.md, the model card that the Hub shows, into the folder of a trained model.
 
     Args:
         metrics (`dict[str, float]`): what the last evaluation returned.
         objectives (`dict[str, float]`): the objectives and their weights.
-        facts (`dict[str, Any]`): rows of the table of the training: data, packing, masking, steps, versions, ...; a value is
-            text, a number, a list, or a dictionary of these.
+        facts (`dict[str, Any]`): rows of the table of the training: data, packing, masking, steps, ...; a value is text, a
+            number, a list, or a dictionary of these.
+        hardware (`dict[str, Any]`, *optional*): rows of the table of hardware and time.
+        limits (`list[str]`): sentences, see `pretraining_limits`.
         parameters (`int`): of the model.
         base_model (`str`, *optional*): the checkpoint that was trained further, a Hub id or a folder, of which the card
             has the name only; None = from random weights.
         language (`str` or `list[str]`, *optional*): ISO codes for the Hub.
+        license (`str`, *optional*): the Hub's name of it.
+        datasets (`list[str]`): the data's ids on the Hub.
     """
     weights = ", ".join(f"{NAMES[name]} (weight {weight:g})" for name, weight in objectives.items())
     results = [
         evaluation_table(metrics, [*objectives]),
-        "Each loss is a mean over the targets of its objective. Perplexity is the exponential of the loss under the mask.",
+        "Each loss is a mean over the targets of its objective, in held-out text. Perplexity is the exponential of the loss "
+        "under the mask.",
         f"![Losses and held-out loss during the training]({CURVES_FILE})",
     ]
     return _write_card(
         Path(folder),
         "A DeBERTa masked language model",
-        FILL_MASK,
+        "fill-mask",
         results,
         facts={"objectives": weights} | dict(facts),
+        limits=["It fills masks: for any other task it has to be fine-tuned.", *limits],
         scores={name: metrics[f"eval_mlm_{name}"] for name in ("perplexity", "accuracy")},
         task=("fill-mask", NAMES["mlm"]),
         parameters=parameters,
-        base_model=base_model,
-        language=language,
+        metadata=dict(base_model=base_model, language=language, license=license, datasets=datasets),
+        hardware=hardware,
     )
 
 
@@ -132,9 +135,13 @@ def write_replaced_token_cards(
     *,
     metrics: Mapping[str, float],
     facts: Mapping[str, Any],
+    hardware: Mapping[str, Any] | None = None,
+    limits: Sequence[str] = (),
     parameters: Mapping[str, int],
     base_model: str | None = None,
     language: str | Sequence[str] | None = None,
+    license: str | None = None,
+    datasets: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the cards of a joint model and of the generator and the discriminator in the folders of these names in it.
 
@@ -142,25 +149,37 @@ def write_replaced_token_cards(
         metrics (`dict[str, float]`): what the last `ReplacedTokenTrainer.evaluate` returned.
         parameters (`dict[str, int]`): of the "joint" model, where what is shared counts once, of the "generator" and of the
             "discriminator".
-        facts, base_model, language: as in `write_model_card`.
+        facts, hardware, limits, base_model, language, license, datasets: as in `write_model_card`.
     """
     folder = Path(folder)
-    common = dict(facts=facts, base_model=base_model, language=language)
+    common = dict(
+        facts=facts,
+        hardware=hardware,
+        metadata=dict(base_model=base_model, language=language, license=license, datasets=datasets),
+    )
     table = replaced_token_table(metrics)
     explained = (
-        "The generator's loss is a mean over masked tokens; perplexity is its exponential. The discriminator tells which "
-        f"tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that equals the original counts as "
-        "original. Who knows only this share would have a loss of "
+        "In held-out text. The generator's loss is a mean over masked tokens; perplexity is its exponential. The "
+        f"discriminator tells which tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that equals "
+        "the original counts as original. Who knows only this share would have a loss of "
         f"{metrics['eval_discriminator_guess_loss']:.4f}. "
         "Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
         f"similarity of word embeddings is {metrics['eval_generator_similarity']:.4f} in the generator and "
         f"{metrics['eval_discriminator_similarity']:.4f} in the discriminator."
     )
+    found = [
+        "The discriminator was tested on replacements of this generator alone: other errors in a text may look different "
+        "to it."
+    ]
+    if learned_nothing(metrics):
+        found.append("The discriminator's loss is that of a constant guess: it has learned nothing that helps fine-tuning.")
+    proposes = "The generator was made to propose replacements: what to fine-tune is the discriminator."
     joint = _write_card(
         folder,
         "Generator and discriminator of replaced token detection (DeBERTaV3)",
-        JOINT,
+        "joint",
         [table, explained, f"![Losses, precision and recall during the training]({CURVES_FILE})"],
+        limits=[proposes, *found, *limits],
         scores={},
         parameters=parameters["joint"],
         **common,
@@ -168,8 +187,9 @@ def write_replaced_token_cards(
     discriminator = _write_card(
         folder / "discriminator",
         "A DeBERTa encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
-        FINE_TUNE,
+        "fine-tune",
         [table, explained],
+        limits=["It has no head for masks, and none for a task: it has to be fine-tuned.", *found, *limits],
         scores={name: metrics[f"eval_discriminator_{name}"] for name in ("accuracy", "precision", "recall")},
         task=("other", "replaced token detection"),
         parameters=parameters["discriminator"],
@@ -179,8 +199,9 @@ def write_replaced_token_cards(
     generator = _write_card(
         folder / "generator",
         "A DeBERTa masked language model (the generator of replaced token detection)",
-        FILL_MASK,
+        "fill-mask",
         [table, explained],
+        limits=[proposes, *limits],
         scores={name: metrics[f"eval_generator_{name}"] for name in ("perplexity", "accuracy")},
         task=("fill-mask", NAMES["mlm"]),
         parameters=parameters["generator"],
@@ -190,30 +211,70 @@ def write_replaced_token_cards(
     return [joint, discriminator, generator]
 
 
+def learned_nothing(metrics: Mapping[str, float]) -> bool:
+    """Whether the discriminator of an evaluation is no better than a guess that knows only the share of replaced tokens."""
+    return metrics["eval_discriminator_loss"] > 0.99 * metrics["eval_discriminator_guess_loss"]
+
+
+def pretraining_limits(
+    *,
+    seed: int,
+    max_length: int,
+    held_out: str | None = None,
+    tokens: int | None = None,
+    language: str | None = None,
+    base_model: str | None = None,
+) -> list[str]:
+    """What a card says of where a pre-trained model ends, as far as the run knows it.
+
+    Args:
+        max_length (`int`): tokens of the longest example.
+        held_out (`str`, *optional*): what it was measured on; None = a part of the training data that was held out.
+        tokens (`int`, *optional*): in the documents to train on.
+        language (`str`, *optional*): ISO code of the data.
+        base_model (`str`, *optional*): the checkpoint that was trained further.
+    """
+    source = held_out or "held-out documents of the data that it was trained on"
+    limits = [
+        f"Its results are of {source} and nothing else; how well it can be fine-tuned was not measured.",
+        f"It was trained on examples of at most {max_length} tokens: what it does with longer texts is not known.",
+        f"It is one run, with the seed {seed}: how much the results differ from seed to seed is not known.",
+    ]
+    if tokens is not None and tokens < FEW_TOKENS and base_model is None:
+        limits.append(f"It has been trained on {tokens:,} tokens of text, far less than published models.")
+    if language is not None:
+        limits.append(f"The data is in {language}: nothing is known of other languages.")
+    if base_model is not None:
+        limits.append(f"What {shown_source(base_model)} does not know, or has learned wrongly, stays.")
+    return limits
+
+
 def _write_card(
-    folder, what, usage, results, *, facts, scores, parameters, base_model, language, task=None, title=None
+    folder, what, kind, results, *, facts, hardware, limits, scores, parameters, metadata, task=None, title=None
 ) -> Path:
     """The card of one folder; `scores` of the `task` (type, name) go to the Hub's table of results."""
-    from huggingface_hub import EvalResult
-
-    name, base_id = base_model_names(base_model)
-    values = [
-        EvalResult(
-            task_type=task[0], task_name=task[1], dataset_type="text", dataset_name="held-out text",
-            metric_type=metric, metric_value=round(value, 4),
+    name, base_id = base_model_names(metadata["base_model"])
+    index = []
+    if task is not None:
+        index = eval_results(
+            scores, task_type=task[0], task_name=task[1], dataset=None, dataset_name="held-out text", sets={"": (None, None)}
         )
-        for metric, value in scores.items()
-    ]  # fmt: skip
-    beginning = "trained from random weights" if base_model is None else f"trained further from {name}"
+    beginning = "trained from random weights" if name is None else f"trained further from {name}"
     return write_card(
         folder,
+        title=title,
         opening=f"{what}, {beginning}, with hf_deberta_ext and\ntransformers' Trainer. "
         f"It has {parameters / 1e6:.1f} million parameters.",
-        usage=usage.format(folder=folder.resolve().name),
-        sections={"Results on held-out text": "\n\n".join(results), "Training": facts_table(facts)},
+        load=loading_code(kind, shown_source(folder), custom_code=True),
+        brings_code=True,
+        results="\n\n".join(results),
+        training=facts,
+        hardware=hardware,
+        limits=limits,
         metadata=dict(
-            tags=["deberta", "hf_deberta_ext"], pipeline_tag="fill-mask" if task and task[0] == "fill-mask" else None,
-            base_model=base_id, language=language, eval_results=values or None,
+            language=metadata["language"], license=metadata["license"], tags=["deberta", "hf_deberta_ext"],
+            pipeline_tag="fill-mask" if kind == "fill-mask" else None, base_model=base_id if is_hub_id(base_id) else None,
+            datasets=[*metadata["datasets"]] or None,
+            metrics=[*dict.fromkeys(result.metric_type for result in index)] or None, eval_results=index or None,
         ),
-        title=title,
     )  # fmt: skip

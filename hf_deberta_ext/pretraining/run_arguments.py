@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..runs.card_metadata import check_metadata
 from ..runs.flags import option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
@@ -42,6 +43,7 @@ class ModelArguments:
     revision: str | None = option(None, "of --model on the Hub")
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     cache_dir: str | None = option(None, "for downloads and packed data")
+    license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
 
 @dataclass
@@ -102,6 +104,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         value = getattr(data_args, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
+    check_metadata(language=data_args.language, license=model_args.license)
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")

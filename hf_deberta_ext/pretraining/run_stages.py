@@ -3,23 +3,23 @@
 
 import dataclasses
 import json
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..runs.card import shown_source
+from ..runs.card_metadata import is_hub_id
 from ..runs.folder import TOKENIZER_FOLDER
+from ..runs.hardware import hardware_facts, versions
 from ..tokenization import check_tokenizer, load_tokenizer
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
+from .report import pretraining_limits
 from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 __all__ = [
+    "card_content",
     "card_facts",
     "corpora",
     "fit_to_tokenizer",
@@ -171,9 +172,14 @@ def first(dataset: Any, count: int | None) -> Any:
 def train_and_evaluate(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     """Trains, from a checkpoint if one is given, saves the model, evaluates; metrics and state go to the output folder."""
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    # Pushed once, at the end, with card and results.
+    trainer.save_model(_internal_call=True)
     # None if the run had finished before: what it wrote then stays.
     if result.metrics:
+        if checkpoint is not None:
+            # The seconds of what was before are lost.
+            state = TrainerState.load_from_json(Path(checkpoint, "trainer_state.json"))
+            result.metrics["train_resumed_at_step"] = state.global_step
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
     metrics = trainer.evaluate()
@@ -191,7 +197,7 @@ def write_run_report(
         seconds=round(seconds, 1),
         tokenizer=dict(tokenizer_facts),
         packing={name: report.as_dict() for name, report in reports.items()},
-        versions=dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__),
+        versions=versions(),
     )
     Path(folder, "run_report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
@@ -225,5 +231,32 @@ def card_facts(
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
         "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
         "seed": args.seed,
-        "versions": run_report["versions"],
     }
+
+
+def card_content(
+    data_args: DataArguments,
+    model_args: ModelArguments,
+    args: TrainingArguments,
+    run_report: Mapping[str, Any],
+    reports: Mapping[str, PackingReport],
+) -> dict[str, Any]:
+    """What the cards of a pre-training say beside results and recipe: arguments of `write_model_card`.
+
+    Args:
+        run_report (`dict`): what `write_run_report` returned.
+    """
+    results = Path(args.output_dir, "all_results.json")
+    train = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+    names = ", ".join(map(shown_source, data_args.validation_data))
+    packed = reports.get("train")
+    hub = [source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)]
+    return dict(
+        hardware=hardware_facts(args, results=train) | {"seconds of the whole run": run_report["seconds"]},
+        limits=pretraining_limits(
+            seed=args.seed, max_length=data_args.max_length, held_out=names or None,
+            tokens=None if packed is None else packed.packed_tokens, language=data_args.language,
+            base_model=model_args.model,
+        ),
+        base_model=model_args.model, language=data_args.language, license=model_args.license, datasets=hub,
+    )  # fmt: skip

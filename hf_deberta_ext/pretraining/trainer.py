@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import EvalPrediction, Trainer, TrainerState, TrainingArguments
+from transformers import EvalPrediction, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from ..runs.hub_trainer import HubTrainer
 from ..runs.processes import use_cpu_without_accelerator
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
@@ -84,7 +85,7 @@ class PretrainingArguments(TargetArguments):
         return {name: weight for name, weight in weights.items() if weight > 0}
 
 
-class TargetTrainer(Trainer):
+class TargetTrainer(HubTrainer):
     """Trains a weighted sum of losses, each the mean over its own targets.
 
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the

@@ -2,53 +2,90 @@
 """Model cards in Markdown: the frame, which pre-training and fine-tuning fill."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["base_model_names", "facts_table", "shown_source", "write_card"]
+__all__ = [
+    "LOADING_LINES", "base_model_names", "facts_table", "pin_loading_lines", "render_card", "shown_source", "write_card",
+]  # fmt: skip
 
-CODE_TRAVELS = (
-    "The folder brings its code along; where hf_deberta_ext is installed and imported, `trust_remote_code` is not needed."
-)
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+# How the code that loads a model begins; whoever publishes the model replaces both lines.
+LOADING_LINES = """repo = "{repo}"  # the path of this folder, or its id on the Hub
+revision = None  # on the Hub: a tag or commit, which pins weights and code"""
+PUBLISHED_LINES = """repo = "{repo}"
+revision = "{revision}"  # pins weights and code"""
+UNPINNED_LINES = """repo = "{repo}"
+revision = "{revision}"  # for good: the id of a commit, huggingface_hub.model_info(repo).sha, pins weights and code"""
+_REPO_LINE = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 
-def write_card(
-    folder: str | os.PathLike,
-    *,
-    opening: str,
-    usage: str | None,
-    sections: Mapping[str, str],
-    metadata: Mapping[str, Any],
-    title: str | None = None,
-    brings_code: bool = True,
-) -> Path:
-    """Writes README.md, the model card that the Hub shows, into the folder of a model.
-
-    Args:
-        opening (`str`): what it is and how it was made.
-        usage (`str`, *optional*): Python that loads it.
-        sections (`dict[str, str]`): Markdown by its heading.
-        metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
-            `library_name` is transformers unless it says otherwise.
-        title (`str`, *optional*): the folder's name.
-        brings_code (`bool`): the folder holds code of its own; the card says so.
-    """
-    from huggingface_hub import ModelCardData
-
+def write_card(folder: str | os.PathLike, **content: Any) -> Path:
+    """Writes README.md, the model card that the Hub shows, into the folder of a model; `content` is `render_card`'s."""
     folder = Path(folder)
-    title = folder.resolve().name if title is None else title
-    data = ModelCardData(**{"model_name": title, "library_name": "transformers", **metadata})
-    parts = [f"# {title}", opening]
-    if usage is not None:
-        parts += ["## How to use it", f"```python\n{usage}\n```", *([CODE_TRAVELS] if brings_code else [])]
-    parts += [f"## {heading}\n\n{text}" for heading, text in sections.items()]
-    text = "\n\n".join(parts)
+    text = render_card(**{"title": folder.resolve().name, **{name: value for name, value in content.items() if value}})
     # Whole or not at all: a card is the last thing that a run writes.
     file, part = folder / "README.md", folder / "README.md.part"
-    part.write_text(f"---\n{data.to_yaml()}\n---\n\n{text}\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, file)
     return file
+
+
+def render_card(
+    *,
+    title: str,
+    opening: str,
+    metadata: Mapping[str, Any],
+    load: str | None = None,
+    brings_code: bool = False,
+    results: str | None = None,
+    training: Mapping[str, Any] | str | None = None,
+    hardware: Mapping[str, Any] | None = None,
+    limits: Sequence[str] = (),
+    more: str | None = None,
+) -> str:
+    """The text of a model card, from model_card_template.md. What is empty has no heading.
+
+    Args:
+        opening (`str`): what the model is and how it was made.
+        metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
+            `library_name` is transformers and `model_name`, where there are results, the title unless it says otherwise.
+        load (`str`, *optional*): Python that loads it; begins with `LOADING_LINES` where it needs `repo` and `revision`.
+        brings_code (`bool`): the folder holds code of its own; the card says so.
+        results (`str`, *optional*): Markdown.
+        training (`dict` or `str`, *optional*): facts of data and recipe for a table, or Markdown.
+        hardware (`dict`, *optional*): facts of machine, time, versions.
+        limits (`list[str]`): sentences.
+        more (`str`, *optional*): Markdown with headings of its own, at the end.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    # The name belongs to the results: without any it would be a field that the Hub does not know.
+    named = {"model_name": title} if metadata.get("eval_results") else {}
+    data = ModelCardData(**{**named, "library_name": "transformers", **metadata})
+    card = ModelCard.from_template(
+        data,
+        template_str=TEMPLATE.read_text(encoding="utf-8"),
+        title=title,
+        opening=opening,
+        load=load,
+        brings_code=brings_code,
+        results=results,
+        training=training if isinstance(training, str) else facts_table(training) if training else None,
+        hardware=facts_table(hardware) if hardware else None,
+        limits="\n".join(f"- {limit}" for limit in limits),
+        more=more,
+    )
+    # Paragraphs are apart by one empty line, wherever the template left something out.
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip("\n") + "\n"
+
+
+def pin_loading_lines(text: str, repo_id: str, revision: str, *, pinned: bool = True) -> str:
+    """A card whose code loads `repo_id` at `revision` (a tag or commit, or if not `pinned` a branch) instead of a folder."""
+    lines = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
+    return _REPO_LINE.sub(lambda _: lines, text)
 
 
 def base_model_names(base_model: str | None) -> tuple[str | None, str | None]:

@@ -30,10 +30,10 @@ def fixed_arguments(groups: Sequence[Any], args: TrainingArguments, names: Seque
     """What a resumed run must not change, or it would not be the same run.
 
     Args:
-        groups: dataclasses of flags, all of whose fields count but those of the machine.
+        groups: dataclasses of flags, all of whose fields count but those of the machine and of the model card alone.
         names: fields of `args` that count beside seeds, steps and what the optimizer reads.
     """
-    free = {"num_proc", "cache_dir", "token", "attn_implementation"}
+    free = {"num_proc", "cache_dir", "token", "attn_implementation", "license", "card_language"}
     ours = {}
     for group in groups:
         ours |= {name: value for name, value in dataclasses.asdict(group).items() if name not in free}

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hardware decides of a recipe: how its batch is cut into micro-batches, and the precision of the arithmetic."""
+"""The hardware: what it decides of a recipe (micro-batches, precision of the arithmetic), and what a card says of it."""
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import transformers
+from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
-__all__ = ["CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "micro_batches", "settings_table", "training_device"]
+from .._version import __version__
+
+__all__ = [
+    "CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "hardware_facts", "micro_batches", "settings_table",
+    "training_device", "versions",
+]  # fmt: skip
 
 CPU_MICRO_BATCH = 8
 HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")
@@ -77,6 +86,47 @@ def _nearest(number: int, wanted: int) -> str:
     below = [divisor for divisor in divisors if divisor < wanted][-1:]
     above = [divisor for divisor in divisors if divisor > wanted][:1]
     return " or ".join(map(str, below + above))
+
+
+def hardware_facts(
+    args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Rows of a card's table: devices, processes, precision, seconds and versions; nothing that names the machine.
+
+    Args:
+        parameters (`str`): their dtype.
+        results (`dict`, *optional*): of the training: "train_runtime", and "train_resumed_at_step" where it went on from a
+            checkpoint, which the seconds before are not known of.
+    """
+    results = results or {}
+    half = "bf16" if args.bf16 else "fp16" if args.fp16 else None
+    resumed = results.get("train_resumed_at_step")
+    seconds = "seconds of training" if resumed is None else f"seconds of training, from step {resumed} on"
+    facts = {
+        "device": _device(args),
+        "processes": args.world_size,
+        "precision": f"{parameters} parameters" + (f", {half} autocast" if half else ""),
+        seconds: results.get("train_runtime"),
+        "versions": versions(),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _device(args: TrainingArguments) -> str:
+    device, cores = args.device, os.cpu_count()
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"CPU ({platform.machine()}), {cores} cores, {threads} thread{'s' if threads > 1 else ''} a process"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{args.world_size * max(1, args.n_gpu)} x {name}, {cores} CPU cores"
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide what a run computes."""
+    return dict(
+        python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__,
+        hf_deberta_ext=__version__,
+    )  # fmt: skip
 
 
 def settings_table(rows: Sequence[tuple[str, str, str]]) -> list[str]:

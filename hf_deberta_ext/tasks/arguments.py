@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
+from ..runs.card_metadata import check_metadata
 from ..runs.flags import given_flags, option
 from ..runs.processes import use_cpu_without_accelerator
 from ..sift import SiftArguments
@@ -44,6 +45,10 @@ class DataArguments:
     cache_dir: str | None = option(None, "where downloads are kept")
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     data_revision: str | None = option(None, "of the data set on the Hub")
+    card_language: list[str] = field(
+        default_factory=list,
+        metadata={"help": "ISO codes of the data's languages, for the model card; default: those of a known data set"},
+    )
 
     def __post_init__(self):
         # Published names mix cases: MNLI, CoLA, BoolQ.
@@ -53,6 +58,7 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
+        check_metadata(language=self.card_language, flag="--card_language")
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -89,8 +95,10 @@ class ModelArguments:
     lora_target_modules: list[str] = field(
         default_factory=list, metadata={"help": "names of the layers that get adapters; default: queries and values"}
     )
+    license: str | None = option(None, "of the fine-tuned model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
     def __post_init__(self):
+        check_metadata(license=self.license)
         if self.from_scratch and self.lora:
             raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
         if self.lora_r < 1:

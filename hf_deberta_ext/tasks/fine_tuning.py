@@ -9,7 +9,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,31 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, set_seed
+from transformers import PretrainedConfig, TrainerState, set_seed
 from transformers.utils import logging
 
-from ..plots import plot_comparison, plot_curves
 from ..runs.flags import fixed_arguments
 from ..runs.processes import leave_together
 from ..sift import SiftArguments, embedding_norm
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
-from .cards import summarise_seeds, summary_table, write_seeds_card, write_task_card
-from .lengths import longest_row
+from .cards import summarise_seeds, summary_table
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe, recipe_hint
+from .reports import PreparedRun, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
-from .tables import named_files, shown_files
 from .task import EncodedTask, TaskData
-from .trainer import TaskTrainer, check_arguments, set_prefix
+from .trainer import STATE_FILE, TaskTrainer, check_arguments, set_prefix
 
 __all__ = ["main", "run"]
 
 logger = logging.get_logger(__name__)
 
-CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 # What a resumed run must repeat, beside what `fixed_arguments` knows.
 FIXED = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "adam_beta1", "adam_beta2",
@@ -52,22 +46,10 @@ FIXED = (
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What all seeds share."""
-
-    data: TaskData
-    task: EncodedTask
-    config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    data_args: DataArguments
-    model_args: ModelArguments
-
-
-@dataclass(frozen=True)
 class _Begun:
     """A run whose folder is made: what it works with, and where it goes on."""
 
-    prepared: _Prepared
+    prepared: PreparedRun
     args: FineTuningArguments
     checkpoint: str | None
     model: nn.Module
@@ -169,7 +151,7 @@ def _begin(
     _choose_best_by(task, args, given)
 
     # 4. Model and folder
-    prepared = _Prepared(data, task, config, tokenizer, data_args, model_args)
+    prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args)
     model = _get_model(prepared, args, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
@@ -208,6 +190,11 @@ def _check(data_args: DataArguments, model_args: ModelArguments, args: FineTunin
     check_arguments(args)
     if model_args.lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft: pip install peft")
+    if model_args.lora and args.push_to_hub and Path(model_args.model_name_or_path).exists():
+        raise ValueError(
+            f"--push_to_hub of an adapter whose model {model_args.model_name_or_path} is on this machine: nobody could load "
+            "it. Push that model first, and give its Hub id as --model_name_or_path"
+        )
     if args.resume_from_checkpoint is not None and str(args.resume_from_checkpoint).lower() == "false":
         args.resume_from_checkpoint = None
     if args.resume_from_checkpoint is not None:
@@ -223,7 +210,7 @@ def _check_parts(args: FineTuningArguments, counts: Mapping[str, int]):
             raise ValueError(f"--{name} has no data: give --{files[name]}, or a task or data set of the Hub that has some")
 
 
-def _fixed(prepared: _Prepared, args: FineTuningArguments) -> dict[str, Any]:
+def _fixed(prepared: PreparedRun, args: FineTuningArguments) -> dict[str, Any]:
     fixed = fixed_arguments((prepared.data_args, prepared.model_args), args, FIXED)
     fixed.pop("preprocessing_num_workers")
     return fixed
@@ -261,7 +248,7 @@ def _choose_best_by(task: EncodedTask, args: FineTuningArguments, given: Mapping
 # ------- one run, and several
 
 
-def _get_model(prepared: _Prepared, args: FineTuningArguments, seed: int) -> nn.Module:
+def _get_model(prepared: PreparedRun, args: FineTuningArguments, seed: int) -> nn.Module:
     """The model as the training begins with it; new weights are drawn from the seed.
 
     Raises:
@@ -283,7 +270,7 @@ def _get_model(prepared: _Prepared, args: FineTuningArguments, seed: int) -> nn.
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
 
 
-def _run_one(prepared: _Prepared, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
+def _run_one(prepared: PreparedRun, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
     """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     measured = _train(prepared, trainer, checkpoint) if args.do_train else {}
@@ -295,11 +282,14 @@ def _run_one(prepared: _Prepared, args: FineTuningArguments, checkpoint: str | N
     return measured
 
 
-def _train(prepared: _Prepared, trainer: TaskTrainer, checkpoint: str | None) -> dict[str, float]:
+def _train(prepared: PreparedRun, trainer: TaskTrainer, checkpoint: str | None) -> dict[str, float]:
     """Trains, and saves the model. Of a run that had finished nothing is replaced, and nothing returned."""
     args, model, folder = trainer.args, trainer.model, Path(trainer.args.output_dir)
     if checkpoint is None or not trainer.is_last(checkpoint):
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+        if checkpoint is not None:
+            # The seconds of what was before are lost.
+            metrics["train_resumed_at_step"] = TrainerState.load_from_json(Path(checkpoint, STATE_FILE)).global_step
     elif (folder / "train_results.json").is_file():
         trainer.restore(folder)
         return {}
@@ -322,7 +312,7 @@ def _stems(task: EncodedTask, args: FineTuningArguments) -> list[str]:
     return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
 
 
-def _measure(prepared: _Prepared, trainer: TaskTrainer, stems: Sequence[str]) -> dict[str, float]:
+def _measure(prepared: PreparedRun, trainer: TaskTrainer, stems: Sequence[str]) -> dict[str, float]:
     """Evaluates and predicts on the sets whose results have these names, and writes both."""
     task, folder, measured = prepared.task, Path(trainer.args.output_dir), {}
     for name, evaluated in task.evaluation.items():
@@ -339,10 +329,10 @@ def _measure(prepared: _Prepared, trainer: TaskTrainer, stems: Sequence[str]) ->
     return measured
 
 
-def _end(prepared: _Prepared, trainer: TaskTrainer, measured: Mapping[str, float]):
+def _end(prepared: PreparedRun, trainer: TaskTrainer, measured: Mapping[str, float]):
     trainer.save_state()
     if trainer.args.should_save:
-        _report(prepared, trainer.args, trainer, measured)
+        report_run(prepared, trainer, measured)
 
 
 def _note(trainer: TaskTrainer, stem: str, metrics: dict[str, float]) -> dict[str, float]:
@@ -351,7 +341,7 @@ def _note(trainer: TaskTrainer, stem: str, metrics: dict[str, float]) -> dict[st
     return metrics
 
 
-def _run_seeds(prepared: _Prepared, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
     """A run in a folder of its own for each seed; those that are finished stay, and the one that was stopped goes on.
 
     Args:
@@ -373,11 +363,12 @@ def _run_seeds(prepared: _Prepared, args: FineTuningArguments, model: nn.Module 
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
-        _report_seeds(prepared, args, summary)
+        report_seeds(prepared, args, summary, results)
+        print(f"\n{summary_table(summary)}\n", flush=True)
     return summary
 
 
-def _complete(prepared: _Prepared, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+def _complete(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
     """What a finished run has measured; what it was not asked for then is measured now, with the model that it saved."""
     folder = Path(args.output_dir)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
@@ -390,92 +381,3 @@ def _complete(prepared: _Prepared, args: FineTuningArguments, model: nn.Module |
     results |= _measure(prepared, trainer, missing)
     _end(prepared, trainer, results)
     return results
-
-
-# ------- what a run leaves for people
-
-
-def _report(prepared: _Prepared, args: FineTuningArguments, trainer: TaskTrainer, measured: Mapping[str, float]):
-    """Curves and card of one run. Of a resumed run that had finished, the training's results are those written then."""
-    folder, data, model = Path(args.output_dir), prepared.data, trainer.accelerator.unwrap_model(trainer.model)
-    adapter = model.active_peft_config if hasattr(model, "peft_config") else None
-    inner = model.get_base_model() if adapter else model
-    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8")) | dict(measured)
-    files = named_files(prepared.data_args.validation_file, what="--validation_file")
-    write_task_card(
-        folder,
-        task=data.name,
-        pipeline=data.pipeline,
-        dataset=data.dataset,
-        evaluated_on=shown_files([path for paths in files.values() for path in paths]) or None,
-        metrics=results,
-        facts=_facts(prepared, args, trainer.state.global_step, results),
-        model=type(inner).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        base_model=None if prepared.model_args.from_scratch else prepared.model_args.model_name_or_path,
-        custom_code=not type(inner).__module__.startswith("transformers."),
-        adapter_base=adapter and adapter.base_model_name_or_path,
-        from_hub=not (prepared.data_args.train_file or prepared.data_args.validation_file),
-        figure=_draw_curves(prepared, trainer.state.log_history, folder),
-    )
-
-
-def _facts(prepared: _Prepared, args: FineTuningArguments, steps: int | None, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of the table of the training in a card."""
-    model_args = prepared.model_args
-    precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
-    facts = {
-        "data": prepared.data.dataset,
-        "examples": f"{prepared.data.num_train:,} to train on, {prepared.data.num_evaluation:,} to evaluate on",
-        "longest input": longest_row(prepared.task.train),
-        "steps": steps or (args.max_steps if args.max_steps > 0 else None),
-        "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
-        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate:g}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
-        "weight decay": args.weight_decay,
-        "recipe": args.recipe,
-        "SiFT": f"weight {args.sift_weight:g}, {args.sift_preset}" if args.sift_weight else None,
-        "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}" if model_args.lora else None,
-        "precision": f"parameters {model_args.dtype}, autocast {precision}",
-        "seed": None if args.seeds else args.seed,
-        "seconds of training": results.get("train_runtime"),
-        "versions": dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__),
-    }
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _draw_curves(prepared: _Prepared, history: list[dict[str, Any]], folder: Path) -> str | None:
-    """Losses, and the main metric of each set; None where nothing was logged, or there is nothing to draw with."""
-    if importlib.util.find_spec("matplotlib") is None:
-        logger.warning(f"no {CURVES_FILE}: matplotlib is not installed")
-        return None
-    names = [f"{set_prefix('eval', name)}_{prepared.task.metric}" for name in prepared.task.evaluation]
-    logged = {name for entry in history for name in entry}
-    panels = [("", ["run"], part) for part in (["loss", "eval_loss"], names) if {*part} & logged]
-    if not panels:
-        return None
-    plot_curves({"run": history}, folder / CURVES_FILE, panels=panels)
-    return CURVES_FILE
-
-
-def _report_seeds(prepared: _Prepared, args: FineTuningArguments, summary: Mapping[str, Any]):
-    """all_results.json, a figure and a card over all seeds."""
-    folder, data, task = Path(args.output_dir), prepared.data, prepared.task
-    (folder / "all_results.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
-    scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
-    figure = None
-    if scores and importlib.util.find_spec("matplotlib") is not None:
-        plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
-        figure = SEEDS_FILE
-    write_seeds_card(
-        folder,
-        task=data.name,
-        pipeline=data.pipeline,
-        summary=summary,
-        facts=_facts(prepared, args, None, {}),
-        base_model=None if prepared.model_args.from_scratch else prepared.model_args.model_name_or_path,
-        figure=figure,
-    )
-    print(f"\n{summary_table(summary)}\n", flush=True)

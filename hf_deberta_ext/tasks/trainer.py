@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
+from ..runs.hub_trainer import HubTrainer
 from ..sift import SiftArguments, SiftTrainer
 from .task import EncodedTask, EvaluationSet
 
@@ -55,7 +56,7 @@ class _TaskLossTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class TaskTrainer(SiftTrainer, _TaskLossTrainer):
+class TaskTrainer(HubTrainer, SiftTrainer, _TaskLossTrainer):
     """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
 
     - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.

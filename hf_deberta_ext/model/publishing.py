@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""`push_to_hub`: weights, configuration, code, tokenizer and model card in one commit, from a model alone."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from .configuration_deberta_ext import AUTO_MAP
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["new_card", "push_model", "stale_weights"]
+
+# One file, shards, and their index. Not variants (model.fp16.safetensors), which nobody loads unasked.
+WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+ADAPTER = re.compile(r"adapter_(config\.json|model\.(safetensors|bin))")
+TOKENIZER_FILES = {"tokenizer.json", "spm.model", "vocab.json", "vocab.txt"}
+# What transformers writes into a repository without a card of its own, config.push_to_hub and tokenizer.push_to_hub too.
+AUTOMATIC = (
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
+    "automatically generated."
+)
+NOUNS = {
+    "AutoModel": "A DeBERTa encoder",
+    "AutoModelForPreTraining": "Generator and discriminator of replaced token detection (DeBERTaV3)",
+    "AutoModelForMaskedLM": "A DeBERTa masked language model",
+    "AutoModelForSequenceClassification": "A DeBERTa text classifier",
+    "AutoModelForTokenClassification": "A DeBERTa token classifier",
+    "AutoModelForQuestionAnswering": "A DeBERTa model that finds answers in texts",
+    "AutoModelForMultipleChoice": "A DeBERTa model that chooses among answers",
+}
+PIPELINES = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+{noun} ({name}) of {parameters:.1f} million parameters.
+Its author has not yet written what it was trained on, how well it does, and where its limits are.
+
+## How to load it
+
+```python
+from transformers import {imports}
+
+repo = "{repo_id}"
+revision = "{revision}"  # for good: the id of a commit, huggingface_hub.model_info(repo).sha, pins weights and code
+model = {auto}.from_pretrained(repo, revision=revision, trust_remote_code=True)
+{tokenizer}```
+
+The folder brings its code along, which runs on your machine: pin a revision that you have read. Where hf_deberta_ext is
+installed and imported, `trust_remote_code` is not needed.
+"""
+LOAD_TOKENIZER = "tokenizer = AutoTokenizer.from_pretrained(repo, revision=revision, trust_remote_code=True)\n"
+
+
+def push_model(
+    model: PreTrainedModel,
+    repo_id: str,
+    *,
+    tokenizer: Any = None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    tags: list[str] | None = None,
+    **saving,
+) -> CommitInfo:
+    """`DebertaExtPreTrainedModel.push_to_hub`; `saving` goes to `save_pretrained`."""
+    with tempfile.TemporaryDirectory() as folder:
+        # What cannot be saved leaves no empty repository behind.
+        model.save_pretrained(folder, **saving)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        files = {file.relative_to(folder).as_posix(): file for file in sorted(Path(folder).rglob("*")) if file.is_file()}
+
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/pr/"):
+            _make_branch(api, repo_id, revision, create_pr)
+        there = api.model_info(repo_id, revision=revision)
+        published = {sibling.rfilename for sibling in there.siblings or ()}
+
+        has_tokenizer = bool(TOKENIZER_FILES & {*published, *files})
+        if not has_tokenizer:
+            logger.warning(f"{repo_id} has no tokenizer: model.push_to_hub({repo_id!r}, tokenizer=tokenizer) brings it too")
+        about = dict(tags=[*(model.model_tags or ()), *(tags or ())], has_tokenizer=has_tokenizer)
+        card = _card(api, model, repo_id, there.sha, published, revision or "main", files, **about)
+        stale = stale_weights(published, files)
+        if stale:
+            logger.warning(f"removed from {repo_id}, since they are not of this model: {', '.join(stale)}")
+        operations = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
+        operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(file)) for name, file in files.items()]
+        if card is not None:
+            operations.append(CommitOperationAdd(path_in_repo="README.md", path_or_fileobj=card.encode()))
+        return api.create_commit(
+            repo_id,
+            operations,
+            commit_message=commit_message or "Upload model",
+            commit_description=commit_description,
+            revision=revision,
+            create_pr=create_pr,
+            # What was looked at: nobody's push in between is undone.
+            parent_commit=there.sha,
+        )
+
+
+def stale_weights(published: set[str], new: Any) -> list[str]:
+    """Files on the Hub that would be loaded instead of the `new` ones, or beside them: of a model its shards, index or whole
+    file of earlier, and an adapter, which would be put on top; of an adapter only an older one."""
+    new = {*new}
+    is_adapter = "adapter_config.json" in new
+    gone = [name for name in published - new if ADAPTER.fullmatch(name) or (not is_adapter and WEIGHTS.fullmatch(name))]
+    return sorted(gone)
+
+
+def _make_branch(api: HfApi, repo_id: str, revision: str, create_pr: bool):
+    try:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    except HfHubHTTPError as error:
+        # Who may only open pull requests; the branch is there, or the commit says that it is not.
+        if error.response.status_code != 403 or not create_pr:
+            raise
+
+
+def _card(api, model, repo_id, commit, published, revision, files, *, tags, has_tokenizer) -> str | None:
+    """The README.md to push, or None where the repository's own stays as it is."""
+    config = json.loads(files["config.json"].read_text(encoding="utf-8"))
+    name = (config.get("architectures") or [type(model).__name__])[0]
+    about = dict(revision=revision, parameters=model.num_parameters())
+    if "README.md" not in published:
+        return new_card(name, repo_id, **about, has_tokenizer=has_tokenizer, metadata={"tags": tags})
+    file = api.hf_hub_download(repo_id, "README.md", revision=commit)
+    old = ModelCard(Path(file).read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    there = old.data.tags or []
+    data = old.data.to_dict() | {"tags": [*dict.fromkeys([*there, *tags])]}
+    unwritten = [
+        ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC),
+        ModelCard(new_card(name, repo_id, **about, has_tokenizer=False, metadata={})),
+    ]
+    if old.text.strip() in [card.text.strip() for card in unwritten]:
+        # Nobody has written it.
+        return new_card(name, repo_id, **about, has_tokenizer=has_tokenizer, metadata=data)
+    if {*tags} <= {*there}:
+        return None
+    old.data.tags = data["tags"]
+    return str(old)
+
+
+def new_card(
+    name: str, repo_id: str, *, revision: str, parameters: int, has_tokenizer: bool, metadata: dict[str, Any]
+) -> str:
+    """The model card of a repository that has none: no more than is known of any model.
+
+    Args:
+        name (`str`): of the model's class.
+        metadata (`dict[str, Any]`): of the card, beside what is known or instead of it; tags are added.
+    """
+    autos = {reference.split(".")[1]: auto for auto, reference in AUTO_MAP.items()}
+    # A head without an Auto class of its own is loaded as the encoder that it has trained.
+    auto = autos.get(name, "AutoModel")
+    title = repo_id.rpartition("/")[2]
+    known = dict(model_name=title, library_name="transformers", pipeline_tag=PIPELINES.get(auto))
+    tags = [*dict.fromkeys(["deberta", "hf_deberta_ext", *(metadata.get("tags") or ())])]
+    data = ModelCardData(**known | metadata | {"tags": tags})
+    return CARD.format(
+        metadata=data.to_yaml(),
+        title=title,
+        noun=NOUNS[auto],
+        name=name,
+        parameters=parameters / 1e6,
+        imports=f"{auto}, AutoTokenizer" if has_tokenizer else auto,
+        auto=auto,
+        repo_id=repo_id,
+        revision=revision,
+        tokenizer=LOAD_TOKENIZER if has_tokenizer else "",
+    )

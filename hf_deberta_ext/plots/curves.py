@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The curves of Trainer runs."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .figure import COLOURS, new_figure, save_figure
+
+__all__ = ["plot_curves"]
+
+TRAINING_LINES, HELD_OUT_MARKERS = ("-", ":", "-."), ("o", "s", "^", "D")
+LABELS = {"loss": "training loss", "eval_loss": "held-out loss", "eval_accuracy": "held-out accuracy"}
+for _name in ("mlm", "nsp", "sop", "sbo"):
+    LABELS |= {f"{_name}_loss": "training loss", f"eval_{_name}_loss": "held-out loss"}
+    LABELS |= {f"eval_{_name}_accuracy": "held-out accuracy", f"eval_{_name}_perplexity": "held-out perplexity"}
+for _name in ("generator", "discriminator"):
+    LABELS |= {f"{_name}_loss": "training loss", f"eval_{_name}_loss": "held-out loss", f"eval_{_name}_similarity": _name}
+for _name, _label in {
+    "generator_accuracy": "accuracy",
+    "discriminator_precision": "precision",
+    "discriminator_recall": "recall",
+    "replaced_share": "replaced share",
+}.items():
+    LABELS |= {_name: _label, f"eval_{_name}": f"held-out {_label}"}
+
+
+def plot_curves(
+    histories: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: str | Path | Sequence[str | Path],
+    *,
+    panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
+    log_scale: Collection[str] = (),
+) -> Path | list[Path]:
+    """Draws what Trainer logged against its steps, and saves the figure.
+
+    Training metrics are solid lines, those of an evaluation ("eval_...") dashed with a dot each. A run has one colour; in a
+    panel of one run each metric has one (the same for "eval_x" and "x"), in a panel of several the second metric has other
+    dashes and dots.
+
+    Args:
+        histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
+        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
+        panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
+            panel with all runs and the metrics "loss" and "eval_loss".
+        log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
+    Returns:
+        `path`.
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: a panel names a run that is not there, or none of its runs logged any of its metrics.
+    """
+    panels = [("", list(histories), ("loss", "eval_loss"))] if panels is None else panels
+    figure = new_figure(4.6 * len(panels) + 0.6)
+    for axes, (title, names, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, histories, names, metrics)
+        axes.set_title(title, fontsize=12)
+        if {*metrics} & {*log_scale}:
+            _use_log_scale(axes)
+    return save_figure(figure, path)
+
+
+def _use_log_scale(axes):
+    """Plain numbers on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_panel(axes, histories, names, metrics):
+    """The curves of one panel, its axis labels and its legend."""
+    unknown = sorted(set(names) - set(histories))
+    if unknown:
+        known = ", ".join(map(repr, histories))
+        raise ValueError(f"no history named {', '.join(map(repr, unknown))}; there are {known}")
+    labels = _curve_labels(metrics)
+    kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
+    drawn = []
+    for index, name in enumerate(names):
+        for metric in metrics:
+            points = [(entry["step"], entry[metric]) for entry in histories[name] if metric in entry]
+            if not points:
+                continue
+            if metric not in drawn:
+                drawn.append(metric)
+            kind = kinds.index(metric.removeprefix("eval_"))
+            style = dict(linestyle=TRAINING_LINES[0 if len(names) == 1 else kind % len(TRAINING_LINES)])
+            if metric.startswith("eval_"):
+                style = dict(linestyle="--", marker=HELD_OUT_MARKERS[kind % len(HELD_OUT_MARKERS)], markersize=4)
+            parts = [name] * (len(names) > 1) + [labels[metric]] * (len(names) == 1 or len(metrics) > 1)
+            label = ", ".join(parts)
+            colour = COLOURS[(kind if len(names) == 1 else index) % len(COLOURS)]
+            axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=1.8, **style)
+    if not drawn:
+        runs = ", ".join(map(repr, names))
+        raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
+    axes.set_xlabel("step", fontsize=11)
+    axes.set_ylabel(_axis_label(drawn), fontsize=11)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, frameon=False)
+
+
+def _curve_labels(metrics: Sequence[str]) -> dict[str, str]:
+    """Each metric's label; metrics that would share one ("training loss" of generator and discriminator) by their names."""
+    labels = {metric: LABELS.get(metric, metric) for metric in metrics}
+    counts = Counter(labels.values())
+    return {
+        metric: label if counts[label] == 1 else metric.replace("eval_", "held-out ", 1).replace("_", " ")
+        for metric, label in labels.items()
+    }
+
+
+def _axis_label(metrics: Sequence[str]) -> str:
+    """What the metrics of one panel measure, each kind once."""
+    for kind, label in {"loss": "loss", "similarity": "average cosine similarity"}.items():
+        if all(metric.endswith(kind) for metric in metrics):
+            return label
+    labels = dict.fromkeys(LABELS.get(metric, metric) for metric in metrics)
+    if not all(metric.startswith("eval_") for metric in metrics):
+        labels = dict.fromkeys(label.removeprefix("held-out ") for label in labels)
+    return ", ".join(labels)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of several models beside each other: the similarity of word embeddings, and scores over seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .figure import COLOURS, finish_axes, new_figure, save_figure
+
+__all__ = ["plot_comparison", "plot_embedding_similarity"]
+
+# Whose word embeddings `plot_embedding_similarity` compares.
+TABLES = ("generator", "discriminator")
+
+
+def plot_embedding_similarity(
+    similarities: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
+) -> Path | list[Path]:
+    """Draws the average cosine similarity of word embeddings for several ways to share them (DeBERTaV3, section 3).
+
+    A group of bars for each way, one bar for each table, its value above it (or below it, where negative).
+
+    Args:
+        similarities (`dict[str, dict[str, float]]`): by the name of a run ("NES", "ES", "GDES", ...): the values of
+            `average_cosine_similarity` for "generator" and "discriminator", or for one of them alone.
+        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
+    Returns:
+        `path`.
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is nothing to draw, an unknown key, or a value that is no similarity.
+    """
+    if not similarities:
+        raise ValueError("there is nothing to draw: give similarities of at least one run")
+    for name, values in similarities.items():
+        unknown = [key for key in values if key not in TABLES]
+        if unknown or not values:
+            got = ", ".join(map(repr, unknown)) or "nothing"
+            raise ValueError(f"{name!r} needs a value for {' or '.join(map(repr, TABLES))}, got {got}")
+        for key, value in values.items():
+            # The margin is for rounding. NaN is not between them.
+            if not -1.0001 <= value <= 1.0001:
+                raise ValueError(f"the {key}'s similarity of {name!r} must be in [-1, 1], got {value}")
+    figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
+    axes = figure.subplots()
+    keys = [key for key in TABLES if any(key in values for values in similarities.values())]
+    width = 0.38
+    for key in keys:
+        bars = []
+        for group, values in enumerate(similarities.values()):
+            present = [each for each in TABLES if each in values]
+            if key in present:
+                bars.append((group + (present.index(key) - (len(present) - 1) / 2) * width, values[key]))
+        colour = COLOURS[TABLES.index(key)]
+        drawn = axes.bar(*zip(*bars, strict=True), width=0.94 * width, color=colour, label=key)
+        axes.bar_label(drawn, fmt="{:.3f}", fontsize=9, padding=2)
+    axes.set_xticks(range(len(similarities)), [*similarities], fontsize=11)
+    axes.set_xlim(-0.6, len(similarities) - 0.4)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_ylabel("average cosine similarity", fontsize=11)
+    finish_axes(axes)
+    # Room for the values at both ends.
+    axes.margins(y=0.12)
+    figure.legend(loc="outside upper center", ncols=len(keys), fontsize=10, frameon=False)
+    return save_figure(figure, path)
+
+
+def plot_comparison(
+    scores: Mapping[str, Sequence[float]],
+    path: str | Path | Sequence[str | Path],
+    *,
+    label: str,
+    baselines: Mapping[str, float] | None = None,
+) -> Path | list[Path]:
+    """Draws the scores of several models over seeds: a dot each, and beside them mean and standard deviation.
+
+    Args:
+        scores (`dict[str, list[float]]`): the score of each seed, by the name of the model.
+        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
+        label (`str`): what the scores are: the label of their axis.
+        baselines (`dict[str, float]`, *optional*): scores to draw as lines across, by name.
+    Returns:
+        `path`.
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is no score to draw, or one is not finite.
+    """
+    if not scores:
+        raise ValueError("there is nothing to draw: give the scores of at least one model")
+    for name, values in {**scores, **{name: [value] for name, value in (baselines or {}).items()}}.items():
+        if not values or not all(map(math.isfinite, values)):
+            raise ValueError(f"{name!r} needs finite scores, got {list(values)}")
+    figure = new_figure(max(4.6, 1.1 * len(scores) + 1.6))
+    axes = figure.subplots()
+    for index, values in enumerate(scores.values()):
+        colour = COLOURS[index % len(COLOURS)]
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        axes.plot([index - 0.12] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0)
+        mean = statistics.mean(values)
+        axes.errorbar([index + 0.08], [mean], yerr=spread, fmt="D", color=colour, markersize=6, capsize=5, linewidth=1.8)
+        axes.annotate(f"{mean:.3g}", (index + 0.08, mean), (9, -3), textcoords="offset points", fontsize=9)
+    for index, (name, value) in enumerate((baselines or {}).items()):
+        style = ("--", ":", "-.")[index % 3]
+        axes.axhline(value, color="0.35", linestyle=style, linewidth=1.2, label=f"{name} ({value:.3g})")
+    axes.set_xticks(range(len(scores)), [*scores], fontsize=10)
+    axes.set_xlim(-0.6, len(scores) - 0.3)
+    axes.set_ylabel(label, fontsize=11)
+    finish_axes(axes)
+    if baselines:
+        figure.legend(loc="outside upper center", ncols=len(baselines), fontsize=9, frameon=False)
+    return save_figure(figure, path)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code in a model card that loads the model and tries it."""
+
+from collections.abc import Sequence
+
+from .card import LOADING_LINES, shown_source
+
+__all__ = ["AUTO_MODELS", "loading_code"]
+
+# The Hub's name of what a model is for: its Auto class; "encoder" is one without a head.
+AUTO_MODELS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "fill-mask": "AutoModelForMaskedLM",
+    "encoder": "AutoModel",
+}
+PIPELINE = """from transformers import pipeline
+
+{loading}
+{name} = pipeline("{kind}", repo{options})
+print({name}({given}))"""
+# Kinds that have a pipeline: (name of the variable, options of the pipeline, what it is tried on).
+PIPELINES = {
+    "text-classification": ("classify", "", None),
+    "token-classification": ("tag_words", ', aggregation_strategy="first"', '"She met Ann Lee in Paris."'),
+    "fill-mask": ("fill_mask", "", '"Paris is the [MASK] of France."'),
+}
+MODEL = """{imports}
+{loading}
+model = {auto}.from_pretrained(repo{options})
+tokenizer = AutoTokenizer.from_pretrained(repo{options})
+{tried}"""
+ADAPTER = """{imports}
+{loading}
+base = "{base}"  # the path or Hub id of the model that was fine-tuned
+base_revision = {base_revision}  # of the base on the Hub: a tag or commit
+config = AutoConfig.from_pretrained(repo{options})
+{model_class}model = {auto}.from_pretrained(base, config=config, revision=base_revision, ignore_mismatched_sizes=True)
+model = PeftModel.from_pretrained(model, repo, revision=revision).eval()
+tokenizer = AutoTokenizer.from_pretrained(repo{options})
+{tried}"""
+# The code is that of the adapter's folder, at its revision: the base may have none.
+MODEL_CLASS = """model_class = get_class_from_dynamic_module(config.auto_map["{auto}"], repo, revision=revision)
+"""
+# How a model without a pipeline is tried; the names are those of the variables above.
+CLASSIFY = """inputs = tokenizer({given}, return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[0]
+print({answer})"""
+ANSWER = """question, context = "Where did she sit?", "She sat on the bank of the river."
+inputs = tokenizer(question, context, return_tensors="pt")
+with torch.no_grad():
+    outputs = model(**inputs)
+# The best start and end, one by one: for long texts and questions without an answer, examples/run_squad.py --do_predict.
+start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
+CHOOSE = """context, choices = "She sat on the bank of the river.", ["She had a loan.", "She had a fishing rod."]
+inputs = tokenizer([context] * len(choices), choices, padding=True, return_tensors="pt")
+with torch.no_grad():
+    logits = model(**{name: values[None] for name, values in inputs.items()}).logits[0]
+print(choices[logits.argmax()])"""
+TAG = """inputs = tokenizer("She met Ann Lee in Paris.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[0]
+labels = [model.config.id2label[number] for number in logits.argmax(-1).tolist()]
+print([*zip(tokenizer.convert_ids_to_tokens(inputs["input_ids"][0]), labels)])"""
+FILL = """inputs = tokenizer("Paris is the [MASK] of France.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id]
+print(tokenizer.decode(logits.argmax(-1)))"""
+ENCODE = """inputs = tokenizer("A text.", return_tensors="pt")
+with torch.no_grad():
+    hidden_states = model(**inputs).last_hidden_state
+print(hidden_states.shape)"""
+# An encoder with another head or none, ready to be fine-tuned.
+FINE_TUNE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+{loading}
+# Or another AutoModelFor...: the head is new, and has to be fine-tuned.
+model = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=2{options})
+tokenizer = AutoTokenizer.from_pretrained(repo{options})"""
+JOINT = """from transformers import AutoModelForPreTraining, AutoTokenizer
+
+{loading}
+model = AutoModelForPreTraining.from_pretrained(repo{options})
+tokenizer = AutoTokenizer.from_pretrained(repo{options})
+# What to fine-tune, and what fills masks: as models of their own, in the folders discriminator and generator, too.
+discriminator, generator = model.export_discriminator(), model.export_generator()"""
+
+
+def loading_code(
+    kind: str,
+    repo: str,
+    *,
+    custom_code: bool,
+    texts: Sequence[str] = ("A text.",),
+    problem_type: str | None = None,
+    adapter_base: str | None = None,
+    base_revision: str | None = None,
+) -> str:
+    """Python that loads a model, pinned to a revision, and tries it.
+
+    Args:
+        kind (`str`): a name in AUTO_MODELS; "fine-tune" for an encoder whose own head is of no use afterwards; "joint" for
+            generator and discriminator.
+        repo (`str`): the name of the folder.
+        custom_code (`bool`): the model needs the code in its folder.
+        texts (`tuple[str]`): a text, or the two of a pair, that a text classifier is tried on.
+        problem_type (`str`, *optional*): of a text classifier.
+        adapter_base (`str`, *optional*): the model that the adapter (LoRA) in the folder is for, of which a local one is
+            only named; None = a whole model.
+        base_revision (`str`, *optional*): of `adapter_base` on the Hub.
+    """
+    loading = LOADING_LINES.format(repo=repo)
+    trust = ", trust_remote_code=True" if custom_code else ""
+    options = f", revision=revision{trust}"
+    if kind in ("fine-tune", "joint"):
+        return (FINE_TUNE if kind == "fine-tune" else JOINT).format(loading=loading, options=options)
+    if kind in PIPELINES and adapter_base is None:
+        name, more, given = PIPELINES[kind]
+        # All labels that hold, not the best alone.
+        more = ", top_k=None" if problem_type == "multi_label_classification" else more
+        given = _pair(texts) if given is None else given
+        return PIPELINE.format(kind=kind, loading=loading, name=name, options=options + more, given=given)
+    auto = AUTO_MODELS[kind]
+    tried = {
+        "text-classification": _classify(texts, problem_type),
+        "token-classification": TAG,
+        "question-answering": ANSWER,
+        "multiple-choice": CHOOSE,
+        "fill-mask": FILL,
+        "encoder": ENCODE,
+    }[kind]
+    parts = dict(loading=loading, auto=auto, options=options, tried=tried)
+    if adapter_base is None:
+        return MODEL.format(imports=f"import torch\nfrom transformers import {auto}, AutoTokenizer\n", **parts)
+    imports = ["import torch", "from peft import PeftModel"]
+    if custom_code:
+        imports += [
+            "from transformers import AutoConfig, AutoTokenizer",
+            "from transformers.dynamic_module_utils import get_class_from_dynamic_module",
+        ]
+        parts |= dict(auto="model_class", model_class=MODEL_CLASS.format(auto=auto))
+    else:
+        imports += [f"from transformers import AutoConfig, {auto}, AutoTokenizer"]
+        parts |= dict(model_class="")
+    revision = "None" if base_revision is None else f'"{base_revision}"'
+    imports = "\n".join([*imports, ""])
+    return ADAPTER.format(imports=imports, base=shown_source(adapter_base), base_revision=revision, **parts)
+
+
+def _pair(texts: Sequence[str]) -> str:
+    """What a pipeline takes: a text, or a dictionary for a pair."""
+    if len(texts) == 1:
+        return _quoted(texts[0])
+    return f'{{"text": {_quoted(texts[0])}, "text_pair": {_quoted(texts[1])}}}'
+
+
+def _classify(texts: Sequence[str], problem_type: str | None) -> str:
+    answer = {
+        "regression": "logits.item()",
+        "multi_label_classification": "[model.config.id2label[n] for n, logit in enumerate(logits.tolist()) if logit > 0]",
+    }.get(problem_type or "", "model.config.id2label[logits.argmax().item()]")
+    return CLASSIFY.format(given=", ".join(map(_quoted, texts)), answer=answer)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

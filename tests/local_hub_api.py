@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints of the Hub of the tests: a request in, an answer out, and nothing of HTTP's connections."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from urllib.parse import parse_qs
+
+import yaml
+from local_hub_repos import Commit, PullRequest, Repo, User, blob_id, file_entry, lfs_pointer, metadata_problem
+
+__all__ = ["Answer", "Call", "HubEndpoints", "Refusal"]
+
+# What the real Hub stores as LFS in a new repository, as far as models have it.
+LFS_PATTERNS = (
+    "*.bin",
+    "*.h5",
+    "*.model",
+    "*.msgpack",
+    "*.npz",
+    "*.onnx",
+    "*.pkl",
+    "*.pt",
+    "*.pth",
+    "*.safetensors",
+    "*.zip",
+)
+LFS_FROM_SIZE = 10 * 1024**2
+PROTECTED = ("main",)
+
+
+class Refusal(Exception):  # noqa: N818
+    """An answer other than 200, in the real Hub's words."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, **more):
+        super().__init__(message)
+        self.answer = Answer(status, json.dumps({"error": message, **more}).encode(), {"X-Error-Message": message})
+        if code is not None:
+            self.answer.headers["X-Error-Code"] = code
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: object) -> "Answer":
+        return cls(200, json.dumps(value).encode())
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, taken apart. `path` are its segments, unquoted."""
+
+    method: str
+    path: tuple[str, ...]
+    query: Mapping[str, list[str]]
+    headers: Mapping[str, str]
+    body: bytes
+    user: User | None
+
+    def json(self) -> dict:
+        return json.loads(self.body or b"{}")
+
+    def flag(self, name: str) -> bool:
+        return self.query.get(name, ["false"])[-1].lower() in ("1", "true")
+
+
+class HubEndpoints:
+    """Answers calls from what it holds, all of it in memory.
+
+    Args:
+        lfs_from_size (`int`): files from this size on are LFS whatever their name.
+        part_size (`int`, *optional*): LFS files above this size are uploaded in parts.
+    """
+
+    # Where it is reached.
+    endpoint: str
+
+    def __init__(self, *, lfs_from_size: int = LFS_FROM_SIZE, part_size: int | None = None):
+        self.users = {
+            "hf_write": User("user", organizations=("org",)),
+            "hf_read": User("user", can_write=False, organizations=("org",)),
+            "hf_stranger": User("stranger"),
+        }
+        self.repos: dict[str, Repo] = {}
+        self.lfs: dict[str, bytes] = {}
+        self.lfs_from_size, self.part_size = lfs_from_size, part_size
+        self.lock = threading.RLock()
+        self._expected: dict[str, int] = {}
+        self._parts: dict[tuple[str, int], bytes] = {}
+        self._commits_made = 0
+
+    def create_repo(self, repo_id: str, files: Mapping[str, bytes] | None = None, *, private: bool = False) -> Repo:
+        attributes = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in LFS_PATTERNS)
+        with self.lock:
+            repo = self.repos[repo_id] = Repo(private=private, branches={})
+            commit = self._new_commit(repo, None, {".gitattributes": attributes.encode()}, frozenset(), "initial commit")
+            repo.branches["main"] = commit.oid
+            if files:
+                self.commit(repo_id, files)
+            return repo
+
+    def commit(
+        self, repo_id: str, files: Mapping[str, bytes], *, title="A commit", deleted: Iterable[str] = (), revision="main"
+    ) -> str:
+        """A commit that did not come by HTTP; its id."""
+        with self.lock:
+            repo = self.repos[repo_id]
+            head = repo.commits[repo.branches[revision]]
+            merged = {path: data for path, data in (head.files | files).items() if path not in {*deleted}}
+            lfs = frozenset(path for path, data in merged.items() if self._is_lfs(path, len(data), head))
+            self.lfs |= {hashlib.sha256(merged[path]).hexdigest(): merged[path] for path in lfs}
+            commit = self._new_commit(repo, head.oid, merged, lfs, title)
+            repo.branches[revision] = commit.oid
+            return commit.oid
+
+    # ------- storage
+
+    def _new_commit(self, repo, parent, files, lfs, title, description="", author="user") -> Commit:
+        self._commits_made += 1
+        minutes, seconds = divmod(self._commits_made, 60)
+        date = f"2026-01-01T{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}.000Z"
+        oid = hashlib.sha1(f"{parent} {title} {self._commits_made} {sorted(files)}".encode()).hexdigest()
+        commit = Commit(oid, parent, title, description, author, date, files, lfs)
+        repo.commits[oid] = commit
+        return commit
+
+    def _is_lfs(self, path: str, size: int, commit: Commit) -> bool:
+        attributes = commit.files.get(".gitattributes", b"").decode()
+        patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line]
+        name = path.rpartition("/")[2]
+        return size >= self.lfs_from_size or any(fnmatch(path, p) or fnmatch(name, p) for p in patterns)
+
+    # ------- who may do what
+
+    def user_of(self, headers: Mapping[str, str]) -> User | None:
+        given = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if not given:
+            return None
+        if given not in self.users:
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        return self.users[given]
+
+    def _readable(self, repo_id: str, call: Call) -> Repo:
+        repo = self.repos.get(repo_id)
+        if repo is None or (repo.private and not (call.user and call.user.owns(repo_id))):
+            # Nobody learns whether a private repository exists.
+            raise Refusal(404 if call.user else 401, "Repository not found", "RepoNotFound")
+        return repo
+
+    def _writable(self, repo_id: str, call: Call, *, pull_request: bool = False) -> Repo:
+        if call.user is None:
+            raise Refusal(401, "Invalid username or password.")
+        repo = self._readable(repo_id, call)
+        if not call.user.can_write:
+            raise Refusal(403, "Forbidden: you must use a write token to upload to a repository.")
+        if not call.user.owns(repo_id) and not pull_request:
+            raise Refusal(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        return repo
+
+    def _found(self, repo: Repo, revision: str) -> Commit:
+        commit = repo.find(revision)
+        if commit is None:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return commit
+
+    # ------- the endpoints
+
+    def answer(self, call: Call) -> Answer:
+        with self.lock:
+            try:
+                return self._route(call)
+            except Refusal as refusal:
+                return refusal.answer
+
+    def _route(self, call: Call) -> Answer:
+        method, path = call.method, call.path
+        reading = method in ("GET", "HEAD")
+        if path == ("api", "whoami-v2"):
+            return self._who_am_i(call)
+        if path == ("api", "validate-yaml"):
+            problem = metadata_problem(call.json()["content"].encode())
+            errors = [{"message": problem}] if problem else []
+            return Answer(400 if problem else 200, json.dumps({"errors": errors, "warnings": []}).encode())
+        if path[:2] == ("api", "repos"):
+            return {"create": self._create_repo, "delete": self._delete_repo}[path[2]](call)
+        if path[:2] == ("api", "models") and len(path) >= 4:
+            repo_id, (verb, *rest) = "/".join(path[2:4]), path[4:] or (None,)
+            return self._model_api(call, repo_id, verb, rest)
+        if path[:1] == ("lfs",) and method == "PUT":
+            return self._receive(call, path[1], int(path[2]) if len(path) > 2 else None)
+        if path[:1] == ("lfs",) and path[2:] == ("complete",):
+            return self._put_together(call, path[1])
+        if len(path) > 4 and path[1].endswith(".git") and path[2:5] == ("info", "lfs", "objects"):
+            repo_id = "/".join(path[:2]).removesuffix(".git")
+            return (self._lfs_verify if path[5] == "verify" else self._lfs_batch)(call, repo_id)
+        if len(path) > 4 and path[2] in ("resolve", "raw") and reading:
+            return self._download(call, "/".join(path[:2]), path[2], *_revision_and_path(path[3:]))
+        raise Refusal(404, f"the test Hub has no {method} /{'/'.join(path)}")
+
+    def _model_api(self, call: Call, repo_id: str, verb: str | None, rest: list[str]) -> Answer:
+        reading = call.method in ("GET", "HEAD")
+        if verb == "preupload":
+            return self._preupload(call, repo_id, "/".join(rest))
+        if verb == "commit":
+            return self._receive_commit(call, repo_id, "/".join(rest))
+        if verb in ("branch", "tag") and not reading:
+            repo = self._writable(repo_id, call)
+            return (self._branch if verb == "branch" else self._tag)(call, repo, "/".join(rest))
+        if verb == "settings":
+            self._writable(repo_id, call).private = call.json().get("visibility") == "private"
+            return Answer.of({})
+        repo = self._readable(repo_id, call)
+        if verb is None or verb == "revision":
+            return self._model_info(call, repo_id, repo, "/".join(rest) or "main")
+        if verb == "refs":
+            return self._refs(call, repo)
+        if verb == "commits":
+            self._found(repo, "/".join(rest))
+            history = repo.history("/".join(rest))
+            return Answer.of(
+                [
+                    {
+                        "id": c.oid,
+                        "title": c.title,
+                        "message": c.description,
+                        "date": c.date,
+                        "authors": [{"user": c.author}],
+                    }
+                    for c in history
+                ]
+            )
+        if verb == "tree":
+            return self._tree(call, repo, *_revision_and_path(rest))
+        if verb == "paths-info":
+            form = parse_qs(call.body.decode())
+            commit = self._found(repo, "/".join(rest))
+            expand = form.get("expand", ["false"])[-1].lower() == "true"
+            return Answer.of([file_entry(repo, commit, p, expand) for p in form.get("paths", []) if p in commit.files])
+        raise Refusal(404, f"the test Hub has no {call.method} /api/models/{repo_id}/{verb}")
+
+    def _who_am_i(self, call: Call) -> Answer:
+        if call.user is None:
+            raise Refusal(401, "Invalid username or password.")
+        role = "write" if call.user.can_write else "read"
+        about = {"type": "user", "name": call.user.name, "fullname": call.user.name, "isPro": False}
+        orgs = [{"type": "org", "name": name, "roleInOrg": role} for name in call.user.organizations]
+        return Answer.of({**about, "orgs": orgs, "auth": {"accessToken": {"displayName": "test", "role": role}}})
+
+    def _named(self, call: Call) -> str:
+        if call.user is None:
+            raise Refusal(401, "Invalid username or password.")
+        asked = call.json()
+        return f"{asked.get('organization') or call.user.name}/{asked['name']}"
+
+    def _create_repo(self, call: Call) -> Answer:
+        repo_id, asked = self._named(call), call.json()
+        url = f"{self.endpoint}/{repo_id}"
+        if not (call.user.can_write and call.user.owns(repo_id)):
+            owner = repo_id.partition("/")[0]
+            raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
+        if repo_id in self.repos:
+            raise Refusal(409, f"You already created this model repo: {repo_id}", url=url)
+        self.create_repo(repo_id, private=asked.get("visibility") == "private" or bool(asked.get("private")))
+        return Answer.of({"url": url, "name": repo_id, "id": repo_id})
+
+    def _delete_repo(self, call: Call) -> Answer:
+        repo_id = self._named(call)
+        self._writable(repo_id, call)
+        del self.repos[repo_id]
+        return Answer.of({})
+
+    def _model_info(self, call: Call, repo_id: str, repo: Repo, revision: str) -> Answer:
+        commit, siblings = self._found(repo, revision), []
+        for path, data in commit.files.items():
+            sibling = {"rfilename": path}
+            if call.flag("blobs"):
+                entry = file_entry(repo, commit, path)
+                sibling |= {"size": len(data), "blobId": entry["oid"]}
+                if "lfs" in entry:
+                    lfs = entry["lfs"]
+                    sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
+            siblings.append(sibling)
+        card = re.match(r"---\s*\n(.*?)\n---", commit.files.get("README.md", b"").decode("utf-8", "replace"), re.DOTALL)
+        card_data = (yaml.safe_load(card[1]) if card else None) or {}
+        about = {"_id": blob_id(repo_id.encode())[:24], "id": repo_id, "modelId": repo_id, "author": repo_id.split("/")[0]}
+        about |= {"sha": commit.oid, "private": repo.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        about |= {"lastModified": commit.date, "createdAt": "2026-01-01T00:00:00.000Z", "siblings": siblings}
+        about |= {"cardData": card_data, "tags": card_data.get("tags") or [], "pipeline_tag": card_data.get("pipeline_tag")}
+        return Answer.of(about | {"library_name": card_data.get("library_name")})
+
+    def _refs(self, call: Call, repo: Repo) -> Answer:
+        def listed(refs: Mapping[str, str], prefix: str) -> list[dict]:
+            return [{"name": name, "ref": f"{prefix}{name}", "targetCommit": oid} for name, oid in refs.items()]
+
+        refs = {"branches": listed(repo.branches, "refs/heads/"), "tags": listed(repo.tags, "refs/tags/"), "converts": []}
+        if call.flag("include_prs"):
+            requests = {str(num): request.head for num, request in repo.pull_requests.items()}
+            refs["pullRequests"] = listed(requests, "refs/pr/")
+        return Answer.of(refs)
+
+    def _tree(self, call: Call, repo: Repo, revision: str, folder: str) -> Answer:
+        commit = self._found(repo, revision)
+        inside = [path for path in commit.files if not folder or path.startswith(f"{folder}/")]
+        if folder and not inside:
+            raise Refusal(404, f"{folder} does not exist on {revision!r}", "EntryNotFound")
+        start = len(folder) + 1 if folder else 0
+        folders = {path[: i + start] for path in inside for i, letter in enumerate(path[start:]) if letter == "/"}
+        if not call.flag("recursive"):
+            folders = {path for path in folders if "/" not in path[start:]}
+            inside = [path for path in inside if "/" not in path[start:]]
+        entries = [{"type": "directory", "path": path, "size": 0, "oid": blob_id(path.encode())} for path in sorted(folders)]
+        return Answer.of(entries + [file_entry(repo, commit, path, call.flag("expand")) for path in inside])
+
+    def _preupload(self, call: Call, repo_id: str, revision: str) -> Answer:
+        repo = self._writable(repo_id, call, pull_request=call.flag("create_pr"))
+        commit, answers = self._found(repo, revision), []
+        for asked in call.json()["files"]:
+            path, there = asked["path"], commit.files.get(asked["path"])
+            is_lfs = self._is_lfs(path, asked["size"], commit)
+            # For LFS the id of the content, not of the pointer.
+            oid = None if there is None else hashlib.sha256(there).hexdigest() if path in commit.lfs else blob_id(there)
+            answers.append({"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid})
+        return Answer.of({"files": answers, "commitOid": commit.oid})
+
+    def _lfs_batch(self, call: Call, repo_id: str) -> Answer:
+        self._writable(repo_id, call, pull_request="ref" not in call.json())
+        objects = []
+        for asked in call.json()["objects"]:
+            oid, size = asked["oid"], asked["size"]
+            objects.append({"oid": oid, "size": size})
+            if oid in self.lfs:
+                continue
+            self._expected[oid] = size
+            upload = {"href": f"{self.endpoint}/lfs/{oid}"}
+            if self.part_size is not None and size > self.part_size:
+                parts = range(1, -(-size // self.part_size) + 1)
+                header = {str(part): f"{self.endpoint}/lfs/{oid}/{part}" for part in parts}
+                upload = {
+                    "href": f"{self.endpoint}/lfs/{oid}/complete",
+                    "header": {"chunk_size": str(self.part_size), **header},
+                }
+            verify = {"href": f"{self.endpoint}/{repo_id}.git/info/lfs/objects/verify"}
+            objects[-1]["actions"] = {"upload": upload, "verify": verify}
+        return Answer.of({"transfer": "basic", "objects": objects})
+
+    def _receive(self, call: Call, oid: str, part: int | None) -> Answer:
+        # No token: the address itself is the permission, as with the signed ones of the real Hub.
+        if oid not in self._expected:
+            raise Refusal(403, "AccessDenied")
+        if part is not None:
+            self._parts[oid, part] = call.body
+            return Answer(headers={"ETag": f'"{hashlib.md5(call.body).hexdigest()}"'})
+        self._store(oid, call.body)
+        return Answer()
+
+    def _put_together(self, call: Call, oid: str) -> Answer:
+        wanted = call.json()["parts"]
+        missing = [part["partNumber"] for part in wanted if (oid, part["partNumber"]) not in self._parts]
+        if missing:
+            raise Refusal(400, f"parts {missing} were not uploaded")
+        self._store(oid, b"".join(self._parts[oid, part["partNumber"]] for part in wanted))
+        return Answer.of({})
+
+    def _store(self, oid: str, data: bytes):
+        if hashlib.sha256(data).hexdigest() != oid or len(data) != self._expected[oid]:
+            raise Refusal(400, "The Content-SHA256 you specified did not match what we received.")
+        self.lfs[oid] = data
+
+    def _lfs_verify(self, call: Call, repo_id: str) -> Answer:
+        self._writable(repo_id, call, pull_request=True)
+        if call.json()["oid"] not in self.lfs:
+            raise Refusal(404, "Object not found")
+        return Answer.of({})
+
+    def _receive_commit(self, call: Call, repo_id: str, revision: str) -> Answer:
+        makes_request = call.flag("create_pr")
+        repo = self._writable(repo_id, call, pull_request=makes_request)
+        lines = [json.loads(line) for line in call.body.splitlines() if line.strip()]
+        header = lines[0]["value"]
+        is_request = re.fullmatch(r"refs/pr/(\d+)", revision)
+        if not makes_request and revision not in repo.branches and not is_request:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        base = self._found(repo, revision)
+        parent = header.get("parentCommit")
+        if parent is not None and not base.oid.startswith(parent):
+            if not makes_request:
+                raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+            base = self._found(repo, parent)
+        files, lfs = self._changed(base, lines[1:])
+        card = files.get("README.md")
+        problem = metadata_problem(card) if card is not None and card != base.files.get("README.md") else None
+        if problem:
+            raise Refusal(400, f"Invalid metadata in README.md: {problem}")
+        words = (header["summary"], header.get("description", ""), call.user.name)
+        commit = self._new_commit(repo, base.oid, files, lfs, *words)
+        answer = {"success": True, "commitOid": commit.oid, "commitUrl": f"{self.endpoint}/{repo_id}/commit/{commit.oid}"}
+        if makes_request:
+            num = len(repo.pull_requests) + 1
+            repo.pull_requests[num] = PullRequest(num, *words, commit.oid)
+            answer["pullRequestUrl"] = f"{self.endpoint}/{repo_id}/discussions/{num}"
+        elif is_request:
+            repo.pull_requests[int(is_request[1])].head = commit.oid
+        else:
+            repo.branches[revision] = commit.oid
+        return Answer.of(answer | {"hookOutput": ""})
+
+    def _changed(self, base: Commit, operations: list[dict]) -> tuple[dict[str, bytes], frozenset[str]]:
+        files, lfs = dict(base.files), set(base.lfs)
+        for operation in operations:
+            kind, value = operation["key"], operation["value"]
+            path = value["path"]
+            if kind == "file":
+                files[path] = base64.b64decode(value["content"])
+                lfs.discard(path)
+            elif kind == "lfsFile":
+                if value["oid"] not in self.lfs:
+                    raise Refusal(
+                        400, "Your push was rejected because an LFS pointer pointed to a file that does not exist."
+                    )
+                files[path] = self.lfs[value["oid"]]
+                lfs.add(path)
+            elif kind == "deletedFile":
+                if path not in files:
+                    raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
+                del files[path]
+            elif kind == "deletedFolder":
+                gone = [file for file in files if file.startswith(path.rstrip("/") + "/")]
+                if not gone:
+                    raise Refusal(404, "A folder with this name doesn't exist", "EntryNotFound")
+                for file in gone:
+                    del files[file]
+            else:
+                raise Refusal(400, f"unknown operation {kind!r}")
+        return files, frozenset(lfs & files.keys())
+
+    def _branch(self, call: Call, repo: Repo, name: str) -> Answer:
+        if call.method == "DELETE":
+            if name in PROTECTED:
+                raise Refusal(403, f"Cannot delete refs/heads/{name}")
+            self._remove(repo.branches, name)
+            return Answer.of({})
+        if name.startswith("refs/"):
+            raise Refusal(400, f"Invalid reference for a branch: refs/heads/{name}")
+        if name in repo.branches:
+            raise Refusal(409, f"Reference already exists: refs/heads/{name}")
+        repo.branches[name] = self._found(repo, call.json().get("startingPoint") or "main").oid
+        return Answer.of({})
+
+    def _tag(self, call: Call, repo: Repo, name: str) -> Answer:
+        if call.method == "DELETE":
+            self._remove(repo.tags, name)
+            return Answer.of({})
+        tag = call.json()["tag"]
+        if tag in repo.tags:
+            raise Refusal(409, "Tag reference exists already")
+        repo.tags[tag] = self._found(repo, name).oid
+        return Answer.of({})
+
+    def _remove(self, refs: dict[str, str], name: str):
+        if name not in refs:
+            raise Refusal(404, f"Invalid rev id: {name}", "RevisionNotFound")
+        del refs[name]
+
+    def _download(self, call: Call, repo_id: str, how: str, revision: str, path: str) -> Answer:
+        commit = self._found(self._readable(repo_id, call), revision)
+        headers = {"X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        if path not in commit.files:
+            refusal = Refusal(404, "Entry not found", "EntryNotFound")
+            refusal.answer.headers["X-Repo-Commit"] = commit.oid
+            raise refusal
+        data = commit.files[path]
+        if path in commit.lfs and how == "raw":
+            data = lfs_pointer(data)
+        elif path in commit.lfs:
+            # The real one redirects to its storage; what clients read is in these headers either way.
+            sha256 = hashlib.sha256(data).hexdigest()
+            headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256}"', "ETag": f'"{sha256}"'}
+        headers.setdefault("ETag", f'"{blob_id(data)}"')
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", call.headers.get("Range", ""))
+        if wanted is None:
+            return Answer(200, data, headers)
+        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+        if first > last:
+            return Answer(416, b"", headers | {"Content-Range": f"bytes */{len(data)}"})
+        return Answer(206, data[first : last + 1], headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
+
+
+def _revision_and_path(segments: Iterable[str]) -> tuple[str, str]:
+    """(revision, path below it): a pull request's name has slashes of its own where a client did not quote them."""
+    first, *rest = segments
+    if first == "refs" and len(rest) >= 2 and rest[0] in ("pr", "heads"):
+        first, rest = "/".join([first, *rest[:2]]), rest[2:]
+    return first, "/".join(rest)

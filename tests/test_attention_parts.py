@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the attention logits and the profile of positions: by hand, against the model, for every kind of model."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DebertaV2Config, DebertaV2Model
+
+import hf_deberta_ext
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForPreTraining,
+    DebertaExtForSequenceClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.attention_parts import attention_parts, position_profile
+
+IDS = torch.tensor([[1, 9, 7, 9, 30, 41, 9, 2]])
+
+
+@pytest.fixture
+def by_hand():
+    """One head of size 2 whose projections are the identity. Token 1 is (1, -1) and token 2 (-1, 1) behind the LayerNorm;
+    the relative table has (r, 0) for the distance r."""
+    config = DebertaExtConfig(
+        vocab_size=3, hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2, norm_rel_ebd="none",
+        max_position_embeddings=4, position_buckets=-1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = DebertaExtModel(config)
+    attention = model.encoder.layer[0].attention.self
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[1:] = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+        for module in (attention.query_proj, attention.key_proj):
+            module.weight.copy_(torch.eye(2))
+            module.bias.zero_()
+        # Distances -4 ... 3 have rows 0 ... 7.
+        model.encoder.rel_embeddings.weight.copy_(torch.stack([torch.arange(-4.0, 4.0), torch.zeros(8)], dim=1))
+    return model
+
+
+def test_parts_by_hand(by_hand):
+    parts = attention_parts(by_hand, torch.tensor([[1, 1, 2]]))
+    scale = 6**-0.5  # s = 3 terms, d = 2
+    torch.testing.assert_close(parts.c2c[0] / scale, torch.tensor([[2.0, 2, -2], [2, 2, -2], [-2, -2, 2]]))
+    # Query i times i - j, and key j times i - j.
+    torch.testing.assert_close(parts.c2p[0] / scale, torch.tensor([[0.0, -1, -2], [1, 0, -1], [-2, -1, 0]]))
+    torch.testing.assert_close(parts.p2c[0] / scale, torch.tensor([[0.0, -1, 2], [1, 0, 1], [2, 1, 0]]))
+    assert parts.p2p is None and parts.terms == ("c2p", "p2c") and parts.layer == 0
+    expected = torch.tensor([[2.0, 0, -2], [4, 2, -2], [-2, -2, 2]]) * scale
+    torch.testing.assert_close(parts.logits[0], expected)
+    torch.testing.assert_close(parts.probabilities[0], expected.softmax(-1))
+
+
+def test_profile_by_hand(by_hand):
+    # Two of three tokens are (1, -1), so their mean is (1/3, -1/3).
+    profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), reach=2)
+    assert profile.distances.tolist() == [-2, -1, 0, 1, 2]
+    expected = torch.tensor([[-2.0, -1, 0, 1, 2]]) / 3 * 6**-0.5
+    torch.testing.assert_close(profile.c2p, expected)
+    torch.testing.assert_close(profile.p2c, expected)
+    torch.testing.assert_close(profile.total, 2 * expected)
+    assert profile.p2p is None
+
+
+def test_profile_reaches_beyond_the_text_and_is_constant_beyond_the_table(by_hand):
+    profile = position_profile(by_hand, torch.tensor([[1]]), reach=6)
+    values = profile.c2p[0] * 6**0.5
+    torch.testing.assert_close(values, torch.tensor([-4.0, -4, -4, -3, -2, -1, 0, 1, 2, 3, 3, 3, 3]))
+    # Without a reach it ends where the table does.
+    assert position_profile(by_hand, torch.tensor([[1]])).distances.tolist() == [-3, -2, -1, 0, 1, 2, 3]
+
+
+KINDS = {
+    "v1": ("v1", {}),
+    "v2 with its convolution": ("v2", {}),
+    "v3": ("v3", {}),
+    "c2p alone": ("v3", dict(pos_att_type="c2p")),
+    "p2c alone": ("v1", dict(pos_att_type="p2c")),
+    "p2p": ("v3", dict(pos_att_type="c2p|p2c|p2p")),
+    "p2p with projections of its own": ("v1", dict(pos_att_type="p2p")),
+    "no relative positions": ("v3", dict(relative_attention=False, position_biased_input=True)),
+    "all layers shared": ("v3", dict(share_layers="all")),
+    "attention shared": ("v3", dict(share_layers="attention")),
+    "feed-forward shared": ("v3", dict(share_layers="ffn")),
+}
+
+
+@pytest.mark.parametrize("kind, fields", KINDS.values(), ids=KINDS)
+def test_the_softmax_of_the_parts_is_the_models_attention(kind, fields, tiny_config, shake, relative_error):
+    model = shake(DebertaExtModel(tiny_config(kind, **fields)))
+    with torch.no_grad():
+        attentions = model(IDS, output_attentions=True).attentions
+    for layer, expected in enumerate(attentions):
+        parts = attention_parts(model, IDS, layer=layer)
+        assert relative_error("attention_parts", parts.probabilities, expected[0]) < 1e-5
+        there = {name for name in ("c2p", "p2c", "p2p") if getattr(parts, name) is not None}
+        assert there == {*parts.terms} == {*(model.config.pos_att_type if model.config.relative_attention else ())}
+        assert parts.c2c.dtype == torch.float32 and parts.layer == layer
+    assert len(attentions) == 3
+    torch.testing.assert_close(attention_parts(model, IDS).probabilities, attention_parts(model, IDS, layer=2).probabilities)
+
+
+@pytest.mark.parametrize("kind, terms", [("v1", "c2p|p2c"), ("v3", "c2p|p2c|p2p")])
+def test_the_profile_of_one_word_said_again_and_again_is_its_parts(kind, terms, tiny_config, shake):
+    """All queries are equal in the first layer, so that a part depends on i - j alone."""
+    model = shake(DebertaExtModel(tiny_config(kind, pos_att_type=terms)))
+    ids = torch.full((1, 40), 9)
+    parts, profile = attention_parts(model, ids, layer=0), position_profile(model, ids, layer=0, reach=39)
+    offset = torch.arange(40)[:, None] - torch.arange(40) + 39
+    for name in parts.terms:
+        torch.testing.assert_close(getattr(parts, name), getattr(profile, name)[:, offset], atol=1e-5, rtol=1e-4)
+        assert getattr(profile, name).std(-1).min() > 0
+    torch.testing.assert_close(profile.total, sum(getattr(profile, name) for name in parts.terms))
+
+
+def test_the_profile_is_the_mean_over_the_tokens(tiny_config, shake):
+    """Of c2p over the queries, of p2c over the keys, each at the distance r from a place of its own."""
+    model = shake(DebertaExtModel(tiny_config("v3")))
+    N, reach = IDS.shape[1], 5
+    profile = position_profile(model, IDS, layer=0, reach=reach)
+    # In the middle of three copies, every token has a place at each distance.
+    parts = attention_parts(model, torch.cat([IDS, IDS, IDS], dim=1), layer=0)
+    middle = torch.arange(N, 2 * N)
+    for r in range(-reach, reach + 1):
+        c2p, p2c = parts.c2p[:, middle, middle - r].mean(1), parts.p2c[:, middle + r, middle].mean(1)
+        torch.testing.assert_close(profile.c2p[:, r + reach], c2p, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(profile.p2c[:, r + reach], p2c, atol=1e-5, rtol=1e-4)
+
+
+def test_of_head_gives_one_head_or_the_mean(tiny_config, shake):
+    parts = attention_parts(shake(DebertaExtModel(tiny_config("v3"))), IDS)
+    assert [*parts.of_head()] == ["probabilities", "c2c", "c2p", "p2c"]
+    torch.testing.assert_close(parts.of_head()["c2p"], sum(parts.c2p) / 4)
+    assert torch.equal(parts.of_head(3)["p2c"], parts.p2c[3])
+    for head in (4, -1):
+        with pytest.raises(ValueError, match=f"there is no head {head}: layer 2 has heads 0 to 3"):
+            parts.of_head(head)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_at_an_end_is_left_out(side, tiny_config, shake):
+    model = shake(DebertaExtModel(tiny_config("v2", position_biased_input=True, type_vocab_size=2)))
+    types = (torch.arange(IDS.shape[1]) > 4).long()[None]
+    expected = attention_parts(model, {"input_ids": IDS, "token_type_ids": types})
+    gap = torch.zeros(1, 3, dtype=torch.long)
+
+    def padded(values):
+        return torch.cat([values, gap] if side == "right" else [gap, values], dim=1)
+
+    inputs = {"input_ids": padded(IDS), "token_type_ids": padded(types), "attention_mask": padded(torch.ones_like(IDS))}
+    parts = attention_parts(model, inputs)
+    assert torch.equal(parts.logits, expected.logits)
+    assert not torch.equal(parts.logits, attention_parts(model, IDS).logits)
+    with torch.no_grad():
+        whole = model(**inputs, output_attentions=True).attentions[-1][0]
+    real = inputs["attention_mask"][0].bool()
+    torch.testing.assert_close(whole[:, real][:, :, real], parts.probabilities, atol=1e-5, rtol=1e-4)
+
+
+def test_any_head_gives_the_parts_of_its_encoder(tiny_config, shake):
+    for model_class in (DebertaExtForMaskedLM, DebertaExtForSequenceClassification):
+        model = shake(model_class(tiny_config("v3")))
+        expected = attention_parts(model.deberta, IDS)
+        assert torch.equal(attention_parts(model, IDS).logits, expected.logits)
+
+
+def test_a_joint_model_gives_the_discriminators_and_its_generators_when_given(tiny_config, shake):
+    fields = dict(embedding_sharing="gdes", generator={"num_hidden_layers": 2}, special_token_ids=[0, 1, 2, 3, 4])
+    model = shake(DebertaExtForPreTraining(tiny_config("v3", **fields)))
+    parts = attention_parts(model, IDS)
+    assert torch.equal(parts.logits, attention_parts(model.discriminator.deberta, IDS).logits)
+    generator = attention_parts(model.generator, IDS)
+    assert generator.layer == 1 and not torch.equal(generator.logits, parts.logits)
+    with torch.no_grad():
+        expected = model(IDS, output_attentions=True).attentions[-1][0]
+    torch.testing.assert_close(parts.probabilities, expected)
+
+
+def test_adapters_take_part(tiny_config, shake):
+    peft = pytest.importorskip("peft")
+    model = shake(DebertaExtForSequenceClassification(tiny_config("v1")))
+    before = attention_parts(model, IDS)
+    targets = ["query_proj", "pos_key_proj"]
+    adapted = shake(peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=4, task_type="SEQ_CLS")), seed=1)
+    parts = attention_parts(adapted, IDS)
+    with torch.no_grad():
+        expected = adapted(IDS, output_attentions=True).attentions[-1][0]
+    torch.testing.assert_close(parts.probabilities, expected)
+    assert not torch.allclose(parts.c2p, before.c2p)
+    with adapted.disable_adapter():
+        assert not torch.allclose(attention_parts(adapted, IDS).c2p, parts.c2p)
+
+
+def test_a_model_of_remote_code_is_known_by_its_classes_names(tiny_config, shake, monkeypatch):
+    """Its files are imported once more under another name, so that isinstance does not know it."""
+    code = Path(hf_deberta_ext.__file__).parent / "model"
+    spec = importlib.util.spec_from_file_location("copied", code / "__init__.py", submodule_search_locations=[str(code)])
+    monkeypatch.setitem(sys.modules, "copied", importlib.util.module_from_spec(spec))
+    try:
+        copy = importlib.import_module("copied.base_model").DebertaExtModel(tiny_config("v3"))
+        model = shake(DebertaExtModel(tiny_config("v3")))
+        copy.load_state_dict(model.state_dict())
+        assert not isinstance(copy, DebertaExtModel)
+        assert torch.equal(attention_parts(copy, IDS).logits, attention_parts(model, IDS).logits)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("copied.")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("dtype, wide", [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_half_precision_is_widened(dtype, wide, tiny_config, shake):
+    model = shake(DebertaExtModel(tiny_config("v3"))).to(dtype)
+    parts = attention_parts(model, IDS)
+    assert {parts.c2c.dtype, parts.c2p.dtype, parts.p2c.dtype, parts.probabilities.dtype} == {wide}
+    torch.testing.assert_close(parts.probabilities.sum(-1), torch.ones(4, IDS.shape[1], dtype=wide))
+
+
+@pytest.mark.parametrize("function", [attention_parts, position_profile])
+def test_the_model_is_left_as_it_was(function, tiny_config, shake):
+    model = shake(DebertaExtModel(tiny_config("v3", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)))
+    model.train()
+    model.encoder.layer[1].eval()
+    model.set_attn_implementation("sdpa")
+    modes = [module.training for module in model.modules()]
+    first, again = function(model, IDS), function(model, IDS)
+    name = "logits" if function is attention_parts else "total"
+    # Without dropout, or they would differ.
+    assert torch.equal(getattr(first, name), getattr(again, name)) and not getattr(first, name).requires_grad
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(IndexError):
+        # An id that the vocabulary has not.
+        function(model, IDS + 1000)
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_a_layer_that_is_not_there_is_refused(layer, tiny_config):
+    model = DebertaExtModel(tiny_config("v3"))
+    for function in (attention_parts, position_profile):
+        with pytest.raises(ValueError, match=rf"there is no layer {layer}: the model has layers 0 to 2"):
+            function(model, IDS, layer=layer)
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        (IDS[0], r"input_ids must be a tensor \[1, N\], the tokens of one text, got \[8\]"),
+        (IDS.repeat(2, 1), r"got \[2, 8\]"),
+        (IDS[:, :0], r"got \[1, 0\]"),
+        (IDS.tolist(), "got list"),
+        ({"attention_mask": IDS}, "inputs must have input_ids .*; got attention_mask"),
+        ({"input_ids": IDS, "position_ids": IDS}, "got input_ids, position_ids"),
+        ({"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1]])}, "padding at the ends alone"),
+        ({"input_ids": IDS, "attention_mask": torch.zeros(1, 8)}, "padding at the ends alone"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(1, 7)}, r"attention_mask must be \[1, 8\]"),
+    ],
+)
+def test_inputs_that_are_not_one_text_are_refused(inputs, message, tiny_config):
+    with pytest.raises(ValueError, match=message):
+        attention_parts(DebertaExtModel(tiny_config("v3")), inputs)
+
+
+def test_a_text_longer_than_the_absolute_positions_is_refused(tiny_config):
+    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, max_position_embeddings=6, position_buckets=4))
+    with pytest.raises(ValueError, match="the input has 8 tokens, but the absolute position table ends at"):
+        attention_parts(model, IDS)
+
+
+def test_models_of_others_are_refused(tiny_config):
+    stock = DebertaV2Model(DebertaV2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    for model in (stock, torch.nn.Linear(2, 2), "name"):
+        with pytest.raises(TypeError, match=rf"{type(model).__name__} holds no DebertaExtModel; load the checkpoint"):
+            attention_parts(model, IDS)
+    two = torch.nn.ModuleList([DebertaExtModel(tiny_config("v3")) for _ in range(2)])
+    with pytest.raises(TypeError, match="ModuleList holds 2 encoders; give the one"):
+        position_profile(two, IDS)
+
+
+def test_a_profile_needs_relative_positions_and_a_reach(tiny_config):
+    with pytest.raises(ValueError, match="the model has no relative positions"):
+        position_profile(DebertaExtModel(tiny_config("v3", relative_attention=False, position_biased_input=True)), IDS)
+    with pytest.raises(ValueError, match="reach = 0 must be at least 1"):
+        position_profile(DebertaExtModel(tiny_config("v3")), IDS, reach=0)
