@@ -4,11 +4,16 @@
 ONNX needs `pip install 'hf_deberta_ext[onnx]'`.
 """
 
+import importlib
+import json
+import logging
+import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +26,7 @@ from ._version import __version__
 from .model.attention import DisentangledSelfAttention
 from .model.configuration_deberta_ext import DebertaExtConfig
 
-__all__ = ["OnnxParity", "OnnxShape", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx"]
+__all__ = ["OnnxParity", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx"]
 
 # What the graph of a model gives back, by the class's name: remote code brings a second copy of the class.
 OUTPUTS = {
@@ -54,8 +59,8 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
         choices (`int`, *optional*): fixes the number of choices of multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it. Lengths go up to
-        `max_position_embeddings` where the model reads absolute positions (`DebertaExtForMaskedLM`, `position_biased_input`).
+        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it. Where the model reads absolute
+        positions (in the input, or in EMD), lengths go up to the end of that table.
 
     Raises:
         TypeError: not a model of this package.
@@ -130,7 +135,9 @@ def _reads_absolute_positions(model: PreTrainedModel) -> bool:
 @contextmanager
 def _ready_for_tracing(model: PreTrainedModel) -> Iterator[None]:
     """Eval mode, padded, on a backend that is plain torch; afterwards as it was."""
-    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, DisentangledSelfAttention)}
+    configs = {
+        id(module.config): module.config for module in model.modules() if isinstance(module, DisentangledSelfAttention)
+    }
     # Remote code has a class of its own.
     configs[id(model.config)] = model.config
     backends = {key: config._attn_implementation for key, config in configs.items()}
@@ -140,7 +147,7 @@ def _ready_for_tracing(model: PreTrainedModel) -> Iterator[None]:
         model.eval()
         model.set_unpadding(False)
         for config in configs.values():
-            config._attn_implementation = "sdpa"
+            config._attn_implementation = "eager"
         yield
     finally:
         for key, config in configs.items():
@@ -148,3 +155,323 @@ def _ready_for_tracing(model: PreTrainedModel) -> Iterator[None]:
         model.set_unpadding(unpadding)
         for module, mode in modes:
             module.training = mode
+
+
+def export_onnx(
+    model: PreTrainedModel,
+    path: str | os.PathLike,
+    *,
+    opset: int = OPSET,
+    choices: int | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes the model as ONNX, for any batch and length: the graph of `export_program`.
+
+    Inputs and outputs have the names of `export_program`, and their free sizes are called batch, choices and sequence. The
+    metadata hold the architecture, the version of this package and, of a classifier, its labels. Weights of more than 1.5 GB
+    lie in a second file, named as the first with ".data" behind it, and both stay together.
+
+    Args:
+        path (`str`): a file that ends in .onnx; its folder is made if need be.
+        opset (`int`): version of the ONNX operators, from 18 on.
+        choices (`int`, *optional*): as in `export_program`.
+        overwrite (`bool`): replace a file that is there. If the export fails, that stays as it was.
+
+    Returns:
+        `Path` of the file.
+
+    Raises:
+        ImportError: onnx or onnxscript is missing.
+        TypeError, ValueError: as in `export_program`; weights that are not float32; another ending; an older opset.
+        FileExistsError: the file is there and `overwrite` is not given.
+    """
+    path = _new_file(path, overwrite)
+    if opset < OPSET:
+        raise ValueError(f"opset must be {OPSET} or newer, got {opset}")
+    name = _model_name(model)
+    if model.dtype != torch.float32:
+        raise ValueError(
+            f"the model is in {model.dtype}, in which most ONNX runtimes lack operations on CPU; give model.float()"
+        )
+    onnx, _ = _require("onnx", "onnxscript")
+    program = export_program(model, choices=choices)
+    # What torch's exporter says of its own insides and of packages that it does without.
+    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+        warnings.simplefilter("ignore")
+        translated = torch.onnx.export(program, dynamo=True, opset_version=opset, output_names=OUTPUTS[name], verbose=False)
+    with _written_at_once(path) as part:
+        translated.save(part)
+        proto = onnx.load(part, load_external_data=False)
+        _tidy(proto.graph)
+        metadata = {"hf_deberta_ext": __version__, "architecture": name}
+        if name.endswith(("SequenceClassification", "TokenClassification")):
+            metadata["id2label"] = json.dumps(model.config.id2label)
+        onnx.helper.set_model_props(proto, metadata)
+        onnx.save(proto, part)
+    return path
+
+
+def quantise_onnx(path: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Path:
+    """Writes an int8 copy of an ONNX file for CPUs: weights of matrix products with a scale for each column, activations
+    with a scale that each call finds anew, and the embeddings. Scores and softmax stay in float32.
+
+    Args:
+        path (`str`): a file of `export_onnx`.
+        out (`str`): the new file, which ends in .onnx.
+        overwrite (`bool`): replace a file that is there.
+
+    Returns:
+        `Path` of the new file.
+
+    Raises:
+        ImportError: onnx or onnxruntime is missing.
+        ValueError: `out` is `path`, or ends otherwise.
+        FileNotFoundError, FileExistsError: no file at `path`; the new file is there and `overwrite` is not given.
+    """
+    path, out = Path(path), _new_file(out, overwrite)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}; export_onnx writes one")
+    if path.resolve() == out.resolve():
+        raise ValueError(f"{path} would replace itself; give the int8 file another name")
+    _, quantization = _require("onnx", "onnxruntime.quantization")
+    # It asks for a pass over the file that export_onnx has done, on the root logger.
+    with _quiet(""), _written_at_once(out) as part:
+        quantization.quantize_dynamic(
+            path,
+            part,
+            op_types_to_quantize=["MatMul", "Gather"],
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=_data_file(path).exists(),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    return out
+
+
+def _new_file(path: str | os.PathLike, overwrite: bool) -> Path:
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise ValueError(f"the name must end in .onnx, got {path}")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; give overwrite=True to replace it, or another name")
+    return path
+
+
+def _data_file(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
+
+
+@contextmanager
+def _written_at_once(path: Path) -> Iterator[Path]:
+    """A file of the same name, since it names its second file, in a folder beside; moved to `path` at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:
+        part = Path(folder) / path.name
+        yield part
+        _data_file(path).unlink(missing_ok=True)
+        for file in sorted(Path(folder).iterdir()):
+            os.replace(file, path.with_name(file.name))
+
+
+def _require(*names: str) -> list:
+    """Packages of the extra `onnx`."""
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing, which ONNX needs: pip install 'hf_deberta_ext[onnx]'") from error
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Only errors from these loggers."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _tidy(graph):
+    """Leaves the graph without what torch notes for debugging: paths of this machine in each node, the names of sizes, and
+    shapes inside, which stop onnxruntime's quantisation where it turns a weight."""
+    sizes = graph.input[0].type.tensor_type.shape.dim
+    names = ("batch", "choices", "sequence") if len(sizes) == 3 else ("batch", "sequence")
+    renamed = {size.dim_param: name for size, name in zip(sizes, names, strict=True) if size.dim_param}
+    for value in [*graph.input, *graph.output]:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = renamed[size.dim_param]
+    weights = {tensor.name: tensor.name.removeprefix("model.") for tensor in graph.initializer}
+    for tensor in graph.initializer:
+        tensor.name = weights[tensor.name]
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = weights.get(name, name)
+    del graph.value_info[:]
+    for part in [graph, *graph.input, *graph.output, *graph.node, *graph.initializer]:
+        del part.metadata_props[:]
+
+
+# ------- how far the file is from the model
+
+
+@dataclass(frozen=True)
+class OnnxParity:
+    """An ONNX file beside its model, for inputs of one shape.
+
+    Args:
+        batch (`int`): rows; of multiple choice, questions.
+        length (`int`): tokens of a row, padding included.
+        padding (`str`): "none", "right" or "left"; every second row is padded, to half of its length.
+        difference (`float`): largest absolute difference of any output at a real token.
+        largest (`float`): largest absolute value of the model's own outputs there.
+        agreement (`float`, *optional*): share of equal decisions: labels, words, answers' ends, replaced or not; None for an
+            encoder and for regression, which decide nothing.
+        torch_seconds, onnx_seconds (`float`, *optional*): median time of a call.
+    """
+
+    batch: int
+    length: int
+    padding: str
+    difference: float
+    largest: float
+    agreement: float | None
+    torch_seconds: float | None = None
+    onnx_seconds: float | None = None
+
+
+def parity_shapes(model: PreTrainedModel) -> list[tuple[int, int, str]]:
+    """Shapes (batch, length, padding) for `onnx_parity` at which a graph that holds a size fixed goes wrong: one row, one
+    and two tokens, padding on both sides, beyond the traced length, and beyond the relative table and
+    `max_position_embeddings` or, where the model reads absolute positions, up to their end."""
+    _model_name(model)
+    far = model.config.max_position_embeddings
+    if _reads_absolute_positions(model):
+        far = model.base_model.embeddings.max_positions
+    else:
+        far = max(far, model.config.relative_distance) + 9
+    middle = min(37, far)
+    return [
+        (1, 1, "none"), (3, 2, "right"), (TRACED["batch"], min(TRACED["length"], far), "none"), (1, middle, "none"),
+        (4, middle, "right"), (4, middle, "left"), (1, far, "none"), (2, far, "right"),
+    ]  # fmt: skip
+
+
+def onnx_parity(
+    model: PreTrainedModel,
+    path: str | os.PathLike,
+    shapes: Sequence[tuple[int, int, str]] | None = None,
+    *,
+    tokens: Sequence[int] | None = None,
+    choices: int = 3,
+    repeats: int = 0,
+    seed: int = 0,
+) -> list[OnnxParity]:
+    """Runs an ONNX file in onnxruntime and its model in torch, as it is otherwise used, on the same inputs.
+
+    Args:
+        path (`str`): a file of `export_onnx` or `quantise_onnx`.
+        shapes (`list[tuple[int, int, str]]`, *optional*): batch, length, padding; None: `parity_shapes(model)`.
+        tokens (`list[int]`, *optional*): ids of a text, from which the rows are taken one after the other; None: random.
+        choices (`int`): choices of multiple choice.
+        repeats (`int`): calls that are timed, of model and file in turns, after one that is not; 0: no times. onnxruntime
+            has as many threads as torch.
+
+    Returns:
+        A row for each shape.
+
+    Raises:
+        ImportError: onnxruntime is missing.
+        FileNotFoundError: no such file.
+        ValueError: the file has other inputs or outputs than the model, an unknown padding, or fewer tokens than needed.
+    """
+    name, path = _model_name(model), Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}; export_onnx writes one")
+    (onnxruntime,) = _require("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    outputs = tuple(output.name for output in session.get_outputs())
+    names = [value.name for value in session.get_inputs()]
+    if outputs != OUTPUTS[name] or ("token_type_ids" in names) != (model.config.type_vocab_size > 0):
+        raise ValueError(f"{path} has inputs {names} and outputs {[*outputs]}, which are not those of {name}")
+
+    rows, modes = [], [(module, module.training) for module in model.modules()]
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        model.eval()
+        for batch, length, padding in parity_shapes(model) if shapes is None else shapes:
+            shape = (batch, choices, length) if name == CHOICES else (batch, length)
+            inputs = _inputs(model, shape, padding, tokens, generator)
+            on_device = {key: value.to(model.device) for key, value in inputs.items()}
+            arrays = {key: value.numpy() for key, value in inputs.items()}
+            times: dict[str, list[float]] = {"torch": [], "onnx": []}
+            for _ in range(1 + repeats):
+                with torch.inference_mode():
+                    results = _timed(lambda: model(**on_device), times["torch"])  # noqa: B023
+                arrays_out = _timed(lambda: session.run(None, arrays), times["onnx"])  # noqa: B023
+            expected = {key: results[key].cpu() for key in outputs}
+            got = {key: torch.from_numpy(array) for key, array in zip(outputs, arrays_out, strict=True)}
+            medians = [statistics.median(times[key][1:]) if repeats else None for key in ("torch", "onnx")]
+            compared = _compare(name, expected, got, inputs["attention_mask"].bool())
+            rows.append(OnnxParity(batch, length, padding, *compared, *medians))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return rows
+
+
+def _timed(call: Callable, times: list[float]):
+    start = time.perf_counter()
+    result = call()
+    times.append(time.perf_counter() - start)
+    return result
+
+
+def _inputs(model, shape, padding: str, tokens, generator) -> dict[str, torch.Tensor]:
+    """Inputs [B, N] or [B, C, N]; every second row is padded to half of its length, though a token is left."""
+    count, length = math.prod(shape), shape[-1]
+    if tokens is None:
+        ids = torch.randint(model.config.vocab_size, shape, generator=generator)
+    elif len(tokens) < count:
+        raise ValueError(f"inputs of shape {list(shape)} take {count} tokens, got {len(tokens)}")
+    else:
+        ids = torch.tensor(tokens[:count]).view(shape)
+    mask = torch.ones(count // length, length, dtype=torch.long)
+    if padding in ("right", "left"):
+        mask[1::2, max(1, length // 2) :] = 0
+        mask = mask.flip(1) if padding == "left" else mask
+    elif padding != "none":
+        raise ValueError(f"padding must be 'none', 'right' or 'left', got {padding!r}")
+    mask = mask.view(shape)
+    inputs = {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id or 0), "attention_mask": mask}
+    if model.config.type_vocab_size > 0:
+        inputs["token_type_ids"] = (torch.arange(length) >= length // 2).long().expand(shape).contiguous()
+    return inputs
+
+
+def _compare(
+    name: str, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], mask: torch.Tensor
+) -> tuple[float, float, float | None]:
+    """Largest difference and largest value at real tokens, and the share of equal decisions."""
+    differences, sizes, decisions = [], [], []
+    for key, values in expected.items():
+        others = got[key]
+        if name == "DebertaExtForQuestionAnswering":
+            lowest = torch.finfo(values.dtype).min
+            decisions.append(values.where(mask, lowest).argmax(1) == others.where(mask, lowest).argmax(1))
+        if name not in OF_THE_ROW:
+            values, others = values[mask], others[mask]
+        differences.append((values - others).abs().max().item())
+        sizes.append(values.abs().max().item())
+        if name == "DebertaExtForReplacedTokenDetection":
+            decisions.append((values > 0) == (others > 0))
+        elif key == "logits" and values.shape[-1] > 1:
+            decisions.append(values.argmax(-1) == others.argmax(-1))
+    agreement = torch.cat(decisions).float().mean().item() if decisions else None
+    return max(differences), max(sizes), agreement

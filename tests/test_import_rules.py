@@ -29,7 +29,9 @@ ALLOWED = {
     "attention_parts": {"model"},
     "checkpoints": {"model"},
     # The command line stands on top, as the examples do: it takes public names of all parts.
-    "commands": {"", "attention_parts", "checkpoints", "hub", "model", "plots", "runs", "scoring", "tokenization"},
+    "commands": {
+        "", "attention_parts", "checkpoints", "hub", "model", "plots", "pretraining", "runs", "scoring", "tokenization",
+    },
     "divergence": set(),
     "export": {"model"},
     # Cards have one frame, which the runs fill at their end as well.

@@ -385,7 +385,7 @@ def test_plot_position_profile_of_one_term_has_no_total(tmp_path, drawn_figures)
 def test_plot_position_profile_of_many_heads_is_a_map_with_a_row_for_each(tmp_path, drawn_figures):
     profile = profile_of(H=24, reach=9)
     plot_position_profile(profile, tmp_path / "profile.png")
-    drawn = {title: image for title, image in maps(drawn_figures[0]).items()}
+    drawn = maps(drawn_figures[0])
     assert [*drawn] == ["c2p", "p2c", "total"]
     limit = profile.total.abs().max().item()
     for name, image in drawn.items():
@@ -465,7 +465,7 @@ def test_plot_replacement_probabilities_breaks_a_long_text_into_rows(tmp_path, d
     width, height = struct.unpack(">II", path.read_bytes()[16:24])
     assert width < 1400 and height < 1600
     axes = drawn_figures[0].axes[0]
-    cells = [patch for patch in axes.patches]
+    cells = [*axes.patches]
     assert len({cell.get_y() for cell in cells}) > 3
     for cell, label in zip(cells, axes.texts[::2], strict=True):
         inside, text = cell.get_window_extent(), label.get_window_extent()

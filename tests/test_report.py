@@ -3,10 +3,13 @@
 
 import pytest
 
+from hf_deberta_ext.hub.card_checks import card_problems
 from hf_deberta_ext.pretraining.report import (
     evaluation_table,
+    learned_nothing,
     plot_objectives,
     plot_replaced_tokens,
+    pretraining_limits,
     replaced_token_table,
     write_model_card,
     write_replaced_token_cards,
@@ -24,6 +27,12 @@ REPLACED = dict(
     eval_discriminator_recall=0.25, eval_discriminator_targets=1000, eval_replaced_share=0.075,
     eval_generator_similarity=0.0123, eval_discriminator_similarity=0.0456, eval_discriminator_guess_loss=0.2664,
 )  # fmt: skip
+
+
+def without_problems(file):
+    (file.parent / "curves.png").touch()
+    assert card_problems(file.read_text(encoding="utf-8"), file.parent) == []
+    return file
 
 
 def test_table_has_a_row_for_each_objective():
@@ -48,17 +57,27 @@ def test_card_is_valid_and_says_what_was_trained(tmp_path):
         metrics=METRICS,
         objectives=dict(mlm=1.0, sop=0.5),
         facts=facts,
+        hardware={"device": "CPU"},
+        limits=["It is small."],
         parameters=2_500_000,
         base_model="org/a",
+        language="en",
+        license="mit",
+        datasets=["org/texts"],
     )
-    card = ModelCard.load(file)
+    card = ModelCard.load(without_problems(file))
     assert card.data.base_model == "org/a" and card.data.eval_results[0].metric_value == 7.389
+    assert (card.data.language, card.data.license, card.data.datasets) == ("en", "mit", ["org/texts"])
+    assert card.data.metrics == ["perplexity", "accuracy"] and card.data.eval_results[0].dataset_split is None
     rows = [
         "| objectives | masked-language modelling (weight 1), sentence order prediction (weight 0.5) |",
         "| data | a.txt, b.txt |",
         "| masking | unit span, rate 0.15 |",
         "| note | a\\|b c |",
         "| fill | 0.1235 |",
+        "## Hardware and time\n\n| | |\n| --- | --- |\n| device | CPU |",
+        "- It fills masks: for any other task it has to be fine-tuned.\n- It is small.",
+        'pipeline("fill-mask", repo, revision=revision, trust_remote_code=True)',
     ]
     for text in ("trained further from org/a", "2.5 million parameters", *rows):
         assert text in card.text, text
@@ -82,6 +101,8 @@ def test_joint_model_and_its_parts_have_a_card_each(tmp_path):
     common = dict(metrics=REPLACED, facts={"seed": 7}, base_model="org/a", language="en")
     files = write_replaced_token_cards(tmp_path / "run", parameters=parameters, **common)
     joint, discriminator, generator = (ModelCard.load(file) for file in files)
+    for file in files:
+        without_problems(file)
     titles = [card.text.strip().splitlines()[0] for card in (joint, discriminator, generator)]
     assert titles == ["# run", "# run: discriminator", "# run: generator"]
     assert discriminator.data.eval_results[1].metric_value == 0.75 and not joint.data.eval_results
@@ -91,6 +112,38 @@ def test_joint_model_and_its_parts_have_a_card_each(tmp_path):
         assert "tokens were replaced, 7.50% of them" in card.text and "| seed | 7 |" in card.text
         assert "0.0123 in the generator and 0.0456 in the discriminator" in card.text
         assert ("curves.png" in card.text) == (card is joint)
+        assert "has learned nothing" not in card.text
+        assert ("made to propose replacements" in card.text) == (card is not discriminator)
+    assert 'repo = "run"' in joint.text and 'repo = "run/discriminator"' in discriminator.text
+    assert "AutoModelForSequenceClassification.from_pretrained(repo, num_labels=2" in discriminator.text
+
+
+def test_a_discriminator_that_only_guesses_is_named_in_its_cards(tmp_path):
+    guessing = REPLACED | dict(eval_discriminator_loss=0.2664)
+    assert learned_nothing(guessing) and not learned_nothing(REPLACED)
+    for part in ("discriminator", "generator"):
+        (tmp_path / part).mkdir()
+    parameters = dict(joint=3_000, discriminator=2_500, generator=1_500)
+    files = write_replaced_token_cards(tmp_path, parameters=parameters, metrics=guessing, facts={"seed": 7})
+    named = ["has learned nothing that helps fine-tuning" in file.read_text(encoding="utf-8") for file in files]
+    assert named == [True, True, False]
+
+
+def test_limits_are_those_of_the_run():
+    few = " ".join(pretraining_limits(seed=7, max_length=64, tokens=12_345, language="en"))
+    for text in (
+        "of at most 64 tokens",
+        "the seed 7",
+        "12,345 tokens of text",
+        "is in en",
+        "held-out documents of the data",
+    ):
+        assert text in few, text
+    further = " ".join(pretraining_limits(seed=7, max_length=64, tokens=12, held_out="dev.txt", base_model="org/a"))
+    assert "results are of dev.txt" in further and "began as (org/a)" in further
+    # What the base has read is not counted.
+    assert "tokens of text" not in further and "is in" not in further
+    assert "tokens of text" not in " ".join(pretraining_limits(seed=7, max_length=64, tokens=10**10))
 
 
 def test_each_objective_has_a_panel(tmp_path):

@@ -445,12 +445,22 @@ def _compare(contents: CheckpointContents):
         read |= {*expected}
         contents.new[head] = sorted(name for name, shape in expected.items() if found.get(name) != shape)
     if contents.generator_tensors:
-        judged = contents.new["replaced-token-detection"]
+        judged = contents.new["replaced-token-detection"] + _new_in_generator(contents, config)
         contents.new = {"pretraining": judged} if incomplete else contents.new | {"pretraining": judged}
     # Written by old torch.save files beside the table.
     tied = {"lm_predictions.lm_head.decoder.weight", "generator.lm_predictions.lm_head.decoder.weight"}
     contents.unread += sorted({*found} - read - tied)
     _judge_encoder(contents, found, _parameters_of(HEADS["pretraining" if contents.is_joint else "base"], config))
+
+
+def _new_in_generator(contents: CheckpointContents, config: DebertaExtConfig) -> list[str]:
+    """Parameters that the generator beside an official discriminator has and its file has not."""
+    stock = read_json(contents.folder / "generator_config.json")
+    own = DebertaExtConfig.from_dict(stock) if stock else config.generator_config()
+    tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.generator_tensors.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in convert_official(tensors, own)[0].items()}
+    expected = _parameters_of(DebertaExtForMaskedLM, own)
+    return [f"generator.{name}" for name, shape in expected.items() if found.get(name) != shape]
 
 
 def _parameters_of(model_class: type[DebertaExtPreTrainedModel], config: DebertaExtConfig) -> dict[str, tuple[int, ...]]:

@@ -116,9 +116,10 @@ def _choose_head(contents: "CheckpointContents", wanted: str, to: str) -> tuple[
     heads = contents.heads
     if wanted != "auto":
         for name in [name for name in contents.new.get(wanted, ()) if name in contents.converted]:
+            labels = "; is its number of labels (id2label) right?" if name.startswith("classifier") else ""
             raise ValueError(
                 f"{name} has shape {list(contents.converted[name])} in {contents.source}, another than config.json makes it "
-                f"for --head {wanted}: is its number of labels (id2label) right?"
+                f"for --head {wanted}{labels}"
             )
         if contents.is_joint and wanted != "pretraining" and wanted not in PARTS:
             raise ValueError(
@@ -200,7 +201,8 @@ def _check_new(model: "DebertaExtPreTrainedModel", head: str, asked: bool):
     if not new:
         return
     if lost := [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]:
-        raise ValueError(f"{lost[0]} and {len(lost) - 1} more would be drawn at random: the encoder is not whole")
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ValueError(f"{lost[0]}{more} would be drawn at random: not in the files, and no part of a new head")
     if not asked:
         raise ValueError(f"{', '.join(new)} would be drawn at random; --head {head} writes them all the same")
     print(f"warning: the head is new, drawn at random: {', '.join(new)}. Train it before you use it")

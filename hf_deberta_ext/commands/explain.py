@@ -32,9 +32,10 @@ PARTS = ("generator", "discriminator")
 
 @dataclass
 class _Model:
-    """A loaded model: what attention is taken from, and what only some have."""
+    """A loaded model: what attention is taken from, and what only some have; and where its tokenizer lies."""
 
     name: str
+    tokenizer: str
     encoder: Any
     discriminator: Any = None
     generator: Any = None
@@ -138,22 +139,32 @@ def _load(arguments: argparse.Namespace) -> _Model:
         raise ValueError(f"--model {source} is a file: give the folder that it lies in")
     parts = [folder / part for part in PARTS]
     if not (folder / "config.json").is_file() and all((part / "config.json").is_file() for part in parts):
-        generator = _load_one(DebertaExtForMaskedLM, str(parts[0]))
-        discriminator = _load_one(DebertaExtForReplacedTokenDetection, str(parts[1]))
-        return _Model(name, discriminator, discriminator, generator)
+        generator, _ = _load_one(DebertaExtForMaskedLM, str(parts[0]))
+        discriminator, _ = _load_one(DebertaExtForReplacedTokenDetection, str(parts[1]))
+        return _Model(name, str(parts[1]), discriminator, discriminator, generator)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"{source} has no config.json: it is no folder of a model")
     revision = {} if arguments.revision is None else {"revision": arguments.revision}
-    there, _ = DebertaExtConfig.get_config_dict(source, **revision)
+    try:
+        there, _ = DebertaExtConfig.get_config_dict(source, **revision)
+    except OSError as error:
+        if folder.is_dir():
+            raise
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"{source} is no folder, and cannot be read as a repository: {reason}") from error
     if there.get("model_type") != DebertaExtConfig.model_type:
         raise ValueError(f"{source} is a model of type {there.get('model_type')!r}: the figures are DeBERTa's")
     if is_joint(there):
-        joint = _load_one(DebertaExtForPreTraining, source, **revision)
-        return _Model(name, joint.discriminator, joint.discriminator, joint.generator, joint.config.embedding_sharing)
-    model = _load_one(DebertaExtForReplacedTokenDetection, source, **revision)
-    return _Model(name, model.deberta, model if model.has_detection_head else None)
+        joint, _ = _load_one(DebertaExtForPreTraining, source, **revision)
+        sharing = joint.config.embedding_sharing
+        return _Model(name, source, joint.discriminator, joint.discriminator, joint.generator, sharing)
+    model, missing = _load_one(DebertaExtForReplacedTokenDetection, source, **revision)
+    has_head = not any(key.startswith("mask_predictions.") for key in missing)
+    return _Model(name, source, model.deberta, model if has_head else None)
 
 
-def _load_one(model_class, source: str, **options):
-    """Loads a model in float32, and sees that its encoder is none of random numbers."""
+def _load_one(model_class, source: str, **options) -> tuple[Any, list[str]]:
+    """A model in float32, whose encoder is none of random numbers, and the weights that it did not find."""
     import torch
 
     model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
@@ -164,8 +175,7 @@ def _load_one(model_class, source: str, **options):
             f"the weights in {source} are not those of its config.json: {len(of_encoder)} of the encoder's are missing, "
             f"such as {of_encoder[0]}"
         )
-    model.has_detection_head = not any(key.startswith("mask_predictions.") for key in missing)
-    return model.eval()
+    return model.eval(), missing
 
 
 def _encode(model: _Model, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,12 +184,11 @@ def _encode(model: _Model, arguments: argparse.Namespace) -> dict[str, Any]:
 
     if not arguments.text.strip():
         raise ValueError("--text is empty")
-    config, source = model.encoder.config, arguments.tokenizer or arguments.model
-    if arguments.tokenizer is None and model.generator is not None and not (Path(source) / "config.json").is_file():
-        inside = Path(source) / "discriminator"
-        source = str(inside) if inside.is_dir() else source
-    revision = arguments.revision if arguments.tokenizer is None else None
-    tokenizer = load_tokenizer(source, revision=revision)
+    if arguments.tokenizer is None:
+        tokenizer = load_tokenizer(model.tokenizer, revision=arguments.revision)
+    else:
+        tokenizer = load_tokenizer(arguments.tokenizer)
+    config = model.encoder.config
     check_tokenizer(tokenizer, config)
     tensors = tokenizer(arguments.text, return_tensors="pt", verbose=False)
     tensors = {name: tensors[name] for name in ("input_ids", "token_type_ids") if name in tensors}

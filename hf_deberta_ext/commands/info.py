@@ -104,11 +104,17 @@ def _classes(contents: "CheckpointContents") -> dict[str, list[str]]:
     for head, new in contents.new.items():
         sized = {name for name in new if name in contents.converted}
         words = [f"{name} is of another size" for name in sorted(sized)]
-        modules = {".".join(name.split(".")[: 3 if name.startswith("deberta.") else 1]) for name in {*new} - sized}
+        modules = {_module(name) for name in {*new} - sized}
         classes[HEADS[head].__name__] = words + [f"{module} is new" for module in sorted(modules)]
         if head == "token-classification" and not new and head not in contents.heads:
             classes[HEADS[head].__name__] = ["classifier is that of a whole text"]
     return classes
+
+
+def _module(parameter: str) -> str:
+    """The part of the model that a user would name: pooler, generator.lm_predictions, deberta.embeddings."""
+    parts = parameter.split(".")
+    return ".".join(parts[: 2 if parts[0] in ("deberta", "discriminator", "generator") else 1])
 
 
 def _loading(contents: "CheckpointContents") -> list[str]:

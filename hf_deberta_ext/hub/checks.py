@@ -17,8 +17,8 @@ from huggingface_hub import get_token
 
 from .._version import __version__
 from ..model.configuration_deberta_ext import AUTO_MAP, CODE_MARK, DebertaExtConfig
+from .card_checks import ELSEWHERE, IMAGE, card_problems
 from .leaks import text_problems
-from .model_card import card_problems
 
 __all__ = ["check_folder", "code_problems", "load_problems", "readme_problems", "size_problems"]
 
@@ -34,7 +34,6 @@ FILE_LIMIT = 50 * 1000**3
 CARD_LIMIT = 10 * 1000**2
 LOAD_SECONDS = 30 * 60
 SAVE_AGAIN = "save the model again with model.save_pretrained(folder)"
-_IMAGE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)|<img\b[^>]*?\bsrc\s*=\s*[\"']([^\"']+)", re.IGNORECASE)
 
 
 def check_folder(folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None) -> list[str]:
@@ -63,15 +62,16 @@ def check_folder(folder: str | os.PathLike, files: Mapping[str, Path], token: st
 
 def code_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> list[str]:
     """What is missing in the models of a folder: configuration, weights, code, or an adapter's base model."""
+    problems = []
     if "adapter_config.json" in files:
-        return _adapter_problems(files["adapter_config.json"])
-    if "config.json" not in files:
+        problems = _adapter_problems(files["adapter_config.json"])
+    elif "config.json" not in files:
         return [f"config.json is not in {folder}, so it is no saved model: {SAVE_AGAIN}, and push that folder"]
-    return [problem for part in model_folders(files) for problem in _model_problems(files, part)]
+    return problems + [problem for part in model_folders(files) for problem in _model_problems(files, part)]
 
 
 def model_folders(files: Mapping[str, Path]) -> list[str]:
-    """ "" and those of "discriminator" and "generator" that hold a model; none for an adapter."""
+    """ "" and those of "discriminator" and "generator" that have a configuration; an adapter need not have one."""
     return [part for part in ("", *PARTS) if str(PurePosixPath(part, "config.json")) in files]
 
 
@@ -94,7 +94,7 @@ def _model_problems(files: Mapping[str, Path], part: str) -> list[str]:
 
     here = {PurePosixPath(name).name: file for name, file in files.items() if at(PurePosixPath(name).name) == name}
     problems = []
-    if not any(name.endswith(WEIGHTS) for name in here):
+    if "adapter_config.json" not in here and not any(name.endswith(WEIGHTS) for name in here):
         problems.append(f"{at('model.safetensors')} is not there, nor other weights: {SAVE_AGAIN}")
     try:
         config = json.loads(here["config.json"].read_text(encoding="utf-8"))
@@ -200,8 +200,8 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
     """What does not load in a clean process: AutoConfig, AutoTokenizer, the model with its weights, on two tokens, and
     every other Auto class without weights.
 
-    The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no network, no cache. An
-    adapter is not loaded, because its base model is elsewhere.
+    The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no network, no cache. Of an
+    adapter no weights are loaded, because its base model is elsewhere.
     """
     parts = model_folders(files)
     if not parts:
@@ -287,14 +287,14 @@ def readme_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> lis
         text = files["README.md"].read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         return [f"README.md is not UTF-8 ({error}): save it as UTF-8"]
-    problems = [f"README.md: {problem}" for problem in card_problems(text)]
+    problems = [f"README.md: {problem}" for problem in card_problems(text, folder)]
     for number, line in enumerate(text.splitlines(), start=1):
-        for match in _IMAGE.finditer(line):
+        for match in IMAGE.finditer(line):
             link = match[1] or match[2]
-            target = os.path.normpath(link.partition("#")[0].partition("?")[0]).replace(os.sep, "/")
-            if re.match(r"(?:[a-z]+:)?//|data:", link, re.IGNORECASE) or target in files:
-                continue
-            there = Path(folder, target).is_file()
-            way_out = f"add it with --include {target}" if there else "it is not in the folder either; take the link out"
-            problems.append(f"README.md:{number} shows {link}, which does not go along: {way_out}")
+            picture = os.path.normpath(link).replace(os.sep, "/")
+            # One that is not in the folder is a problem of the card.
+            if picture not in files and not ELSEWHERE.match(link) and Path(folder, picture).is_file():
+                problems.append(
+                    f"README.md: line {number} shows {link}, which does not go along: --include {picture} adds it"
+                )
     return problems

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 
+__all__ = ["main"]
+
 BLOCKED = ("hf_deberta_ext", "triton")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spm.model", "vocab.txt", "vocab.json")
 
@@ -29,7 +31,11 @@ def load(folder: str) -> list[str]:
     architecture = next(iter(config.architectures or []), None)
     autos = {name: reference.split(".")[-1] for name, reference in auto_map.items() if name.startswith("AutoModel")}
     auto = next((name for name, class_name in autos.items() if class_name == architecture), None)
-    attempt(auto or architecture or "AutoModel", problems, lambda: run(folder, auto, architecture, auto_map, problems))
+    if os.path.isfile(os.path.join(folder, "adapter_config.json")):
+        # Its weights need those of another model.
+        auto = None
+    else:
+        attempt(auto or architecture or "AutoModel", problems, lambda: run(folder, auto, architecture, auto_map, problems))
     for other in autos:
         if other != auto:
             attempt(other, problems, lambda other=other: build(other, config))

@@ -93,8 +93,8 @@ class WeightsFile:
         size (`str`): "874 MB".
         bytes_per_number (`int`): 4 = float32, 2 = float16.
         source (`Source`).
-        deltas (`int`): bytes for each number of the delta tables (`_weight`) that the file holds beside its two tables; 0 = it
-            holds none.
+        deltas (`int`): bytes for each number of the delta tables (`_weight`) that the file holds beside its two tables;
+            0 = it holds none.
         generator (`str`): size of pytorch_model.generator.bin; "" = there is none.
         generator_issue (`int`): of microsoft/DeBERTa, which asks for one; 0 = none.
     """
@@ -206,6 +206,7 @@ BENCHMARKS |= {
 
 # v1 and v2: "following RoBERTa", note 1 of the README's table.
 _FROM_MNLI = ("rte", "mrpc", "stsb")
+_SEEDS, _FROM_HERE = "another table, several seeds", ", from this checkpoint"
 _COLUMNS = ("squad", "squad_v2", "mnli", "sst2", "qnli", "cola", "rte", "mrpc", "qqp", "stsb")
 
 
@@ -225,9 +226,8 @@ def _more(source: Source, how: str, main: bool, **cells: str) -> tuple[Result, .
     return tuple(Result(name, cell, source, None, how, main) for name, cell in cells.items())
 
 
-_SEEDS = "another table, several seeds"
 _LARGE_SEEDS = tuple(
-    Result(benchmark, cell, EXPERIMENTS, spread, _SEEDS + (", from this checkpoint" if benchmark in _FROM_MNLI else ""), False)
+    Result(benchmark, cell, EXPERIMENTS, spread, _SEEDS + _FROM_HERE * (benchmark in _FROM_MNLI), False)
     for benchmark, cell, spread in [
         ("qqp", "92.3", 0.1), ("qnli", "95.3", 0.2), ("mrpc", "91.9", 0.5), ("rte", "86.6", 1.0), ("sst2", "96.7", 0.3),
         ("stsb", "92.5", 0.3), ("cola", "70.5", 1.0),
@@ -298,8 +298,8 @@ def _checkpoints() -> tuple[Published, ...]:
             "base", base, "DeBERTa-Base", "v1", (50, 768, 12), _V1_DATA,
             WeightsFile("559 MB", 4, _listing(base)),
             (Size("encoder", 100, MODELS),),
-            _more(_card(base), "", True, squad="93.1/87.2", squad_v2="86.2/83.1")
-            + (Result("mnli", "88.8/88.5", EXPERIMENTS, 0.2),),
+            (*_more(_card(base), "", True, squad="93.1/87.2", squad_v2="86.2/83.1"),
+             Result("mnli", "88.8/88.5", EXPERIMENTS, 0.2)),
         ),
         Published(
             "v3-large", large3, "DeBERTa-V3-Large", "v3", (128, 1024, 24), _V3_DATA,
@@ -318,7 +318,7 @@ def _checkpoints() -> tuple[Published, ...]:
             WeightsFile("286 MB", 2, _listing(small3), generator_issue=161),
             _v3_sizes(small3, 44, 98),
             _readme_row("-/- 82.9/80.4 88.3/87.7 - - - - - - -")
-            + _more(_card(small3), "the same in the model card", False, squad_v2="82.8/80.4")
+            + _more(_card(small3), "as the model card has it", False, squad_v2="82.8/80.4")
             + _more(_card(small3), "with SiFT", False, mnli="88.8/88.5"),
         ),
         Published(

@@ -256,13 +256,9 @@ class _Sending:
         """Makes the repository and the branch where they are not there; what is on the Hub then."""
         repo_id, transfer = self.transfer.repo_id, self.transfer
         if not remote.exists:
-            make = functools.partial(self.api.create_repo, repo_id, private=private, exist_ok=True)
-            transfer.step(f"making the repository {repo_id}", make)
+            transfer.step(f"making the repository {repo_id}", functools.partial(self._make_repo, private))
             transfer.on_hub = f"The repository {repo_id} was made, and nothing is in it"
             remote = self.look()
-            if not remote.exists:
-                transfer.on_hub = "Nothing was changed on the Hub"
-                raise transfer.error(f"{repo_id} is there, but hidden from this token", "Give a token that may see it.")
             _check_remote(remote, repo_id, self.branch, private)
         if self.branch not in remote.branches and not self.create_pr and remote.branches:
             make = functools.partial(
@@ -271,6 +267,14 @@ class _Sending:
             transfer.step(f"making the branch {self.branch}", make)
             transfer.on_hub = f"The branch {self.branch} was made, with what main has"
         return remote
+
+    def _make_repo(self, private: bool | None):
+        try:
+            self.api.create_repo(self.transfer.repo_id, private=private)
+        except HfHubHTTPError as error:
+            # Made meanwhile, perhaps by an earlier try; or there before, and hidden from this token.
+            if error.response.status_code != 409 or self._info() is None:
+                raise
 
     def commit(
         self, changes: Sequence[FileChange], remote: _Remote, message: str, description: str | None

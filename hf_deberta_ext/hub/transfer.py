@@ -157,7 +157,8 @@ class Transfer:
             403: f"The token may not write to {self.repo_id}: take one with write access from https://huggingface.co/"
             "settings/tokens, or a repository of your own; to somebody else's, propose it with --create_pr.",
             404: f"Look whether {self.repo_id} is still there, and whether the token may see it.",
-            409: f"Look what has changed in {self.repo_id}, with a dry run, and push again.",
+            409: f"Perhaps another request to {self.repo_id} is under way, or it is hidden from this token: look with a "
+            "dry run, and push again.",
             413: 'Save the model in smaller files, model.save_pretrained(folder, max_shard_size="5GB"), and push again.',
             429: "Push again in some minutes: files that were uploaded are not sent again.",
         }
@@ -215,7 +216,7 @@ def _reason(error: BaseException) -> str:
             phrase = str(status)
         said = " ".join((cause.server_message or "").split())[:300].rstrip(".")
         return f"{phrase}, {said}" if said else phrase
-    text = " ".join(str(cause).split())[:300] or type(cause).__name__
+    text = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
     if "Timeout" in type(cause).__name__:
         return f"no answer for {SILENCE_SECONDS} s ({text})"
     return f"the connection broke ({text})" if isinstance(cause, HTTPError) else text

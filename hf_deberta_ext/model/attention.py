@@ -96,6 +96,9 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, what: str
     if call.get("needs_probs"):
         return "eager", "attention probabilities were asked for"
     device, compiling = call["device"], torch.compiler.is_compiling()
+    # Not in torch 2.6.
+    if compiling and getattr(torch.compiler, "is_exporting", bool)():
+        return "eager", "exported: these operations go into any format"
     if not compiling and (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()):
         return "eager", "traced or transformed"
     if device.type == "meta":

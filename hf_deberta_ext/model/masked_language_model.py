@@ -38,8 +38,9 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         return self.lm_predictions.lm_head.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear):
-        head, size = self.lm_predictions.lm_head, new_embeddings.out_features
-        head.decoder = new_embeddings
+        # Not out_features: transformers 5.4 leaves that as it was where the tied table has grown.
+        head, size = self.lm_predictions.lm_head, len(new_embeddings.weight)
+        head.decoder, new_embeddings.out_features = new_embeddings, size
         if size != len(head.bias):
             bias = head.bias.new_zeros(size)
             bias[: len(head.bias)] = head.bias.detach()[:size]

@@ -231,6 +231,10 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         publishing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         # True would write v1's fused layout, which Trainer's resume does not convert back.
         kwargs["save_original_format"] = False
+        again = dict(kwargs)
+        if push_to_hub and kwargs.get("state_dict") is not None:
+            # Saving empties it.
+            again["state_dict"] = dict(kwargs["state_dict"])
         super().save_pretrained(save_directory, *args, **kwargs)
         if not kwargs.get("is_main_process", True):
             return
@@ -241,8 +245,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             copy_code(folder.parent, self.config.name_or_path, yielding=True)
         if push_to_hub:
             # transformers would write a card that says nothing, and leave old weights there.
-            token = kwargs.pop("token", None)
-            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, **kwargs)
+            token = again.pop("token", None)
+            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, **again)
 
     def push_to_hub(
         self,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plots import plot_curves
-from ..runs.card import base_model_names, shown_source, write_card
+from ..runs.card import base_model_names, shown_number, shown_source, write_card
 from ..runs.card_metadata import is_hub_id
 from ..runs.loading_code import loading_code
 from ..runs.results import eval_results
@@ -160,8 +160,8 @@ def write_replaced_token_cards(
     table = replaced_token_table(metrics)
     explained = (
         "In held-out text. The generator's loss is a mean over masked tokens; perplexity is its exponential. The "
-        f"discriminator tells which tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that equals "
-        "the original counts as original. Who knows only this share would have a loss of "
+        f"discriminator tells which tokens were replaced, {metrics['eval_replaced_share']:.2%} of them: a sample that "
+        "equals the original counts as original. Who knows only this share would have a loss of "
         f"{metrics['eval_discriminator_guess_loss']:.4f}. "
         "Precision and recall are those of the replaced tokens, at a probability of 1/2. The average cosine "
         f"similarity of word embeddings is {metrics['eval_generator_similarity']:.4f} in the generator and "
@@ -245,7 +245,9 @@ def pretraining_limits(
     if language is not None:
         limits.append(f"The data is in {language}: nothing is known of other languages.")
     if base_model is not None:
-        limits.append(f"What {shown_source(base_model)} does not know, or has learned wrongly, stays.")
+        limits.append(
+            f"What the model that it began as ({shown_source(base_model)}) does not know, or has learned wrongly, stays."
+        )
     return limits
 
 
@@ -264,7 +266,7 @@ def _write_card(
         folder,
         title=title,
         opening=f"{what}, {beginning}, with hf_deberta_ext and\ntransformers' Trainer. "
-        f"It has {parameters / 1e6:.1f} million parameters.",
+        f"It has {shown_number(parameters)} parameters.",
         load=loading_code(kind, shown_source(folder), custom_code=True),
         brings_code=True,
         results="\n\n".join(results),

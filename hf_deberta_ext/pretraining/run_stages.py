@@ -251,8 +251,10 @@ def card_content(
     names = ", ".join(map(shown_source, data_args.validation_data))
     packed = reports.get("train")
     hub = [source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)]
+    # Of a run that was resumed nobody knows how long it took.
+    whole = {"seconds of all stages": run_report["seconds"]} if args.resume_from_checkpoint is None else {}
     return dict(
-        hardware=hardware_facts(args, results=train) | {"seconds of the whole run": run_report["seconds"]},
+        hardware=hardware_facts(args, results=train) | whole,
         limits=pretraining_limits(
             seed=args.seed, max_length=data_args.max_length, held_out=names or None,
             tokens=None if packed is None else packed.packed_tokens, language=data_args.language,

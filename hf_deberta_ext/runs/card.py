@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "LOADING_LINES", "base_model_names", "facts_table", "pin_loading_lines", "render_card", "shown_source", "write_card",
+    "LOADING_LINES", "base_model_names", "facts_table", "pin_loading_lines", "render_card", "shown_number", "shown_source",
+    "write_card",
 ]  # fmt: skip
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
@@ -25,7 +26,9 @@ _REPO_LINE = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 def write_card(folder: str | os.PathLike, **content: Any) -> Path:
     """Writes README.md, the model card that the Hub shows, into the folder of a model; `content` is `render_card`'s."""
     folder = Path(folder)
-    text = render_card(**{"title": folder.resolve().name, **{name: value for name, value in content.items() if value}})
+    text = render_card(
+        **{"title": folder.resolve().name, **{name: value for name, value in content.items() if value is not None}}
+    )
     # Whole or not at all: a card is the last thing that a run writes.
     file, part = folder / "README.md", folder / "README.md.part"
     part.write_text(text, encoding="utf-8")
@@ -102,6 +105,11 @@ def shown_source(source: str | os.PathLike) -> str:
         return str(source)
     parts = path.resolve().parts
     return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])
+
+
+def shown_number(count: int) -> str:
+    """Of parameters: "12.3 million", and a small one in full."""
+    return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"
 
 
 def facts_table(facts: Mapping[str, Any]) -> str:

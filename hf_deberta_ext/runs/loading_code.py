@@ -32,15 +32,23 @@ MODEL = """{imports}
 model = {auto}.from_pretrained(repo{options})
 tokenizer = AutoTokenizer.from_pretrained(repo{options})
 {tried}"""
+ALONE = """from transformers import {auto}
+
+{loading}
+model = {auto}.from_pretrained(repo{options})"""
 ADAPTER = """{imports}
 {loading}
 base = "{base}"  # the path or Hub id of the model that was fine-tuned
 base_revision = {base_revision}  # of the base on the Hub: a tag or commit
-config = AutoConfig.from_pretrained(repo{options})
-{model_class}model = {auto}.from_pretrained(base, config=config, revision=base_revision, ignore_mismatched_sizes=True)
+{base_model}
 model = PeftModel.from_pretrained(model, repo, revision=revision).eval()
-tokenizer = AutoTokenizer.from_pretrained(repo{options})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 {tried}"""
+# The base with the adapter's configuration, which has the labels; or as it is, where the adapter has none.
+BASE_WITH_CONFIG = """config = AutoConfig.from_pretrained(repo{options})
+{model_class}options = dict(config=config, revision=base_revision, ignore_mismatched_sizes=True)
+model = {auto}.from_pretrained(base, **options)"""
+BASE_ALONE = "model = {auto}.from_pretrained(base, revision=base_revision{trust})"
 # The code is that of the adapter's folder, at its revision: the base may have none.
 MODEL_CLASS = """model_class = get_class_from_dynamic_module(config.auto_map["{auto}"], repo, revision=revision)
 """
@@ -99,6 +107,8 @@ def loading_code(
     problem_type: str | None = None,
     adapter_base: str | None = None,
     base_revision: str | None = None,
+    own_config: bool = True,
+    tokenizer: bool = True,
 ) -> str:
     """Python that loads a model, pinned to a revision, and tries it.
 
@@ -112,10 +122,15 @@ def loading_code(
         adapter_base (`str`, *optional*): the model that the adapter (LoRA) in the folder is for, of which a local one is
             only named; None = a whole model.
         base_revision (`str`, *optional*): of `adapter_base` on the Hub.
+        own_config (`bool`): the folder of an adapter has a config.json.
+        tokenizer (`bool`): the folder has one; else a model is loaded alone, and an adapter with that of its base.
     """
     loading = LOADING_LINES.format(repo=repo)
     trust = ", trust_remote_code=True" if custom_code else ""
     options = f", revision=revision{trust}"
+    if not tokenizer and adapter_base is None:
+        auto = "AutoModelForPreTraining" if kind == "joint" else AUTO_MODELS.get(kind, "AutoModel")
+        return ALONE.format(auto=auto, loading=loading, options=options)
     if kind in ("fine-tune", "joint"):
         return (FINE_TUNE if kind == "fine-tune" else JOINT).format(loading=loading, options=options)
     if kind in PIPELINES and adapter_base is None:
@@ -133,22 +148,27 @@ def loading_code(
         "fill-mask": FILL,
         "encoder": ENCODE,
     }[kind]
-    parts = dict(loading=loading, auto=auto, options=options, tried=tried)
     if adapter_base is None:
-        return MODEL.format(imports=f"import torch\nfrom transformers import {auto}, AutoTokenizer\n", **parts)
-    imports = ["import torch", "from peft import PeftModel"]
-    if custom_code:
-        imports += [
-            "from transformers import AutoConfig, AutoTokenizer",
-            "from transformers.dynamic_module_utils import get_class_from_dynamic_module",
-        ]
-        parts |= dict(auto="model_class", model_class=MODEL_CLASS.format(auto=auto))
-    else:
-        imports += [f"from transformers import AutoConfig, {auto}, AutoTokenizer"]
-        parts |= dict(model_class="")
+        imports = f"import torch\nfrom transformers import {auto}, AutoTokenizer\n"
+        return MODEL.format(imports=imports, loading=loading, auto=auto, options=options, tried=tried)
     revision = "None" if base_revision is None else f'"{base_revision}"'
-    imports = "\n".join([*imports, ""])
-    return ADAPTER.format(imports=imports, base=shown_source(adapter_base), base_revision=revision, **parts)
+    names, more = ["AutoConfig", "AutoTokenizer"], []
+    if not own_config:
+        names = [auto, "AutoTokenizer"]
+        base_model = BASE_ALONE.format(auto=auto, trust=trust)
+    elif custom_code:
+        more = ["from transformers.dynamic_module_utils import get_class_from_dynamic_module"]
+        model_class = MODEL_CLASS.format(auto=auto)
+        base_model = BASE_WITH_CONFIG.format(auto="model_class", model_class=model_class, options=options)
+    else:
+        names.insert(1, auto)
+        base_model = BASE_WITH_CONFIG.format(auto=auto, model_class="", options=options)
+    imports = ["import torch", "from peft import PeftModel", f"from transformers import {', '.join(names)}", *more, ""]
+    return ADAPTER.format(
+        imports="\n".join(imports), loading=loading, base=shown_source(adapter_base), base_revision=revision,
+        base_model=base_model, tokenizer=f"repo{options}" if tokenizer else f"base, revision=base_revision{trust}",
+        tried=tried,
+    )  # fmt: skip
 
 
 def _pair(texts: Sequence[str]) -> str:

@@ -5,7 +5,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["eval_results", "is_score", "measured_metrics", "number_of_examples", "results_table", "set_names"]
+__all__ = [
+    "eval_results",
+    "examples_sentence",
+    "is_score",
+    "measured_metrics",
+    "number_of_examples",
+    "results_table",
+    "set_names",
+]
 
 # What Trainer measures beside the metrics of a task, and numbers of examples and words.
 NO_METRIC = re.compile(
@@ -37,6 +45,13 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
     }
     # Losses behind what people compare.
     return dict(sorted(measured.items(), key=lambda item: item[0].endswith("loss")))
+
+
+def examples_sentence(metrics: Mapping[str, Any]) -> list[str]:
+    """How many examples were measured on, in words; nothing where it is not known."""
+    counts = number_of_examples(metrics)
+    numbers = ", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items())
+    return [f"Examples: {numbers}."] if counts else []
 
 
 def is_score(name: str) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runs.card import base_model_names, shown_source, write_card
+from ..runs.card import base_model_names, shown_number, shown_source, write_card
 from ..runs.card_metadata import as_list, is_hub_id, one_or_list
 from ..runs.loading_code import AUTO_MODELS, loading_code
-from ..runs.results import eval_results, is_score, measured_metrics, number_of_examples, results_table, set_names
+from ..runs.results import eval_results, examples_sentence, is_score, measured_metrics, number_of_examples, results_table
 
 __all__ = ["TaskFacts", "summarise_seeds", "summary_table", "task_limits", "write_seeds_card", "write_task_card"]
 
@@ -145,10 +145,10 @@ def write_task_card(
     measured, results = measured_metrics(metrics), ["Nothing was measured."]
     if measured:
         on = evaluated_on or f"the validation data of {facts.dataset}"
-        results = [results_table(measured), f"Measured on {on}{_numbers(number_of_examples(metrics))}."]
-    size = f"It has {parameters / 1e6:.1f} million parameters."
+        results = [results_table(measured), " ".join([f"Measured on {on}.", *examples_sentence(metrics)])]
+    size = f"It has {shown_number(parameters)} parameters."
     if facts.adapter_base:
-        size += f" {trained / 1e6:.2f} million of them were trained (low-rank adapters and the head)."
+        size += f" {shown_number(trained)} of them were trained (low-rank adapters and the head)."
     return _write_card(
         folder,
         facts,
@@ -157,7 +157,6 @@ def write_task_card(
         results=[*results, *_figure("Losses and metrics during the training", figure)],
         limits=limits,
         measured=measured,
-        sets=facts.sets or {name: (None, "validation") for name in set_names(metrics)},
     )
 
 
@@ -188,7 +187,6 @@ def write_seeds_card(
         results=[*results, *_figure("The scores of the seeds", figure)],
         limits=limits,
         measured={name.removeprefix("eval_"): part["mean"] for name, part in summary.items() if name.startswith("eval_")},
-        sets=facts.sets or {"": (None, "validation")},
         note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
     )
 
@@ -202,7 +200,6 @@ def _write_card(
     results: Sequence[str],
     limits: Sequence[str],
     measured: Mapping[str, float],
-    sets: Mapping[str, tuple[str | None, str]],
     note: str | None = None,
 ) -> Path:
     """
@@ -212,7 +209,7 @@ def _write_card(
     """
     _, base_id = base_model_names(facts.base_model)
     index = eval_results(
-        measured, task_type=facts.pipeline, dataset=facts.dataset_id, dataset_name=facts.task, sets=sets, note=note
+        measured, task_type=facts.pipeline, dataset=facts.dataset_id, dataset_name=facts.task, sets=facts.sets, note=note
     )
     texts = TEXTS.get(facts.task) or TEXTS.get((*facts.text_columns,))
     return write_card(
@@ -280,7 +277,7 @@ def task_limits(
         first = f", the first {eval_samples:,} examples of each set," if eval_samples else ""
         limits.append(f"It was measured on {measured_on}{first} and nothing else: other texts may be harder.")
         if (few := min(counts.values(), default=FEW)) < FEW:
-            limits.append(f"The results are of {few} examples: small differences between models are chance there.")
+            limits.append(f"{few} examples are few: small differences between models are chance there.")
         if chosen:
             limits.append(
                 "The best of several checkpoints was chosen on the data of the results, which are too good for it."
@@ -294,7 +291,8 @@ def task_limits(
     if facts.base_model is None:
         limits.append("It was trained from random weights, without pre-training.")
     else:
-        limits.append(f"What {shown_source(facts.base_model)} does not know, or has learned wrongly, stays.")
+        base = shown_source(facts.base_model)
+        limits.append(f"What the model that it began as ({base}) does not know, or has learned wrongly, stays.")
     return limits
 
 
@@ -305,13 +303,6 @@ def _task(facts: TaskFacts) -> str:
 def _beginning(facts: TaskFacts) -> str:
     base = facts.base_model
     return "trained from random weights" if base is None else f"fine-tuned from {shown_source(base)}"
-
-
-def _numbers(counts: Mapping[str, int]) -> str:
-    """ ", 872 examples", or the numbers of several sets."""
-    if len(counts) == 1:
-        return f", {next(iter(counts.values())):,} examples"
-    return "".join(f", {count:,} examples{f' ({name})' if name else ''}" for name, count in counts.items())
 
 
 def _figure(caption: str, file: str | None) -> list[str]:

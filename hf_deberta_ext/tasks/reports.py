@@ -106,7 +106,7 @@ def _facts(
         pipeline=data.pipeline,
         dataset=data.dataset,
         from_hub=from_hub,
-        sets=_hub_sets(data) if from_hub else {},
+        sets=_sets(prepared, from_hub),
         training={name: value for name, value in training.items() if value is not None},
         hardware=hardware_facts(args, parameters=model_args.dtype, results=results),
         base_model=None if model_args.from_scratch else model_args.model_name_or_path,
@@ -120,10 +120,12 @@ def _facts(
     )
 
 
-def _hub_sets(data: TaskData) -> dict[str, tuple[str | None, str]]:
-    """Configuration and split of each evaluation set of a known task."""
-    known = getattr(data, "task", None)
-    return dict(known.evaluation) if isinstance(known, KnownTask) and known.dataset == data.dataset else {}
+def _sets(prepared: PreparedRun, from_hub: bool) -> dict[str, tuple[str | None, str]]:
+    """Configuration and split of each evaluation set, as far as a known task says them."""
+    known = getattr(prepared.data, "task", None)
+    if from_hub and isinstance(known, KnownTask) and known.dataset == prepared.data.dataset:
+        return dict(known.evaluation)
+    return {name: (None, "validation") for name in prepared.task.evaluation}
 
 
 def _xnli_languages(data: TaskData) -> list[str] | None:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files in the folder of a model tell of it: what it is, its size, how it was trained, what was measured."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ModelFolder", "read_folder", "shown_path"]
+
+HEADS = {
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "ForReplacedTokenDetection": "fine-tune",
+}
+TOKENIZERS = ("tokenizer.json", "spm.model", "vocab.txt", "vocab.json", "tokenizer_config.json")
+# torch's names of the types in a file of safetensors.
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with a model, as far as its files can be read without loading it.
+
+    Args:
+        config (`dict`): config.json.
+        adapter (`dict`): adapter_config.json; empty = a whole model.
+        tensors (`dict`): (dtype, shape) by name, from the headers of the .safetensors; empty where there are none.
+        results (`dict`): all_results.json, or else the *_results.json that there are.
+        arguments (`dict`): run_arguments.json, the flags of the run.
+        state (`dict`): trainer_state.json.
+        report (`dict`): run_report.json, of a pre-training.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    adapter: Mapping[str, Any]
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    results: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    state: Mapping[str, Any]
+    report: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class, "" where it is not known."""
+        return str((self.config.get("architectures") or [""])[0])
+
+    @property
+    def kind(self) -> str:
+        """What the model does, as `loading_code` calls it."""
+        if self.is_joint:
+            return "joint"
+        return next((kind for head, kind in HEADS.items() if self.architecture.endswith(head)), "encoder")
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is generator and discriminator in one model."""
+        return self.config.get("model_type") == "deberta-ext" and self.architecture.endswith("ForPreTraining")
+
+    @property
+    def custom_code(self) -> bool:
+        """Whether loading it needs the code in the folder."""
+        return "auto_map" in self.config
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return any((self.folder / name).is_file() for name in TOKENIZERS)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, none where they are only numbered."""
+        labels = self.config.get("id2label") or {}
+        names = [str(labels[number]) for number in sorted(labels, key=lambda number: int(number))]
+        return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+    def parameters(self, beginning: str = "") -> dict[str, int]:
+        """Numbers of parameters, "all" and by part: "embeddings", "encoder", "heads"; empty where they are not known.
+
+        Args:
+            beginning (`str`): of the names that count: "generator." for a half of a joint model.
+        """
+        counts = {"all": 0, "embeddings": 0, "encoder": 0, "heads": 0}
+        for name, (_, shape) in self.tensors.items():
+            # Buffers of older files.
+            if name.startswith(beginning) and not name.endswith("position_ids"):
+                part = "embeddings" if ".embeddings." in f".{name}" else "encoder" if ".encoder." in f".{name}" else "heads"
+                counts[part] += prod(shape)
+                counts["all"] += prod(shape)
+        return counts if counts["all"] else {}
+
+    @property
+    def dtypes(self) -> list[str]:
+        return sorted({DTYPES.get(dtype, dtype) for dtype, _ in self.tensors.values()})
+
+
+def read_folder(folder: str | os.PathLike) -> ModelFolder:
+    """
+    Raises:
+        ValueError: it is no folder of a model; a file in it is damaged.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    config, adapter = _json(folder / "config.json"), _json(folder / "adapter_config.json")
+    if not config and not adapter:
+        raise ValueError(f"{folder} is no folder of a model: it has neither config.json nor adapter_config.json")
+    results = _json(folder / "all_results.json")
+    if not results:
+        for file in sorted(folder.glob("*_results.json")):
+            results |= _json(file)
+    arguments, state, report = (
+        _json(folder / name) for name in ("run_arguments.json", "trainer_state.json", "run_report.json")
+    )
+    return ModelFolder(folder, config, adapter, _tensors(folder, bool(adapter)), results, arguments, state, report)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Its fields; none where it is not there."""
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{file} must hold fields with values, got {type(data).__name__}")
+    return data
+
+
+def _tensors(folder: Path, adapter: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    name = "adapter_model" if adapter else "model"
+    index = _json(folder / f"{name}.safetensors.index.json").get("weight_map")
+    files = sorted({*index.values()}) if index else [f"{name}.safetensors"]
+    tensors = {}
+    for file in files:
+        if (folder / file).is_file():
+            tensors |= _header(folder / file)
+        elif index:
+            raise ValueError(f"{folder} lacks {file}, a part of its weights that the index names")
+    return tensors
+
+
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of the tensors of a .safetensors, whose header is JSON behind its length in 8 bytes."""
+    try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 0 < length <= LARGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        return {name: (part["dtype"], (*part["shape"],)) for name, part in header.items() if name != "__metadata__"}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged, or no .safetensors: {error}") from error
+
+
+def shown_path(source: Any) -> str:
+    """A Hub id as it is, of a file or folder only the name; NAME=FILE without NAME. Unlike `shown_source` it does not need
+    the file to be there: it may lie on the machine of the run."""
+    text = str(source).partition("=")[2] or str(source)
+    parts = [part for part in re.split(r"[/\\]", text) if part not in ("", ".", "..", "~")]
+    local = text.startswith((".", "/", "~", "\\")) or "\\" in text or ":" in text or len(parts) > 2 or Path(text).exists()
+    if not local or not parts:
+        return text
+    return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fuzzers draw: configurations, batches and models, as plain values that a falsifying example prints.
+
+How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (default: `TOTAL`, the sum of `CASES`)
+scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values give equal cases.
+DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
+"""
+
+import os
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+
+__all__ = [
+    "CASES",
+    "COUNTED",
+    "HEADS",
+    "SEED",
+    "TOTAL",
+    "batches",
+    "build",
+    "cases",
+    "configurations",
+    "joint_fields",
+    "labels_for",
+    "make_batch",
+    "random_weights",
+]
+
+# Examples of each test in the normal suite. Each is one case, whatever it compares.
+CASES = {
+    "backends": 110,
+    "joint": 30,
+    "round trip": 60,
+    "alone": 90,
+    "streams": 80,
+    "half": 90,
+    "extreme": 60,
+    "deberta-v2": 40,
+    "wrong field": 500,
+    "wrong fields": 150,
+    "wrong input": 450,
+    "wrong labels": 250,
+    "damaged safetensors": 70,
+    "damaged bin": 50,
+    "damaged config": 80,
+    "damaged keys": 60,
+    "not numbers": 30,
+}
+TOTAL = sum(CASES.values())
+ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)
+SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
+SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
+# Examples that ran in this process, by test.
+COUNTED: dict[str, int] = {}
+
+HEADS = {
+    "base": DebertaExtModel,
+    "masked-lm": DebertaExtForMaskedLM,
+    "rtd": DebertaExtForReplacedTokenDetection,
+    "sequence": DebertaExtForSequenceClassification,
+    "token": DebertaExtForTokenClassification,
+    "question": DebertaExtForQuestionAnswering,
+    "choice": DebertaExtForMultipleChoice,
+}
+# Without xielu, whose parameters transformers keeps in bfloat16 whatever the model is. Of one piece, so that a gradient does not jump where a rounding error crosses a corner; and corners.
+SMOOTH = ("gelu", "gelu_new", "silu", "tanh", "mish", "quick_gelu", "sigmoid", "linear", "gelu_pytorch_tanh")
+CORNERED = ("relu", "relu6", "leaky_relu", "hardswish", "relu2", "prelu", "gelu_10", "laplace")
+MASK_DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float64", "bfloat16", "float16")
+
+
+def cases(name: str):
+    """Runs a test of `data`, from which it draws, on `CASES[name]` examples, scaled by DEBERTA_EXT_FUZZ_CASES, and sees to it
+    that they really ran."""
+    count = max(1, CASES[name] * ASKED // TOTAL)
+
+    def decorate(test):
+        def counting(data):
+            COUNTED[name] += 1
+            test(data)
+
+        # Hypothesis names the failing test by this.
+        counting.__name__ = counting.__qualname__ = test.__name__
+        settings = hypothesis.settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate] + [hypothesis.Phase.shrink] * SHRINK,
+        )
+        fuzzed = settings(hypothesis.seed(SEED * 1000 + list(CASES).index(name))(hypothesis.given(st.data())(counting)))
+
+        # Without its wrapped function, of which pytest would take `data` for a fixture.
+        def checked():
+            COUNTED[name] = 0
+            fuzzed()
+            assert COUNTED[name] >= count, f"only {COUNTED[name]} of {count} cases ran"
+
+        checked.__name__, checked.__doc__ = test.__name__, test.__doc__
+        return checked
+
+    return decorate
+
+
+# ------- configurations
+
+
+@st.composite
+def configurations(draw, smooth: bool = False, training: bool = False) -> dict:
+    """Fields of a valid configuration of a tiny model, in every shape that the fields allow.
+
+    Args:
+        smooth: activations without corners alone.
+        training: dropout too.
+    """
+    heads = draw(st.sampled_from([1, 2, 3, 4]))
+    hidden = heads * draw(st.sampled_from([2, 3, 4, 8] if heads < 3 else [2, 4]))
+    layers = draw(st.integers(1, 3))
+    rows = draw(st.sampled_from([80, 1, 2, 5, 16, 33, 128]))
+    fields = dict(
+        vocab_size=draw(st.sampled_from([24, 8, 31])),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_hidden_layers=layers,
+        intermediate_size=draw(st.sampled_from([12, 1, 5])),
+        max_position_embeddings=rows,
+        max_relative_positions=draw(st.sampled_from([-1, 2, 3, 7, 20, 100])),
+        relative_attention=draw(st.sampled_from([True, True, True, False])),
+        pos_att_type=draw(st.sampled_from(["c2p|p2c", ["c2p", "p2c"], "c2p", ["p2c"], "P2C | c2p", "p2p", "c2p|p2c|p2p", None, []])),
+        share_att_key=draw(st.booleans()),
+        norm_rel_ebd=draw(st.sampled_from(["layer_norm", "none"])),
+        share_layers=draw(st.sampled_from(["none", "none", "all", "ffn", "attention"])),
+        embedding_size=draw(st.sampled_from([None, None, 1, 3, hidden])),
+        type_vocab_size=draw(st.sampled_from([0, 0, 1, 2])),
+        hidden_act=draw(st.sampled_from(SMOOTH if smooth else SMOOTH + CORNERED)),
+        pooler_hidden_act=draw(st.sampled_from(SMOOTH if smooth else SMOOTH + CORNERED)),
+        layer_norm_eps=draw(st.sampled_from([1e-7, 1e-5, 1e-12])),
+        pad_token_id=draw(st.sampled_from([0, None, 7])),
+        num_labels=draw(st.sampled_from([2, 1, 3])),
+        position_biased_input=draw(st.sampled_from([False, False, True])),
+        masked_only=draw(st.booleans()),
+    )  # fmt: skip
+    distance = fields["max_relative_positions"] if fields["max_relative_positions"] > 0 else rows
+    fields["position_buckets"] = draw(st.sampled_from([-1] + [b for b in (2, 3, 4, 7, 8, 16, 32) if distance - 1 > b // 2]))
+    if fields["max_relative_positions"] == -1 and rows == 1:
+        fields["max_relative_positions"] = 2
+        fields["position_buckets"] = -1
+    if layers > 1:
+        fields["conv_kernel_size"] = draw(st.sampled_from([0, 0, 1, 3, 5]))
+        if fields["conv_kernel_size"]:
+            fields["conv_act"] = draw(st.sampled_from(SMOOTH if smooth else SMOOTH + CORNERED))
+            fields["conv_groups"] = draw(st.sampled_from([1, heads]))
+    if not fields["position_biased_input"]:
+        fields["emd_layers"] = draw(st.integers(1, 3))
+        fields["emd_input"] = draw(st.sampled_from(["position+hidden", "position", "hidden"]))
+    if training:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
+            fields[name] = draw(st.sampled_from([0.1, 0, 0.5, 0.9]))
+    else:
+        fields |= dict(hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    return fields
+
+
+@st.composite
+def joint_fields(draw, **options) -> dict:
+    """Fields of a valid configuration of generator and discriminator."""
+    fields = draw(configurations(**options))
+    sharing = draw(st.sampled_from(["gdes", "es", "nes", "all"]))
+    fields |= dict(
+        embedding_sharing=sharing,
+        rtd_lambda=draw(st.sampled_from([50, 1.0, 10])),
+        rtd_temperature=draw(st.sampled_from([1.0, 0.5])),
+        rtd_special_tokens=draw(st.booleans()),
+        special_token_ids=draw(st.sampled_from([[0, 1, 2], []])),
+    )
+    generator = {}
+    if sharing != "all":
+        if fields.get("conv_kernel_size", 0) == 0:
+            generator["num_hidden_layers"] = draw(st.integers(1, 2))
+        if draw(st.booleans()) and fields.get("conv_groups", 1) == 1 and sharing == "nes":
+            generator["hidden_size"] = fields["hidden_size"] // fields["num_attention_heads"]
+    fields["generator"] = draw(st.sampled_from([generator, None]))
+    return fields
+
+
+def build(head: str, fields: dict, seed: int = 0, dtype: torch.dtype = torch.float64):
+    """The model, with random weights, in eval mode."""
+    model_class = DebertaExtForPreTraining if head == "joint" else HEADS[head]
+    return random_weights(model_class(DebertaExtConfig(**fields)), seed).to(dtype)
+
+
+def random_weights(model, seed: int, std: float = 0.3):
+    """Every parameter random and large enough that each one matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.empty(parameter.shape).normal_(0, std, generator=generator)
+            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+    return model.eval()
+
+
+# ------- batches
+
+
+@st.composite
+def batches(draw, fields: dict, kinds=("none", "right", "left", "holes", "empty rows", "square", "heads", "columns")) -> dict:
+    """What a batch is like, in plain values; `make_batch` makes its tensors."""
+    longest = fields["max_position_embeddings"] if has_positions(fields) else 80
+    given = draw(st.booleans()) and has_positions(fields)
+    N = draw(st.integers(1, 80) if given else st.integers(1, min(80, longest)))
+    return dict(
+        B=draw(st.integers(1, 4)),
+        N=N,
+        mask=draw(st.sampled_from(kinds)),
+        mask_dtype=draw(st.sampled_from(MASK_DTYPES)),
+        embeds=draw(st.sampled_from([False, False, True])),
+        types=draw(st.booleans()),
+        positions=draw(st.sampled_from([1, None])) if given else None,
+        rows=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    ) | (dict(positions=True) if given else {})
+
+
+def has_positions(fields: dict) -> bool:
+    """Whether some head of this configuration reads the absolute position table."""
+    return fields["position_biased_input"] or fields["emd_input"] != "hidden"
+
+
+def make_batch(fields: dict, batch: dict, dtype=torch.float64) -> tuple[dict, torch.Tensor]:
+    """The arguments of a model's forward, and the mask [B, N] of real tokens."""
+    B, N = batch["B"], batch["N"]
+    generator = torch.Generator().manual_seed(batch["seed"])
+    arguments = {}
+    ids = torch.randint(1, fields["vocab_size"], (B, N), generator=generator)
+    if batch["embeds"]:
+        size = fields["embedding_size"] or fields["hidden_size"]
+        arguments["inputs_embeds"] = torch.randn(B, N, size, generator=generator).to(dtype)
+    else:
+        arguments["input_ids"] = ids
+    if batch["types"]:
+        highest = max(1, fields["type_vocab_size"])
+        arguments["token_type_ids"] = torch.randint(0, highest, (B, N), generator=generator)
+    if batch["positions"]:
+        rows = B if batch["rows"] else 1
+        arguments["position_ids"] = torch.randint(0, fields["max_position_embeddings"], (rows, N), generator=generator)
+    kind, H = batch["mask"], fields["num_attention_heads"]
+    places, lengths = torch.arange(N), torch.randint(1, N + 1, (B, 1), generator=generator)
+    real = torch.ones(B, N, dtype=torch.bool)
+    mask = None
+    if kind == "right":
+        mask = real = places < lengths
+    elif kind == "left":
+        mask = real = places >= N - lengths
+    elif kind == "holes":
+        mask = real = (torch.rand(B, N, generator=generator) < 0.6) | (places == N // 2)
+    elif kind == "empty rows":
+        mask = real = (places < lengths) & (torch.arange(B) % 2 == 1)[:, None]
+    elif kind == "square":
+        mask = (torch.rand(B, N, N, generator=generator) < 0.5) | (places == N // 2)
+        mask[:, 0] = False
+    elif kind == "heads":
+        mask = (torch.rand(B, H, N, N, generator=generator) < 0.5) | torch.eye(N, dtype=torch.bool)
+    elif kind == "columns":
+        real = places < lengths
+        mask = real[:, None, None]
+    elif kind == "documents":
+        arguments["document_ids"] = documents(B, N, generator)
+        real = arguments["document_ids"] != 0
+    if mask is not None:
+        arguments["attention_mask"] = mask.to(getattr(torch, batch["mask_dtype"]))
+    return arguments, real
+
+
+def documents(B: int, N: int, generator: torch.Generator) -> torch.Tensor:
+    """[B, N] ids of one to four documents a row, with some padding between and behind them."""
+    ids = torch.zeros(B, N, dtype=torch.long)
+    for row in range(B):
+        cuts = torch.randint(0, N + 1, (3,), generator=generator).sort().values.tolist()
+        for number, (first, end) in enumerate(zip([0, *cuts], [*cuts, N], strict=True)):
+            ids[row, first : end - int(torch.randint(0, 2, (), generator=generator))] = number + 1
+    if ids[0, 0] == 0:
+        ids[0, 0] = 9
+    return ids
+
+
+def labels_for(head: str, fields: dict, batch: dict, real: torch.Tensor) -> dict:
+    """Valid labels of a head for a batch; of tokens, at real ones alone."""
+    B, N = real.shape
+    generator = torch.Generator().manual_seed(batch["seed"] + 1)
+
+    def draw(high, shape):
+        return torch.randint(0, high, shape, generator=generator)
+
+    if head == "base":
+        return {}
+    if head == "question":
+        return dict(start_positions=draw(N, (B,)), end_positions=draw(N, (B,)))
+    if head == "sequence":
+        one = fields["num_labels"] == 1
+        return dict(labels=torch.rand(B, generator=generator) if one else draw(fields["num_labels"], (B,)))
+    if head == "choice":
+        return dict(labels=draw(2, (B,)))
+    high = {"masked-lm": fields["vocab_size"], "joint": fields["vocab_size"], "rtd": 2, "token": fields["num_labels"]}[head]
+    counted = (torch.rand(B, N, generator=generator) < 0.5) & real
+    return dict(labels=draw(high, (B, N)).masked_fill(~counted, -100))

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Valid configurations, inputs, masks and dtypes at random: backends agree, files keep a model, neighbours and padding change
+nothing, and nothing overflows."""
+
+import tempfile
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from strategies import CASES, HEADS, TOTAL, batches, build, cases, configurations, joint_fields, labels_for, make_batch
+
+from hf_deberta_ext import DebertaExtForPreTraining
+from hf_deberta_ext.checkpoints import save_as_deberta_v2
+
+NAMES = ["eager", "sdpa", "blocked"]
+ONE_TOKEN = ("base", "masked-lm", "rtd", "token")
+
+
+def arguments_of(head, fields, batch, dtype=torch.float64):
+    """Inputs and labels of a head, and [B, N] real tokens."""
+    arguments, real = make_batch(fields, batch, dtype)
+    if head != "choice":
+        return arguments | labels_for(head, fields, batch, real), real
+    B, N = real.shape
+    for name, x in arguments.items():
+        x = x.expand(B, *x.shape[1:])
+        arguments[name] = torch.stack([x, x.flip(0)], 1)
+    return arguments | labels_for(head, fields, batch, real), torch.stack([real, real.flip(0)], 1)
+
+
+def outputs_of(model, arguments):
+    """The tensors of a forward pass by name, without those that say nothing new."""
+    outputs = model(**arguments)
+    return {name: outputs[name] for name in outputs if torch.is_tensor(outputs[name])}
+
+
+def at_tokens(outputs, real):
+    """What is defined at padding too, at real tokens alone."""
+    per_token = {name: x for name, x in outputs.items() if x.shape[: real.dim()] == real.shape and x.dim() >= real.dim()}
+    return outputs | {name: x[real] for name, x in per_token.items()}
+
+
+def objective(outputs):
+    """A number that every output matters for."""
+    generator = torch.Generator().manual_seed(5)
+    total = 0
+    for name, x in sorted(outputs.items()):
+        if x.is_floating_point():
+            x = x.masked_fill(x == torch.finfo(x.dtype).min, 0)
+            total = total + (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum()
+    return total
+
+
+def gradients_of(model, value):
+    model.zero_grad()
+    if value.requires_grad:
+        value.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def error(got, reference, floor=1e-12):
+    """|got - reference| / |reference| over whole tensors."""
+    got, reference = got.detach().double(), reference.detach().double()
+    assert got.shape == reference.shape, (got.shape, reference.shape)
+    assert torch.isfinite(got).all() and torch.isfinite(reference).all()
+    if not got.numel():
+        return 0.0
+    return ((got - reference).norm() / reference.norm().clamp(min=floor)).item()
+
+
+def worst(got, reference, floor=1e-12):
+    assert got.keys() == reference.keys()
+    return max((error(got[name], reference[name], floor) for name in got), default=0.0)
+
+
+def gradient_error(got, reference):
+    largest = max((x.double().norm().item() for x in reference.values()), default=0.0)
+    return worst(got, reference, floor=max(1e-12, 1e-2 * largest))
+
+
+def test_the_normal_suite_runs_at_least_2000_cases():
+    assert TOTAL >= 2000 and min(CASES.values()) > 0
+
+
+@cases("backends")
+def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
+    head = data.draw(st.sampled_from(list(HEADS)), "head")
+    fields = data.draw(configurations(smooth=True), "fields")
+    batch = data.draw(batches(fields), "batch")
+    single = data.draw(st.booleans(), "float32")
+    unpadding = data.draw(st.sampled_from([False, False, True]), "unpadding")
+    model = build(head, fields)
+    arguments, real = arguments_of(head, fields, batch)
+    results = {}
+    for name in NAMES:
+        model.set_attn_implementation(name)
+        model.set_unpadding(unpadding and name != "eager")
+        outputs = at_tokens(outputs_of(model, arguments), real)
+        results[name] = outputs, gradients_of(model, objective(outputs))
+        assert {backend for backend, _ in model.attention_backends().values()} == {name}
+    for name in NAMES[1:]:
+        assert worst(results[name][0], results["eager"][0], 1e-8) < 1e-7, name
+        assert gradient_error(results[name][1], results["eager"][1]) < 1e-6, name
+    if not single:
+        return
+    # In float32 the conditioning is that of the model: eager's own error says what it is.
+    model = model.float()
+    arguments = {name: x.float() if x.dtype == torch.float64 and name != "attention_mask" else x for name, x in arguments.items()}
+    bounds = None
+    for name in NAMES:
+        model.set_attn_implementation(name)
+        model.set_unpadding(unpadding and name != "eager")
+        outputs = at_tokens(outputs_of(model, arguments), real)
+        gradients = gradients_of(model, objective(outputs))
+        errors = worst(outputs, results["eager"][0], 1e-3), gradient_error(gradients, results["eager"][1])
+        bounds = bounds or [10 * x + 1e-4 for x in errors]
+        assert errors[0] < bounds[0] and errors[1] < bounds[1], (name, errors, bounds)
+
+
+@cases("joint")
+def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
+    fields = data.draw(joint_fields(smooth=True), "fields")
+    batch = data.draw(batches(fields, ("none", "right", "left", "documents")), "batch") | dict(embeds=False)
+    model = build("joint", fields)
+    arguments, real = arguments_of("joint", fields, batch)
+
+    def step(model):
+        outputs = model(**arguments, random_generator=torch.Generator().manual_seed(3))
+        outputs = {name: outputs[name] for name in outputs if torch.is_tensor(outputs[name])}
+        logits = outputs["discriminator_logits"]
+        return outputs | {"discriminator_logits": logits[real]}
+
+    results = {}
+    for name in NAMES:
+        model.set_attn_implementation(name)
+        outputs = step(model)
+        results[name] = outputs, gradients_of(model, outputs["loss"])
+    for name in NAMES[1:]:
+        assert worst(results[name][0], results["eager"][0], 1e-8) < 1e-7, name
+        assert gradient_error(results[name][1], results["eager"][1]) < 1e-6, name
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = DebertaExtForPreTraining.from_pretrained(folder, dtype="auto", attn_implementation=NAMES[-1])
+    same_model(model, loaded)
+    again = step(loaded)
+    assert all(torch.equal(again[name], outputs[name]) for name in outputs)
+
+
+def same_model(model, loaded):
+    """Every parameter and buffer, tied ones too, and the configuration."""
+    for kind in ("named_parameters", "named_buffers"):
+        ours, theirs = (dict(getattr(m, kind)(remove_duplicate=False)) for m in (model, loaded))
+        assert ours.keys() == theirs.keys()
+        for name, x in ours.items():
+            assert x.dtype == theirs[name].dtype and torch.equal(x, theirs[name]), name
+            assert x.requires_grad == theirs[name].requires_grad, name
+    before, after = model.config.to_dict(), loaded.config.to_dict()
+    for config in (before, after):
+        # Where it came from.
+        config.pop("_name_or_path", None)
+    assert before == after
+
+
+@cases("round trip")
+def test_save_and_load_keep_every_bit(data):
+    head = data.draw(st.sampled_from(list(HEADS)), "head")
+    fields = data.draw(configurations(training=True), "fields")
+    batch = data.draw(batches(fields), "batch")
+    dtype = getattr(torch, data.draw(st.sampled_from(["float32", "float64", "bfloat16", "float16"]), "dtype"))
+    model = build(head, fields, dtype=dtype)
+    arguments, _ = arguments_of(head, fields, batch, dtype)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        shards = dict(max_shard_size=data.draw(st.sampled_from([2000, "5GB"]), "shard"))
+        model.save_pretrained(folder, **shards)
+        loaded, info = HEADS[head].from_pretrained(folder, dtype="auto", output_loading_info=True)
+        assert not any(info.values()), info
+        same_model(model, loaded)
+        ours, theirs = outputs_of(model, arguments), outputs_of(loaded, arguments)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
+@cases("alone")
+def test_a_sample_alone_equals_itself_in_a_batch(data):
+    """Whatever its neighbours are, and however much padding they bring."""
+    head = data.draw(st.sampled_from([*ONE_TOKEN, "sequence"]), "head")
+    fields = data.draw(configurations(smooth=True), "fields")
+    batch = data.draw(batches(fields, ("right", "left", "none", "square")), "batch")
+    model = build(head, fields)
+    model.set_attn_implementation(data.draw(st.sampled_from([*NAMES, None]), "backend"))
+    model.set_unpadding(data.draw(st.sampled_from([None, True, False]), "unpadding"))
+    arguments, real = make_batch(fields, batch)
+    with torch.no_grad():
+        together = outputs_of(model, arguments)
+        for row in range(batch["B"]):
+            one = slice(row, row + 1)
+            kept = {name: x if len(x) == 1 else x[one] for name, x in arguments.items()}
+            if batch["mask"] in ("right", "left"):
+                del kept["attention_mask"]
+                kept = {name: x[:, real[row]] for name, x in kept.items()}
+            for name, x in outputs_of(model, kept).items():
+                there = together[name][one]
+                there = there if x.dim() == 2 and name == "logits" and head == "sequence" else there[:, real[row]]
+                assert error(there, x, 1e-6) < 1e-7, (row, name)
+
+
+@cases("streams")
+def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
+    head = data.draw(st.sampled_from(ONE_TOKEN), "head")
+    fields = data.draw(configurations(smooth=True), "fields")
+    batch = data.draw(batches(fields, ("documents",)), "batch")
+    model = build(head, fields)
+    model.set_attn_implementation(data.draw(st.sampled_from(NAMES), "backend"))
+    arguments, real = arguments_of(head, fields, batch)
+    given_labels = arguments.pop("labels", None)
+    ids = arguments.pop("document_ids")
+    with torch.no_grad():
+        together = outputs_of(model, arguments | dict(document_ids=ids))
+        for row in range(batch["B"]):
+            for number in ids[row][ids[row] > 0].unique():
+                places = ids[row] == number
+                alone = {n: (x if len(x) == 1 else x[row : row + 1])[:, places] for n, x in arguments.items()}
+                for name, x in outputs_of(model, alone).items():
+                    assert error(together[name][row, places], x[0], 1e-6) < 1e-7, (row, int(number), name)
+        if given_labels is not None:
+            # The loss of the whole equals that of a block mask, whose positions are given.
+            starts = torch.stack([place_in_document(row) for row in ids])
+            arguments.setdefault("position_ids", starts)
+            arguments["position_ids"] = arguments["position_ids"].expand(ids.shape)
+            if fields.get("conv_kernel_size") or head == "rtd":
+                return
+            model.set_unpadding(False)
+            block = (ids[:, None] == ids[:, :, None]) & (ids > 0)[:, None]
+            whole = outputs_of(model, arguments | dict(attention_mask=block, labels=given_labels))
+            parts = outputs_of(model, arguments | dict(document_ids=ids, labels=given_labels))
+            assert error(parts["loss"], whole["loss"], 1e-6) < 1e-7
+
+
+def place_in_document(row):
+    """[N] ids -> [N] places counted from each document's first token."""
+    places = torch.arange(len(row))
+    first = torch.ones_like(row, dtype=torch.bool)
+    first[1:] = row[1:] != row[:-1]
+    return places - places.where(first, 0).cummax(0).values
+
+
+@cases("half")
+def test_half_precision_is_as_exact_as_eager_is(data):
+    head = data.draw(st.sampled_from(["base", "masked-lm", "sequence", "token"]), "head")
+    fields = data.draw(configurations(smooth=True), "fields")
+    batch = data.draw(batches(fields), "batch")
+    dtype = getattr(torch, data.draw(st.sampled_from(["bfloat16", "float16"]), "dtype"))
+    model = build(head, fields, dtype=dtype)
+    arguments, real = arguments_of(head, fields, batch, dtype)
+    exact = build(head, fields).to(dtype).double()
+    wide = {name: x.double() if x.dtype == dtype and name != "attention_mask" else x for name, x in arguments.items()}
+    with torch.no_grad():
+        reference = at_tokens(outputs_of(exact, wide), real)
+    bound = None
+    for name in NAMES:
+        model.set_attn_implementation(name)
+        outputs = at_tokens(outputs_of(model, arguments), real)
+        gradients = gradients_of(model, objective(outputs))
+        assert all(torch.isfinite(x).all() for x in [*outputs.values(), *gradients.values()]), name
+        now = worst({n: outputs[n] for n in reference}, reference, 1e-1)
+        bound = bound or 4 * now + 32 * torch.finfo(dtype).eps
+        assert now < bound, (name, now, bound)
+
+
+@cases("extreme")
+def test_extreme_weights_give_finite_outputs_and_gradients(data):
+    """Queries and keys whose products pass what float16 can hold, dropout on, every dtype and backend."""
+    head = data.draw(st.sampled_from(list(HEADS)), "head")
+    fields = data.draw(configurations(smooth=True, training=True), "fields")
+    batch = data.draw(batches(fields), "batch")
+    dtype = getattr(torch, data.draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"]), "dtype"))
+    name = data.draw(st.sampled_from([*NAMES, None]), "backend")
+    factor = data.draw(st.sampled_from([1000.0, 100.0, 1e-4]), "factor")
+    model = build(head, fields, dtype=torch.float32)
+    with torch.no_grad():
+        for module, parameter in model.named_parameters():
+            if "query_proj" in module or "key_proj" in module or "embeddings.weight" in module:
+                parameter.mul_(factor)
+    model = model.to(dtype).train()
+    model.set_attn_implementation(name)
+    arguments, real = arguments_of(head, fields, batch, dtype)
+    torch.manual_seed(batch["seed"])
+    outputs = at_tokens(outputs_of(model, arguments), real)
+    value = outputs["loss"] if "loss" in outputs else objective(outputs) / max(1, real.sum())
+    gradients = gradients_of(model, value)
+    for where, x in [*outputs.items(), *gradients.items()]:
+        assert torch.isfinite(x).all(), where
+
+
+@cases("deberta-v2")
+def test_a_stock_folder_gives_the_model_back_or_is_refused_by_name(data):
+    head = data.draw(st.sampled_from(list(HEADS)), "head")
+    fields = data.draw(configurations(), "fields")
+    batch = data.draw(batches(fields), "batch")
+    model = build(head, fields, dtype=torch.float32)
+    arguments, _ = arguments_of(head, fields, batch, torch.float32)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        try:
+            save_as_deberta_v2(model, folder, lossy=True)
+        except ValueError as refusal:
+            message = str(refusal)
+            assert ("p2p" in message and "p2p" in model.config.pos_att_type) or "embedding_size" in message
+            return
+        options = {name: fields[name] for name in ("emd_layers", "emd_input") if name in fields}
+        back = HEADS[head].from_pretrained(folder, **options, masked_only=fields["masked_only"])
+        assert not back.loading_report.initialised
+        ours, theirs = outputs_of(model, arguments), outputs_of(back, arguments)
+        for name in ours:
+            assert error(theirs[name], ours[name], 1e-6) < 1e-5, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["p2p"], []])
+def test_flex_agrees_with_eager_at_inference(terms):
+    """Few, because each kind of mask is compiled anew."""
+    fields = dict(
+        vocab_size=24, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, embedding_size=None,
+        max_position_embeddings=80, position_buckets=8, pos_att_type=terms, type_vocab_size=0, position_biased_input=False,
+    )  # fmt: skip
+    model = build("base", fields, dtype=torch.float32)
+    for seed, mask in enumerate(["none", "right", "empty rows", "square"]):
+        batch = dict(B=2, N=13, mask=mask, mask_dtype="bool", embeds=False, types=False, positions=None, rows=False, seed=seed)
+        arguments, real = make_batch(fields, batch)
+        with torch.no_grad():
+            results = []
+            for name in ("flex", "eager"):
+                model.set_attn_implementation(name)
+                results.append(at_tokens(outputs_of(model, arguments), real))
+            assert worst(*results) < 1e-4, mask

@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at before a folder is published: each problem is found, named with its place, and has a way out."""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
+from hf_deberta_ext.hub import check_folder, checks, leaks
+from hf_deberta_ext.hub.checks import code_problems, load_problems, readme_problems, size_problems
+from hf_deberta_ext.hub.leaks import text_problems
+from hf_deberta_ext.hub.model_card import write_model_card
+from hf_deberta_ext.runs.published_files import published_files
+
+TINY = dict(
+    vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=16, position_buckets=8,
+)  # fmt: skip
+# From parts, so that this file has none of them.
+HOME, TMP, SLASH = "/" + "home", "/" + "tmp", "/"
+TOKENS = {
+    "Hugging Face": "hf" + "_" + "aB3" * 12,
+    "GitHub": "ghp" + "_" + "x1" * 18,
+    "GitLab": "glpat" + "-" + "x_1" * 8,
+    "AWS": "AKIA" + "ABCDEFGH01234567",
+    "OpenAI": "sk" + "-proj-" + "a_1" * 10,
+    "Google": "AIza" + "x" * 35,
+    "Slack": "xoxb" + "-" + "123456789012",
+    "private key": "-----BEGIN RSA " + "PRIVATE KEY-----",
+}
+
+
+def save_tokenizer(folder):
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "a", "b"]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), words, strict=False))
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder as save_pretrained and `deberta-ext card` leave it."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    DebertaExtForSequenceClassification(DebertaExtConfig(**TINY)).save_pretrained(folder)
+    save_tokenizer(folder)
+    write_model_card(folder, language="en", license="mit")
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def files_of(folder):
+    return published_files(folder)[0]
+
+
+def leaks_in(folder, text, name="notes.txt", **more):
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return text_problems({name: file}, **more)
+
+
+# ------- tokens and paths
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_a_token_is_found_with_its_line_and_shown_masked(kind, tmp_path):
+    (problem,) = leaks_in(tmp_path, f"one\ntwo {TOKENS[kind]}\nthree")
+    assert problem.startswith("notes.txt:2 has a ") and "revoke it" in problem
+    assert TOKENS[kind] not in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_deberta_ext and hf_hub_download", "sk-learn-is-a-package-with-a-long-name-after-all", "task-0123456789abcdef",
+        "AKIA", "a1b2c3d4" * 5, "-----BEGIN CERTIFICATE-----", "x" * 400,
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_a_token_is_none(text, tmp_path):
+    assert leaks_in(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f'"data": "{HOME}/ann/data.txt"', f"{HOME}/ann"),
+        (f"{SLASH}Users/ann/run", f"{SLASH}Users/ann"),
+        (f"see {SLASH}root/run/x", f"{SLASH}root/run"),
+        ("C:" + r"\Users\ann\run", "C:" + r"\Users\ann"),
+        (json.dumps("C:" + r"\Users\ann\run"), "C:" + r"\\Users\\ann"),
+        ("D:/Users/ann", "D:/Users/ann"),
+        (f"{TMP}/run-1/x", f"{TMP}/run-1"),
+        (f"{SLASH}var/folders/zz/x", f"{SLASH}var/folders/zz"),
+        (f"file://{SLASH}data/x", f"file://{SLASH}data"),
+    ],
+)
+def test_a_path_of_a_machine_is_found_with_its_line(text, shown, tmp_path):
+    (problem,) = leaks_in(tmp_path, f"\n\n{text}\n")
+    assert problem.startswith("notes.txt:3 has ") and repr(shown) in problem and "in its place" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"https://example.org{HOME}/ann/x", f"src{HOME}/ann", f"./x{TMP}/y", f"~{HOME}/x", f'"{HOME}"', f'"{SLASH}root"',
+        f'"{TMP}/"', "/usr/bin/env python", "and/or", "profile: x",
+    ],
+)  # fmt: skip
+def test_addresses_relative_paths_and_pieces_of_a_vocabulary_are_no_paths_of_a_machine(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path(SLASH + "root"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: TMP)
+    assert leaks_in(tmp_path, text) == []
+
+
+def test_paths_that_nobody_should_read_are_found_wherever_they_are(tmp_path):
+    private = f"{SLASH}data/ann/run"
+    found = leaks_in(tmp_path, f"from {private}/x.json, {private}\n{private}-other\n", private_paths=[private])
+    assert found == [
+        f"notes.txt:1 has '{private}/x.json,', a path on this machine: write a name or a Hub id in its place",
+        f"notes.txt:1 has '{private}', a path on this machine: write a name or a Hub id in its place",
+    ]
+
+
+def test_the_users_home_and_temporary_folder_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path(SLASH + "u1/ann"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: SLASH + "scratch/ann")
+    assert len(leaks_in(tmp_path, f"{SLASH}u1/ann/x\n{SLASH}scratch/ann/y\n{SLASH}u1/bob")) == 2
+
+
+def test_a_token_of_any_form_is_found_if_it_is_the_users_own(tmp_path):
+    (problem,) = leaks_in(tmp_path, "my.secret.word", tokens=["my.secret.word"])
+    assert "your own token" in problem and "my.secret.word" not in problem
+    assert leaks_in(tmp_path, "my-secret-word", tokens=["my.secret.word"]) == []
+
+
+def test_a_file_is_text_by_what_is_in_it(tmp_path):
+    token = TOKENS["Hugging Face"].encode()
+    assert leaks_in(tmp_path, b"\0\1 " + token, name="notes.txt") == []
+    assert len(leaks_in(tmp_path, token, name="weights.bin")) == 1
+    # Graphs tell the source files of their nodes, where the exporter was told to.
+    (problem,) = leaks_in(tmp_path, b"\0\1 " + f"{HOME}/ann/model.py".encode(), name="model.onnx")
+    assert problem.startswith("model.onnx has ") and "export it again" in problem
+
+
+@pytest.mark.parametrize("offset", range(0, 130, 7))
+def test_what_lies_across_two_pieces_is_found_once_and_at_its_line(offset, tmp_path, monkeypatch):
+    monkeypatch.setattr(leaks, "PIECE", 96)
+    monkeypatch.setattr(leaks, "OVERLAP", 48)
+    lines = ["x" * 6] * (offset // 7)
+    found = leaks_in(tmp_path, "\n".join([*lines, TOKENS["Hugging Face"], "y" * 100, f"https://e.org{HOME}/ann"]))
+    assert len(found) == 1 and found[0].startswith(f"notes.txt:{len(lines) + 1} has a token")
+
+
+@pytest.mark.parametrize("size", [95, 96, 97, 192])
+def test_a_path_is_not_cut_out_of_an_address_where_a_piece_ends(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(leaks, "PIECE", 96)
+    monkeypatch.setattr(leaks, "OVERLAP", 48)
+    for before in range(40, 60):
+        assert leaks_in(tmp_path, ("." * before + f"https://e.org{HOME}/ann").ljust(size, ".")) == []
+
+
+def test_many_problems_of_one_file_are_summed_up(tmp_path):
+    found = leaks_in(tmp_path, "".join(f"{HOME}/user{i}/x\n" for i in range(12)))
+    assert len(found) == 6 and found[-1] == "notes.txt has 7 more of these"
+
+
+# ------- code
+
+
+def test_a_saved_folder_has_no_problems(folder):
+    assert code_problems(folder, files_of(folder)) == []
+    assert readme_problems(folder, files_of(folder)) == []
+    assert size_problems(files_of(folder)) == []
+    assert text_problems(files_of(folder), [folder]) == []
+
+
+def edit_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] |= changes.pop("auto_map", {})
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def add_line(folder, line, name="losses.py"):
+    with open(folder / name, "a") as file:
+        file.write(f"\n{line}\n")
+
+
+def only(folder):
+    """The code problems, but for that of an edited file."""
+    return [problem for problem in code_problems(folder, files_of(folder)) if "older one or edited" not in problem]
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (tmp_path / "report.md").write_text("a run")
+    (problem,) = code_problems(tmp_path, files_of(tmp_path))
+    assert problem.startswith("config.json is not in") and "save the model again" in problem
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"x"'])
+def test_a_damaged_configuration_is_named(text, folder):
+    (folder / "config.json").write_text(text)
+    (problem,) = code_problems(folder, files_of(folder))
+    assert problem.startswith("config.json is no JSON object")
+
+
+def test_a_model_without_weights_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    assert only(folder) == [
+        "model.safetensors is not there, nor other weights: save the model again with model.save_pretrained(folder)"
+    ]
+
+
+def test_an_auto_map_that_lacks_classes_is_named(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["auto_map"]["AutoModel"], config["auto_map"]["AutoModelForMaskedLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (problem,) = only(folder)
+    assert problem.startswith("config.json: auto_map lacks AutoModel, AutoModelForMaskedLM: save")
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("ann/model--modeling_deberta_ext.DebertaExtModel", "which is in another repository"),
+        ("model.modeling_deberta_ext.DebertaExtModel", 'which is not "module.Class"'),
+        (["modeling_deberta_ext.DebertaExtModel", None], 'which is not "module.Class"'),
+        ("modeling_other.DebertaExtModel", "but modeling_other.py does not go along"),
+        ("modeling_deberta_ext.DebertaModel", "but modeling_deberta_ext.py has no class DebertaModel"),
+    ],
+)
+def test_an_entry_of_the_auto_map_that_leads_nowhere_is_named(reference, reason, folder):
+    edit_config(folder, auto_map={"AutoModel": reference})
+    (problem,) = only(folder)
+    assert problem.startswith(f"config.json: auto_map has AutoModel = {reference!r}, {reason}")
+
+
+def test_a_class_is_looked_for_in_the_file_that_it_is_taken_from(folder):
+    """As modeling_deberta_ext.py takes its model from base_model.py."""
+    (folder / "base_model.py").write_text(f"{checks.CODE_MARK}\nfrom .modeling_deberta_ext import DebertaExtModel\n")
+    assert "but modeling_deberta_ext.py has no class DebertaExtModel" in "".join(only(folder))
+
+
+def test_a_missing_file_is_named_by_those_that_import_it(folder):
+    (folder / "relative_position.py").unlink()
+    problems = code_problems(folder, files_of(folder))
+    assert problems and all("imports .relative_position, but relative_position.py does not go along" in p for p in problems)
+    importer = re.match(r"(\w+\.py):(\d+) ", problems[0])
+    assert "relative_position" in (folder / importer[1]).read_text().splitlines()[int(importer[2]) - 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("from . import attention", "`from . import ...`, which the Hub's loader does not follow"),
+        ("from .kernels.fast import x", "`from .kernels.fast import ...`, which the Hub's loader does not follow"),
+        ("from ..model import x", "`from ..model import ...`, which the Hub's loader does not follow"),
+        ("try:\n    from .fast import x\nexcept ImportError:\n    x = None", "imports .fast, but fast.py does not go along"),
+        ("def f():\n    import triton.language", "imports triton, which not everybody has"),
+        ("if True:\n    import hf_deberta_ext", "imports hf_deberta_ext, which not everybody has"),
+        ("def f(:", "is no Python"),
+    ],
+)
+def test_an_import_that_fails_elsewhere_is_named_with_its_line(line, problem, folder):
+    count = len((folder / "losses.py").read_text().splitlines())
+    add_line(folder, line)
+    found = [each for each in only(folder) if problem in each]
+    where = re.match(r"losses\.py:(\d+) ", found[0])
+    assert len(found) == 1 and int(where[1]) in (count + 2, count + 3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["try:\n    import triton\nexcept ImportError:\n    triton = None", "import json, torch.nn", "from .losses import x"],
+)
+def test_an_import_that_works_elsewhere_is_none(line, folder):
+    add_line(folder, line)
+    assert only(folder) == []
+
+
+def test_code_that_is_not_that_of_the_package_is_named(folder):
+    add_line(folder, "# by hand")
+    (folder / "attention_old.py").write_text(f"{checks.CODE_MARK}\n")
+    first, second = code_problems(folder, files_of(folder))
+    assert first.startswith("attention_old.py is no file of hf_deberta_ext ")
+    assert second.startswith("losses.py is not the file of hf_deberta_ext ") and "--skip_checks" in second
+
+
+def test_a_folder_of_another_architecture_needs_no_code(tmp_path):
+    DebertaV2ForSequenceClassification(DebertaV2Config(**TINY)).save_pretrained(tmp_path)
+    assert code_problems(tmp_path, files_of(tmp_path)) == []
+
+
+def test_the_parts_of_a_joint_model_are_looked_at_too(tmp_path):
+    model = DebertaExtForPreTraining(DebertaExtConfig(**TINY))
+    model.save_pretrained(tmp_path)
+    model.export_discriminator().save_pretrained(tmp_path / "discriminator")
+    assert code_problems(tmp_path, files_of(tmp_path)) == []
+    (tmp_path / "discriminator" / "losses.py").unlink()
+    edit_config(tmp_path / "discriminator", auto_map={"AutoModel": "x.Y"})
+    problems = code_problems(tmp_path, files_of(tmp_path))
+    assert problems and all(problem.startswith("discriminator/") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ("microsoft/deberta-v3-base", None),
+        (f"{HOME}/ann/deberta", "is a folder of this machine"),
+        ("./deberta", "is a folder of this machine"),
+        ("runs/base/last", "is a folder of this machine"),
+        ("C:" + r"\models\deberta", "is a folder of this machine"),
+        ("", "names no base model"),
+        (None, "names no base model"),
+    ],
+)
+def test_an_adapter_names_a_base_model_that_everybody_has(base, problem, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    found = code_problems(tmp_path, files_of(tmp_path))
+    assert [problem in each and "base_model_name_or_path" in each for each in found] == ([True] if problem else [])
+
+
+def test_a_base_model_that_is_a_folder_here_is_one_whatever_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
+    (problem,) = code_problems(tmp_path, files_of(tmp_path))
+    assert "'runs/base' is a folder of this machine" in problem
+
+
+# ------- sizes and card
+
+
+def test_a_file_above_the_hubs_limit_is_named(folder, monkeypatch):
+    monkeypatch.setattr(checks, "FILE_LIMIT", (folder / "model.safetensors").stat().st_size - 1)
+    monkeypatch.setattr(checks, "CARD_LIMIT", 10)
+    card, weights = size_problems({name: folder / name for name in ("README.md", "config.json", "model.safetensors")})
+    assert card.startswith("README.md has 0.0 MB") and weights.startswith("model.safetensors has 0.0 GB")
+    assert "max_shard_size" in weights
+
+
+def test_a_card_that_is_missing_is_named_with_the_command_that_writes_it(folder):
+    (folder / "README.md").unlink()
+    (problem,) = readme_problems(folder, files_of(folder))
+    assert problem == f"README.md, the model card, is not there: write it with `deberta-ext card {folder}`"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[More Information Needed]", "More Information Needed"),
+        ("## Empty\n\n## Full\n\ntext", "the heading 'Empty' has no text"),
+        ("![curves](loss.png)", "shows loss.png, which is not in the folder"),
+        (
+            '<img alt="x" src="figures/loss.jpg">',
+            "shows figures/loss.jpg, which does not go along: --include figures/loss.jpg",
+        ),
+    ],
+)
+def test_a_card_that_is_not_finished_is_named(text, problem, folder):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "loss.jpg").write_bytes(b"\0")
+    with open(folder / "README.md", "a") as file:
+        file.write(f"\n{text}\n")
+    (found,) = readme_problems(folder, files_of(folder))
+    assert found.startswith("README.md: line ") and problem in found
+
+
+def test_pictures_that_go_along_or_are_elsewhere_are_no_problem(folder):
+    (folder / "loss.png").write_bytes(b"\0")
+    with open(folder / "README.md", "a") as file:
+        file.write("\n![a](loss.png) ![b](./loss.png) ![c](https://example.org/x.png)\n")
+    assert readme_problems(folder, files_of(folder)) == []
+
+
+def test_a_card_that_is_not_utf8_is_named(folder):
+    (folder / "README.md").write_bytes(b"---\nlanguage: en\n---\n\xff")
+    (problem,) = readme_problems(folder, files_of(folder))
+    assert problem.startswith("README.md is not UTF-8")
+
+
+# ------- loading
+
+
+@pytest.fixture(scope="module")
+def loaded(saved, tmp_path_factory):
+    """What one clean process says of three models: one that is whole, one that lacks a tensor, one with a NaN."""
+    folder = Path(shutil.copytree(saved, tmp_path_factory.mktemp("loaded") / "model"))
+    for part in ("discriminator", "generator"):
+        shutil.copytree(saved, folder / part)
+    lacking = load_file(folder / "discriminator" / "model.safetensors")
+    del lacking["classifier.weight"]
+    save_file(lacking, folder / "discriminator" / "model.safetensors", {"format": "pt"})
+    (folder / "discriminator" / "tokenizer.json").write_text("{}")
+    broken = load_file(folder / "generator" / "model.safetensors")
+    broken["classifier.bias"][:] = torch.nan
+    save_file(broken, folder / "generator" / "model.safetensors", {"format": "pt"})
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    problems = load_problems(files_of(folder))
+    return types.SimpleNamespace(problems=problems, same={f: f.stat().st_mtime_ns for f in folder.rglob("*")} == before)
+
+
+def test_a_whole_model_loads_by_every_auto_class_without_the_package(loaded):
+    assert [problem for problem in loaded.problems if not problem.startswith(("discriminator/", "generator/"))] == []
+
+
+def test_weights_that_are_missing_are_named(loaded):
+    (problem,) = [p for p in loaded.problems if p.startswith("discriminator/AutoModelForSequenceClassification")]
+    assert "1 weights are not in the file: classifier.weight" in problem and "save the model again" in problem
+
+
+def test_a_tokenizer_that_does_not_load_is_named(loaded):
+    (problem,) = [p for p in loaded.problems if p.startswith("discriminator/AutoTokenizer")]
+    assert "save the model again" in problem
+
+
+def test_answers_that_are_not_numbers_are_named(loaded):
+    (problem,) = [p for p in loaded.problems if p.startswith("generator/")]
+    assert "AutoModelForSequenceClassification: logits of two tokens is not finite" in problem
+
+
+def test_loading_leaves_the_folder_as_it_was(loaded):
+    assert loaded.same
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Takes the place of the process that loads; `process.result` is what becomes of it."""
+    process = types.SimpleNamespace(result=None)
+
+    def run(command, **options):
+        process.command, process.options = command, options
+        process.seen = {file.name for file in Path(options["cwd"], "model").iterdir()}
+        if isinstance(process.result, Exception):
+            raise process.result
+        return process.result
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return process
+
+
+def test_the_process_that_loads_has_no_token_no_network_and_nothing_but_what_is_published(folder, process, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    (folder / "training_args.bin").write_bytes(b"x")
+    process.result = types.SimpleNamespace(returncode=1, stdout="Traceback\nOSError: no space\n")
+    (problem,) = load_problems(files_of(folder))
+    assert "status 1: OSError: no space" in problem
+    environment = process.options["env"]
+    assert not {"HF_TOKEN", "PYTHONPATH"} & {*environment} and environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["HF_HOME"].startswith(process.options["cwd"]) and process.command[1] == "-I"
+    assert process.seen == {*files_of(folder)} and "training_args.bin" not in process.seen
+
+
+def test_a_process_that_is_killed_or_too_slow_is_named(folder, process):
+    process.result = types.SimpleNamespace(returncode=-9, stdout="")
+    assert "ended with status -9, perhaps for want of memory: no message" in load_problems(files_of(folder))[0]
+    process.result = subprocess.TimeoutExpired("python", 1)
+    assert "took longer than 30 minutes" in load_problems(files_of(folder))[0]
+
+
+def test_nothing_is_loaded_where_something_is_missing(folder, process):
+    (folder / "README.md").unlink()
+    (problem,) = check_folder(folder, files_of(folder))
+    assert problem.startswith("README.md") and not hasattr(process, "command")
+
+
+def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
+    monkeypatch.setattr(checks, "FILE_LIMIT", 10_000)
+    add_line(folder, f"# {folder}, {TOKENS['GitHub']}, my-own-token")
+    (folder / "README.md").unlink()
+    text = "\n".join(check_folder(folder, files_of(folder), token="my-own-token"))
+    for part in ("older one or edited", "GB of a file", "path on this machine", "token of GitHub", "your own", "README.md"):
+        assert part in text
+
+
+def test_an_adapter_without_a_configuration_is_not_loaded(tmp_path, process):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
+    assert load_problems(files_of(tmp_path)) == [] and not hasattr(process, "command")

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushing to a Hub that fails: what the user reads is what happened, nothing is half done, and pushing again succeeds."""
+
+import functools
+import json
+import re
+import time
+
+import pytest
+from huggingface_hub.utils import get_session
+from local_hub import LocalHub, PullRequest, User
+from print_fault_table import (
+    CASES,
+    FAULTS,
+    REPO,
+    STAGES,
+    SURVIVED,
+    TAG,
+    make_folder,
+    no_waiting,
+    on_disk,
+    online,
+    row,
+    run_case,
+)
+
+from hf_deberta_ext.hub import PushError, push, transfer
+
+FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+# What each fault's message must say, wherever it struck: before the tag, which has its own advice.
+WAYS_OUT = {
+    "401": "hf auth login",
+    "403": "write access",
+    "409": "look with a dry run",
+    "413": "max_shard_size",
+    "429, Retry-After: 200, for ever": "Push again in 200 s",
+    "500, for ever": "push again later",
+    "cut, for ever": "Look at the connection and push again",
+}
+WHAT = {
+    "create": "making the repository user/deberta failed",
+    "preupload": "uploading failed",
+    "upload": "uploading model.safetensors failed",
+    "commit": "the commit failed",
+    "tag": "making the tag v1.0 failed",
+}
+
+
+@pytest.fixture(autouse=True)
+def may_connect():
+    with online():
+        yield
+
+
+@pytest.fixture
+def hub():
+    with LocalHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def send(hub, folder):
+    return functools.partial(push, folder, REPO, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+
+
+def ours(hub) -> list:
+    """The commits of pushes on main, newest first."""
+    return [commit for commit in hub.repos[REPO].history() if "Upload" in commit.title]
+
+
+# ------- the table
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Made when first asked for, so that a single row runs alone."""
+
+    @functools.cache
+    def outcome(fault, stage):
+        return run_case(fault, stage, tmp_path_factory.mktemp("case"))
+
+    return outcome
+
+
+@pytest.mark.parametrize(("fault", "stage"), CASES)
+def test_a_folder_is_never_changed_and_pushing_again_succeeds_with_one_commit_in_all(fault, stage, outcomes):
+    outcome = outcomes(fault, stage)
+    assert outcome.same_on_disk
+    assert outcome.again == ""
+    assert (outcome.again_commits, outcome.again_files, [*outcome.again_tags]) == (1, FILES, [TAG])
+
+
+@pytest.mark.parametrize(("fault", "stage"), CASES)
+def test_the_server_has_all_files_or_none(fault, stage, outcomes):
+    outcome = outcomes(fault, stage)
+    assert (outcome.commits, outcome.files) in [(0, set()), (1, FILES)]
+
+
+@pytest.mark.parametrize(("fault", "stage"), [case for case in CASES if case[0] in SURVIVED])
+def test_a_fault_that_passes_is_survived(fault, stage, outcomes):
+    outcome = outcomes(fault, stage)
+    assert outcome.message == ""
+    assert (outcome.commits, [*outcome.tags]) == (1, [TAG])
+    # The work was done, and the push has seen it, for commit and tag.
+    waits = {"slow": [], "cut after the work": [] if stage in ("commit", "tag") else [1], "429, Retry-After: 20": [21]}
+    assert outcome.waits == waits.get(fault, [1])
+
+
+@pytest.mark.parametrize(("fault", "stage"), [case for case in CASES if case[0] not in SURVIVED])
+def test_a_fault_that_stays_is_said_with_what_is_on_the_hub_and_the_way_out(fault, stage, outcomes):
+    outcome = outcomes(fault, stage)
+    message = outcome.message
+    assert message.startswith(WHAT[stage]) and "\n" not in message and "FOLDER is as it was" in message
+    if "status" in FAULTS[fault]:
+        assert f"{FAULTS[fault]['status']} " in message
+    if fault in ("401", "403", "409", "413", "500, for ever"):
+        assert FAULTS[fault]["message"].rstrip(".") in message
+    if stage == "create":
+        assert "Nothing was changed on the Hub" in message and not outcome.exists
+    elif stage == "tag":
+        made = re.search("The commit ([0-9a-f]{40}) is made", message)
+        assert outcome.commits == 1 and made and outcome.again_tags == {TAG: made[1]}
+        assert "Push again: that makes the tag alone" in message
+    else:
+        assert "The repository user/deberta was made, and nothing is in it" in message
+        assert outcome.exists and outcome.commits == 0
+    if stage != "tag":
+        assert WAYS_OUT[fault] in message
+
+
+def test_a_row_of_the_table_shows_the_outcome(outcomes):
+    assert row(outcomes("413", "upload")).count("|") == 7
+    assert "an empty repository | as it was | 1 commit, 4 files, v1.0 |" in row(outcomes("413", "upload"))
+    assert "| the push goes through after 21 s | 1 commit, 4 files, v1.0 |" in row(
+        outcomes("429, Retry-After: 20", "commit")
+    )
+
+
+# ------- how often, and how long
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_trying_again_is_not_doubled_where_huggingface_hub_does_it(stage, hub, send):
+    hub.fail(STAGES[stage], status=503, times=None)
+    with no_waiting() as waits, pytest.raises(PushError, match="503"):
+        send(tag=TAG)
+    by_huggingface_hub = stage in ("preupload", "upload")
+    assert len(hub.sent(STAGES[stage])) == (6 if by_huggingface_hub else 4)
+    assert waits == ([1, 2, 4, 8, 8] if by_huggingface_hub else [1, 2, 4])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rate_limit_is_waited_for_at_most_one_window(stage, hub, send):
+    fault = hub.fail(STAGES[stage], status=429, headers={"Retry-After": "200"}, times=None)
+    with no_waiting() as waits, pytest.raises(PushError, match="429 Too Many Requests, the Hub asks to wait 200 s"):
+        send(tag=TAG)
+    assert (waits, fault.hits) == ([201], 2)
+
+
+def test_the_rate_limit_of_the_hubs_own_header_counts_as_well(hub, send):
+    limit = {"RateLimit": '"api";r=0;t=30', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
+    hub.fail(STAGES["commit"], status=429, headers=limit, times=1)
+    with no_waiting() as waits:
+        send()
+    assert waits == [31]
+
+
+def test_waiting_is_said(hub, send, caplog):
+    hub.fail(STAGES["upload"], status=429, headers={"Retry-After": "20"})
+    hub.fail(STAGES["commit"], status=502)
+    with no_waiting():
+        send()
+    messages = [record.getMessage() for record in caplog.records if record.name == transfer.__name__]
+    assert "asks to wait 20 s" in messages[0] and "502 Bad Gateway" in messages[1] and "again in 1 s" in messages[1]
+
+
+def test_the_session_of_huggingface_hub_is_as_before(hub, send):
+    session = get_session()
+    before = (session.timeout, dict(session.event_hooks))
+    hub.fail(STAGES["commit"], status=403)
+    with pytest.raises(PushError):
+        send()
+    assert (get_session(), session.timeout, dict(session.event_hooks)) == (session, *before)
+
+
+def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.3)
+    hub.before(STAGES["commit"], lambda: time.sleep(1))
+    with no_waiting() as waits:
+        send()
+    assert waits == [1] and len(ours(hub)) == 1
+    # The first request wakes up, and comes too late.
+    time.sleep(1)
+    assert len(ours(hub)) == 1
+
+
+def test_silence_is_named(hub, send, monkeypatch):
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
+    hub.before(STAGES["preupload"], lambda: time.sleep(0.4), times=None)
+    with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.2 s"):
+        send()
+
+
+# ------- commits whose answer is lost
+
+
+def test_a_commit_that_nobody_can_ask_about_is_said_to_be_unknown_and_not_made_twice(hub, send, folder):
+    hub.fail(STAGES["commit"], kind="cut_after", times=None)
+    look = hub.fail(f"GET /api/models/{REPO}/refs", kind="cut", times=None, skip=1)
+    before = on_disk(folder)
+    with (
+        no_waiting(),
+        pytest.raises(PushError, match=r"Whether the commit was made is not known; .* is as it was") as failed,
+    ):
+        send()
+    assert failed.value.commit is None and on_disk(folder) == before
+    assert len(ours(hub)) == 1 and look.hits == 4
+    hub.faults.clear()
+    report = send()
+    assert report.commit == ours(hub)[0].oid and len(ours(hub)) == 1
+    assert any("nothing differs" in note for note in report.notes)
+
+
+def test_a_lost_commit_is_found_below_what_was_pushed_since(hub, send):
+    made = []
+
+    def somebody():
+        made.append(ours(hub)[0].oid)
+        hub.commit(REPO, {"notes.txt": b"from somebody else"})
+
+    hub.fail(STAGES["commit"], kind="cut_after")
+    hub.before(f"GET /api/models/{REPO}/refs", somebody, skip=1)
+    report = send(tag=TAG)
+    assert report.commit == made[0] == ours(hub)[0].oid
+    assert hub.repos[REPO].tags == {TAG: made[0]} and "notes.txt" in hub.repos[REPO].files()
+
+
+def test_a_commit_that_was_made_although_the_hub_says_no_is_taken(hub, send, folder):
+    """Of two requests the first was served, after the look."""
+    send(commit_message="Upload, first")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    data = (folder / "config.json").read_bytes()
+    hub.before(STAGES["commit"], lambda: hub.commit(REPO, {"config.json": data}, title="Upload, second"))
+    report = send(commit_message="Upload, second")
+    assert hub.sent(STAGES["commit"])[-1].status == 412
+    assert report.commit == ours(hub)[0].oid and [commit.title for commit in ours(hub)] == [
+        "Upload, second",
+        "Upload, first",
+    ]
+
+
+def test_what_somebody_else_pushes_meanwhile_is_not_overwritten(hub, send, folder):
+    send()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    hub.before(STAGES["commit"], lambda: hub.commit(REPO, {"config.json": b"theirs"}))
+    with pytest.raises(PushError, match="somebody else has pushed to user/deberta meanwhile") as failed:
+        send()
+    assert failed.value.status == 412 and "Nothing was changed on the Hub" in str(failed.value)
+    assert hub.repos[REPO].files()["config.json"] == b"theirs" and len(ours(hub)) == 1
+    report = send()
+    assert {file.path: file.change for file in report.files}["config.json"] == "changed"
+    assert json.loads(hub.repos[REPO].files()["config.json"]) == {"model_type": "bert"}
+
+
+def test_a_lost_pull_request_is_found_and_not_opened_twice(hub, send, folder):
+    send()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    hub.fail(STAGES["commit"], kind="cut_after")
+    report = send(create_pr=True)
+    requests = hub.repos[REPO].pull_requests
+    assert [*requests] == [1] and report.commit == requests[1].head
+    assert report.pull_request == f"{hub.endpoint}/{REPO}/discussions/1"
+
+
+def test_a_pull_request_of_somebody_else_is_not_taken_for_ours(hub, send, folder):
+    send()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    repo = hub.repos[REPO]
+
+    def somebody():
+        repo.pull_requests[1] = PullRequest(1, "Theirs", "", "stranger", head=repo.branches["main"])
+
+    hub.fail(STAGES["commit"], status=500)
+    hub.before(f"GET /api/models/{REPO}/refs", somebody, skip=1)
+    with no_waiting():
+        report = send(create_pr=True)
+    assert report.pull_request.endswith("/discussions/2") and report.commit == repo.pull_requests[2].head
+
+
+# ------- other ends
+
+
+def test_a_file_that_the_hub_would_ignore_is_said_before_the_commit(hub, send):
+    answer = [
+        {"path": path, "uploadMode": "regular", "shouldIgnore": path == "tokenizer.json", "oid": None} for path in FILES
+    ]
+    hub.fail(STAGES["preupload"], status=200, body=json.dumps({"files": answer}).encode())
+    with pytest.raises(PushError, match=r"the \.gitignore of user/deberta keeps out tokenizer\.json"):
+        send()
+    assert ours(hub) == []
+
+
+def test_a_repository_that_somebody_makes_meanwhile_is_used(hub, send):
+    hub.before(STAGES["create"], lambda: hub.create_repo(REPO, {"LICENSE": b"theirs"}))
+    report = send()
+    assert hub.repos[REPO].files()["LICENSE"] == b"theirs" and report.commit == ours(hub)[0].oid
+
+
+def test_a_repository_that_is_hidden_from_the_token_is_not_written_to(hub, send):
+    repo = hub.create_repo(REPO, private=True)
+    hub.users["hf_narrow"] = User("user")
+    hub.fail(f"GET /api/models/{REPO}", status=404, headers={"X-Error-Code": "RepoNotFound"}, times=None)
+    with pytest.raises(PushError, match=r"making the repository user/deberta failed: 409 Conflict.* hidden from this token"):
+        send(token="hf_narrow")
+    assert len(repo.commits) == 1
+
+
+def test_offline_mode_is_said(send, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(PushError, match=r"HF_HUB_OFFLINE is set\. Nothing was changed.*Take HF_HUB_OFFLINE out"):
+        send()
+
+
+def test_errors_of_other_kinds_pass_through_and_those_of_uploads_do_not():
+    step = transfer.Transfer(REPO, "FOLDER").step
+
+    def fail(error):
+        raise error
+
+    with pytest.raises(PushError, match=r"uploading failed: Xet says no\. Nothing was changed"):
+        step("uploading", functools.partial(fail, RuntimeError("Xet says no")))
+    with pytest.raises(KeyError):
+        step("uploading", functools.partial(fail, KeyError("url")))
+    with pytest.raises(KeyboardInterrupt):
+        step("uploading", functools.partial(fail, KeyboardInterrupt()))

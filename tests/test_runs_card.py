@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of all model cards, the names that the Hub knows, and what a card says of results, hardware and loading."""
+
+import ast
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import EvalResult, ModelCard
+from transformers import TrainingArguments
+
+from hf_deberta_ext.runs.card import (
+    LOADING_LINES,
+    base_model_names,
+    facts_table,
+    pin_loading_lines,
+    render_card,
+    shown_number,
+    write_card,
+)
+from hf_deberta_ext.runs.card_metadata import (
+    LANGUAGES,
+    LICENSES,
+    as_list,
+    check_metadata,
+    is_hub_id,
+    language_problem,
+    license_problem,
+    one_or_list,
+)
+from hf_deberta_ext.runs.flags import fixed_arguments
+from hf_deberta_ext.runs.hardware import hardware_facts, versions
+from hf_deberta_ext.runs.loading_code import AUTO_MODELS, loading_code
+from hf_deberta_ext.runs.results import (
+    eval_results,
+    examples_sentence,
+    is_score,
+    measured_metrics,
+    number_of_examples,
+    results_table,
+    set_names,
+)
+
+pytest.importorskip("accelerate")
+
+WHOLE = dict(
+    title="run", opening="What it is.", metadata=dict(license="mit"), load="x = 1", brings_code=True, results="Good.",
+    training={"steps": 7}, hardware={"device": "CPU"}, limits=["It is small.", "It is slow."], more="## More\n\nText.",
+)  # fmt: skip
+METRICS = dict(
+    train_loss=0.5, train_runtime=12.0, epoch=3.0, eval_loss=0.25, eval_accuracy=0.91, eval_samples=872,
+    eval_runtime=1.5, eval_samples_per_second=580.0, eval_steps_per_second=70.0, eval_model_preparation_time=0.1,
+    eval_mm_accuracy=0.9, eval_mm_loss=0.3, eval_mm_samples=1010, eval_mm_runtime=1.0, eval_mm_steps_per_second=3.0,
+    predict_accuracy=0.8, predict_samples=5,
+)  # fmt: skip
+SQUAD = dict(
+    eval_exact=70.0, eval_f1=75.5, eval_total=100, eval_HasAns_f1=71.0, eval_HasAns_total=60, eval_best_f1=76.0,
+    eval_best_f1_thresh=-1.25, eval_samples=100,
+)  # fmt: skip
+
+
+# ------- the frame
+
+
+def test_every_part_of_a_card_has_its_heading_in_order():
+    card = ModelCard(render_card(**WHOLE))
+    headings = [line for line in card.text.splitlines() if line.startswith("#")]
+    assert headings == ["# run", *(f"## {name}" for name in (
+        "How to load it", "Results", "Training", "Hardware and time", "Limits", "More",
+    ))]  # fmt: skip
+    assert "```python\nx = 1\n```" in card.text and "runs on your machine: pin a revision" in card.text
+    assert "| steps | 7 |" in card.text and "- It is small.\n- It is slow.\n" in card.text
+    assert (card.data.license, card.data.library_name) == ("mit", "transformers")
+    assert "\n\n\n" not in card.text and card.content.endswith("Text.\n")
+
+
+@pytest.mark.parametrize("part", ["load", "results", "training", "hardware", "limits", "more"])
+def test_what_is_empty_has_no_heading(part):
+    text = render_card(**{**WHOLE, part: type(WHOLE[part])()})
+    headings = {"load": "How to load it", "hardware": "Hardware and time"}
+    assert f"## {headings.get(part, part.capitalize())}" not in text and text.count("\n## ") == 5
+    assert ("pin a revision" in text) == (part != "load")
+
+
+def test_a_name_is_in_the_metadata_only_beside_results():
+    assert "model_name" not in render_card(**WHOLE) and "model-index" not in render_card(**WHOLE)
+    result = EvalResult("other", "text", "some text", "accuracy", 0.5)
+    card = ModelCard(render_card(**WHOLE | dict(metadata=dict(eval_results=[result]))))
+    assert card.data.model_name == "run" and "model_name" not in card.content
+
+
+def test_a_card_is_written_whole_and_named_after_its_folder(tmp_path):
+    file = write_card(tmp_path / ".", opening="What it is.", metadata={})
+    assert file.read_text(encoding="utf-8").endswith(f"# {tmp_path.name}\n\nWhat it is.\n")
+    assert [part.name for part in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_what_is_published_loads_the_repository_at_its_revision():
+    card = render_card(**WHOLE | dict(load=LOADING_LINES.format(repo="a-run") + "\nmodel = 1"))
+    pinned = pin_loading_lines(card, "user/name", "v1.0")
+    assert '\nrepo = "user/name"\nrevision = "v1.0"  # pins weights and code\nmodel = 1\n' in pinned
+    # Again, for another tag.
+    assert 'revision = "v2.0"' in pin_loading_lines(pinned, "user/name", "v2.0")
+    branch = pin_loading_lines(card, "user/name", "main", pinned=False)
+    assert 'revision = "main"  # for good: the id of a commit' in branch
+    assert pin_loading_lines("no code", "user/name", "v1.0") == "no code"
+
+
+def test_cells_of_a_table_are_one_line_without_bars():
+    facts = {"text": "a|b\nc", "number": 0.123456, "list": [1, "b"], "parts": {"rate": 0.15, "unit": "word"}}
+    rows = facts_table(facts).splitlines()[2:]
+    assert rows == ["| text | a\\|b c |", "| number | 0.1235 |", "| list | 1, b |", "| parts | rate 0.15, unit word |"]
+
+
+def test_numbers_of_parameters_are_millions_unless_they_are_small():
+    assert [shown_number(count) for count in (12_345_678, 184_000, 1234)] == ["12.3 million", "0.2 million", "1,234"]
+
+
+def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
+    assert base_model_names(str(tmp_path)) == (tmp_path.name, None)
+    assert base_model_names("org/base") == ("org/base", "org/base") and base_model_names(None) == (None, None)
+
+
+# ------- names that the Hub knows
+
+
+@pytest.mark.parametrize("name", ["mit", "apache-2.0", "cc-by-sa-4.0", "openrail++", "other"])
+def test_licenses_of_the_hub_are_no_problem(name):
+    assert license_problem(name) is None and name in LICENSES
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("MIT", "is it mit?"), ("apache-2", "is it apache-2.0?"), ("mine", "'other'"), (2, "no license 2")]
+)
+def test_other_licenses_are_named_with_the_nearest_that_there_is(name, said):
+    assert said in license_problem(name)
+
+
+@pytest.mark.parametrize("name", ["en", "zh", "sw", "multilingual", "code", "nds"])
+def test_iso_codes_are_no_problem(name):
+    assert language_problem(name) is None
+
+
+@pytest.mark.parametrize("name", ["english", "En", "xx", "en-US", "", None, 1])
+def test_other_languages_are_a_problem(name):
+    assert f"no language {name!r}" in language_problem(name)
+
+
+def test_norwegian_without_quotes_is_explained():
+    assert 'write "no" in quotes' in language_problem(False)
+
+
+def test_the_languages_are_those_that_datasets_lists():
+    datasets = pytest.importorskip("datasets")
+    file = Path(datasets.__file__).parent / "utils" / "resources" / "languages.json"
+    if not file.is_file():
+        pytest.skip("this version of datasets has no such list")
+    assert {name for name in json.loads(file.read_text(encoding="utf-8")) if len(name) == 2} == LANGUAGES
+
+
+def test_wrong_metadata_name_the_flag():
+    check_metadata(language=["en", "de"], license="mit")
+    check_metadata()
+    with pytest.raises(ValueError, match="--card_language: the Hub knows no language 'english'"):
+        check_metadata(language=["en", "english"], flag="--card_language")
+    with pytest.raises(ValueError, match=r"--license: the Hub knows no license 'MIT': is it mit\?"):
+        check_metadata(license="MIT")
+
+
+def test_ids_of_the_hub_have_one_slash_at_most():
+    assert all(map(is_hub_id, ("bert-base-cased", "org/name.v2", "a_b/c-d")))
+    assert not any(map(is_hub_id, (None, "", "a/b/c", "./a", "../a", "~/a", "/" + "a", "a b", "made here", "a,b")))
+
+
+def test_metadata_are_one_value_or_a_list():
+    assert [as_list(value) for value in (None, "en", ["en"], ("en", "de"))] == [[], ["en"], ["en"], ["en", "de"]]
+    assert [one_or_list(values) for values in ([], ["en"], ["en", "de"])] == [None, "en", ["en", "de"]]
+
+
+def test_licence_and_languages_of_a_card_do_not_bind_a_resumed_run():
+    @dataclass
+    class Flags:
+        license: str = "mit"
+        card_language: str = "en"
+        rate: float = 0.15
+
+    fixed = fixed_arguments([Flags()], TrainingArguments("unused", use_cpu=True))
+    assert fixed["rate"] == 0.15 and not {"license", "card_language"} & {*fixed}
+
+
+# ------- results
+
+
+def test_results_are_metrics_without_speeds_and_counts():
+    assert measured_metrics(METRICS) == {"accuracy": 0.91, "mm_accuracy": 0.9, "loss": 0.25, "mm_loss": 0.3}
+    assert [*measured_metrics(METRICS)][-2:] == ["loss", "mm_loss"]
+    assert measured_metrics(METRICS, "predict") == {"accuracy": 0.8}
+    assert measured_metrics({}) == {}
+    assert {*measured_metrics(SQUAD)} == {"exact", "f1", "HasAns_f1", "best_f1", "best_f1_thresh"}
+    assert measured_metrics(dict(eval_mlm_loss=2.0, eval_mlm_targets=9)) == {"mlm_loss": 2.0}
+
+
+def test_examples_are_counted_for_each_set():
+    assert set_names(METRICS) == ["", "mm"] and set_names(METRICS, "predict") == [""] and set_names({}) == []
+    assert number_of_examples(METRICS) == {"": 872, "mm": 1010}
+    assert examples_sentence(METRICS) == ["Examples: 872, 1,010 (mm)."] and examples_sentence({}) == []
+
+
+def test_losses_thresholds_and_scores_at_the_best_threshold_are_no_scores():
+    scores = [name for name in measured_metrics(SQUAD | METRICS) if is_score(name)]
+    assert scores == ["exact", "f1", "HasAns_f1", "accuracy", "mm_accuracy"]
+
+
+def test_the_table_of_results_has_a_row_for_each_metric():
+    assert results_table({"f1": 75.5, "loss": 0.25}).splitlines()[2:] == ["| f1 | 75.5000 |", "| loss | 0.2500 |"]
+
+
+def test_the_model_index_has_scores_by_configuration_and_split():
+    sets = {"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")}
+    common = dict(task_type="text-classification", dataset="nyu-mll/glue", dataset_name="mnli", sets=sets)
+    main, other = eval_results(measured_metrics(METRICS), **common)
+    assert (main.metric_type, main.metric_value, main.metric_name) == ("accuracy", 0.91, None)
+    assert (main.dataset_config, main.dataset_split, main.dataset_type) == ("mnli", "validation_matched", "nyu-mll/glue")
+    assert (other.metric_type, other.metric_name, other.dataset_split) == (
+        "accuracy", "mm_accuracy", "validation_mismatched",
+    )  # fmt: skip
+
+
+def test_a_note_stands_behind_the_name_of_a_metric():
+    common = dict(task_type="other", dataset=None, dataset_name="text", sets={"": (None, None)})
+    (result,) = eval_results({"f1": 0.123456}, note="mean of 3 seeds", **common)
+    assert (result.metric_type, result.metric_name, result.metric_value) == ("f1", "f1 (mean of 3 seeds)", 0.1235)
+    assert (result.dataset_type, result.dataset_split) == ("text", None)
+
+
+# ------- hardware
+
+
+def arguments(tmp_path, **more):
+    return TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **more)
+
+
+def test_hardware_is_described_without_the_name_of_the_machine(tmp_path):
+    facts = hardware_facts(arguments(tmp_path), results={"train_runtime": 12.5})
+    assert [*facts] == ["device", "processes", "precision", "seconds of training", "versions"]
+    assert facts["device"].startswith(f"CPU ({platform.machine()}), ") and "thread" in facts["device"]
+    assert (facts["processes"], facts["precision"], facts["seconds of training"]) == (1, "float32 parameters", 12.5)
+    assert facts["versions"] == versions() and facts["versions"]["torch"] == torch.__version__
+    assert platform.node() not in json.dumps(facts) and str(tmp_path) not in json.dumps(facts)
+
+
+def test_half_precision_and_resumed_runs_are_said(tmp_path):
+    results = {"train_runtime": 2.0, "train_resumed_at_step": 50}
+    facts = hardware_facts(arguments(tmp_path, bf16=True), parameters="bfloat16", results=results)
+    assert facts["precision"] == "bfloat16 parameters, bf16 autocast"
+    assert facts["seconds of training, from step 50 on"] == 2.0 and "seconds of training" not in facts
+    assert not any(name.startswith("seconds") for name in hardware_facts(arguments(tmp_path)))
+
+
+def test_an_accelerator_is_named_and_counted(tmp_path, monkeypatch):
+    args = arguments(tmp_path)
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
+    monkeypatch.setattr(TrainingArguments, "world_size", 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    facts = hardware_facts(args)
+    assert facts["device"].startswith("8 x NVIDIA H100 80GB HBM3, ") and facts["processes"] == 8
+
+
+# ------- loading
+
+
+@pytest.mark.parametrize("custom", [False, True], ids=["stock", "custom"])
+@pytest.mark.parametrize("kind", [*AUTO_MODELS, "fine-tune", "joint"])
+def test_every_call_that_loads_has_the_revision_and_trusts_only_custom_code(kind, custom):
+    code = loading_code(kind, "run", custom_code=custom)
+    tree = ast.parse(code)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {"from_pretrained": "attr", "pipeline": "id"}
+    loading = [call for call in calls if any(getattr(call.func, kind, "") == name for name, kind in names.items())]
+    assert loading
+    for call in loading:
+        given = {keyword.arg for keyword in call.keywords}
+        assert "revision" in given and ("trust_remote_code" in given) == custom
+    assert LOADING_LINES.format(repo="run") in code and max(map(len, code.splitlines())) <= 125
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+@pytest.mark.parametrize("own_config", [False, True])
+@pytest.mark.parametrize("custom", [False, True], ids=["stock", "custom"])
+@pytest.mark.parametrize("kind", AUTO_MODELS)
+def test_adapters_name_the_model_that_they_are_for(kind, custom, own_config, tokenizer):
+    code = loading_code(
+        kind, "run", custom_code=custom, adapter_base="org/base", base_revision="v2", own_config=own_config,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    ast.parse(code)
+    assert 'base = "org/base"' in code and 'base_revision = "v2"' in code
+    assert "PeftModel.from_pretrained(model, repo, revision=revision)" in code
+    assert ("AutoConfig" in code) == own_config
+    assert ("AutoTokenizer.from_pretrained(repo" in code) == tokenizer
+    assert ("trust_remote_code=True" in code) == custom and max(map(len, code.splitlines())) <= 125
+
+
+def test_pairs_are_given_as_pairs_and_texts_are_quoted():
+    code = loading_code("text-classification", "run", custom_code=False, texts=('Say "a".', "b\\c"))
+    assert 'classify({"text": "Say \\"a\\".", "text_pair": "b\\\\c"})' in code
+    assert 'classify("A text.")' in loading_code("text-classification", "run", custom_code=False)
+    adapter = loading_code("text-classification", "run", custom_code=False, adapter_base="a/b", texts=("a", "b"))
+    assert 'tokenizer("a", "b", return_tensors="pt")' in adapter
+
+
+def test_scores_and_several_labels_are_shown_as_such():
+    common = dict(custom_code=False, adapter_base="org/base")
+    assert "logits.item()" in loading_code("text-classification", "run", problem_type="regression", **common)
+    several = dict(problem_type="multi_label_classification")
+    assert "if logit > 0" in loading_code("text-classification", "run", **several, **common)
+    assert "top_k=None" in loading_code("text-classification", "run", custom_code=False, **several)
+
+
+def test_a_folder_without_tokenizer_loads_the_model_alone():
+    code = loading_code("fill-mask", "run", custom_code=True, tokenizer=False)
+    assert "AutoModelForMaskedLM.from_pretrained(repo, revision=revision, trust_remote_code=True)" in code
+    assert "Tokenizer" not in code and "AutoModelForPreTraining" in loading_code(
+        "joint", "run", custom_code=True, tokenizer=False
+    )

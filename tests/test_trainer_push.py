@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--push_to_hub of Trainer, of our trainers and of the scripts: what is on the Hub after each push, and what never is."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import test_run_glue as glue
+import test_run_mlm as mlm
+import test_run_rtd as rtd
+import torch
+from huggingface_hub import ModelCard, snapshot_download
+from local_hub import LocalHub
+from safetensors.torch import load, load_file
+from test_push_to_hub import FILES, HEADS, TOKENIZER, job, make_tokenizer, read_back
+from test_remote_code import TINY, tiny_model
+from transformers import Trainer, TrainingArguments
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
+from hf_deberta_ext.runs.card import pin_loading_lines
+from hf_deberta_ext.runs.hub_trainer import HubTrainer
+from hf_deberta_ext.runs.published_files import published_files
+
+run_glue, material = glue.run_glue, glue.material
+run_mlm, text = mlm.run_mlm, mlm.text
+run_rtd = rtd.run_rtd
+# What a run's folder has and no push takes.
+PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "optimizer.pt"}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        yield hub
+
+
+@pytest.fixture
+def warned(caplog, monkeypatch):
+    """What transformers and this package have warned of."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return caplog
+
+
+def rows(count=8):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, TINY["vocab_size"], (count, 9), generator=generator).tolist()
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def make_trainer(kind, folder, **more):
+    flags = dict(
+        output_dir=str(folder), push_to_hub=True, hub_model_id="user/run", hub_always_push=True, save_steps=1, max_steps=2,
+        report_to="none", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=2, logging_steps=1,
+    )  # fmt: skip
+    args = TrainingArguments(**flags | more)
+    model = tiny_model(DebertaExtForMaskedLM)
+    return kind(model, args, train_dataset=rows(), processing_class=make_tokenizer(folder / "../words"))
+
+
+def pushes(repo, revision="main"):
+    """The commits of a training, the first of it first, by title."""
+    return {commit.title: commit for commit in reversed(repo.history(revision)) if commit.title != "initial commit"}
+
+
+def assert_loads(files):
+    """Weights, configuration, code and tokenizer are there, as they were saved."""
+    assert {name: data for name, data in files.items() if name.endswith(".py") and "/" not in name} == FILES
+    assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+    assert {"model.safetensors", *TOKENIZER} <= {*files}
+
+
+def assert_nothing_private(files, *folders):
+    assert not {name.rpartition("/")[2] for name in files} & PRIVATE
+    assert not [name for name in files if "predictions" in name or name.startswith(("checkpoint-", "tokenizer/"))]
+    for name, data in files.items():
+        if b"\0" not in data:
+            assert not [folder for folder in folders if str(folder) in data.decode()], name
+
+
+def assert_card_of_the_run(files, folder, repo_id, revision="main"):
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert files["README.md"].decode() == pin_loading_lines(written, repo_id, revision, pinned=False) != written
+    assert f'revision = "{revision}"' in files["README.md"].decode()
+
+
+def flags(repo_id, strategy, **more):
+    given = dict(hub_model_id=repo_id, hub_strategy=strategy, hub_token="hf_write") | more
+    return [
+        "--push_to_hub",
+        "--hub_always_push",
+        *(str(part) for name, value in given.items() for part in (f"--{name}", value)),
+    ]
+
+
+# ------- Trainer and our own
+
+
+@pytest.mark.parametrize("kind", [Trainer, HubTrainer])
+def test_every_push_of_a_training_has_the_code(hub, tmp_path, kind):
+    trainer = make_trainer(kind, tmp_path / "run")
+    trainer.train()
+    trainer.push_to_hub()
+    made = pushes(hub.repos["user/run"])
+    assert {"Training in progress, step 1", "Training in progress, step 2"} <= {*made}
+    for commit in made.values():
+        assert_loads(commit.files)
+    weights = load(hub.repos["user/run"].files()["model.safetensors"])
+    assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items() if name in weights)
+
+
+def test_saving_elsewhere_puts_no_code_beside_the_folder(tmp_path):
+    """That is for checkpoints that Trainer saves, which gives the state."""
+    model = tiny_model(DebertaExtForMaskedLM)
+    for name, state in (("checkpoint-1", {}), ("model", {"state_dict": model.state_dict()})):
+        model.save_pretrained(tmp_path / "mine" / name, **state)
+    assert {file.name for file in (tmp_path / "mine").iterdir()} == {"checkpoint-1", "model"}
+    model.save_pretrained(tmp_path / "mine" / "checkpoint-2", state_dict=model.state_dict())
+    assert {file.name for file in (tmp_path / "mine").glob("*.py")} == {*FILES}
+
+
+def test_somebody_elses_file_beside_a_checkpoint_stays(tmp_path):
+    model = tiny_model(DebertaExtForMaskedLM)
+    (tmp_path / "losses.py").write_text("mine = True\n")
+    model.save_pretrained(tmp_path / "checkpoint-1", state_dict=model.state_dict())
+    assert [file.name for file in tmp_path.glob("*.py")] == ["losses.py"]
+    assert (tmp_path / "losses.py").read_text() == "mine = True\n"
+
+
+def test_our_trainers_push_the_model_and_leave_the_rest(hub, tmp_path):
+    folder = tmp_path / "run"
+    trainer = make_trainer(HubTrainer, folder, hub_strategy="every_save", save_total_limit=1)
+    (folder / "notes.txt").write_text("mine")
+    trainer.train()
+    commit = trainer.push_to_hub("Done", private=True)
+    repo = hub.repos["user/run"]
+    assert repo.branches["main"] == commit.oid and repo.find("main").title == "Done"
+    for made in pushes(repo).values():
+        assert_nothing_private(made.files, tmp_path)
+        assert ("README.md" in made.files) == (made.title == "Done") and "notes.txt" not in made.files
+    # Trainer's card, where the run has written none.
+    assert "generated" in repo.files()["README.md"].decode()
+    assert {*repo.files()} == {".gitattributes", *published_files(folder)[0]}
+    assert not [*folder.glob(".pushed-*")]
+
+
+def test_a_card_in_the_folder_is_pushed_and_not_replaced(hub, tmp_path):
+    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end")
+    card = '# Mine\n\n```python\nrepo = "run"  # here\nrevision = None\n```\n'
+    (tmp_path / "run" / "README.md").write_text(card)
+    trainer.push_to_hub()
+    assert (tmp_path / "run" / "README.md").read_text() == card
+    assert_card_of_the_run(hub.repos["user/run"].files(), tmp_path / "run", "user/run")
+
+
+def test_checkpoints_are_pushed_if_asked_for_without_folders_of_this_machine(hub, tmp_path):
+    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_strategy="checkpoint")
+    trainer.train()
+    # As where the best model is loaded at the end.
+    file = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(file.read_text()) | {"best_model_checkpoint": str(tmp_path / "checkpoint-1")}
+    file.write_text(json.dumps(state))
+    trainer._push_from_checkpoint(str(file.parent))
+    trainer._finish_current_push()
+    made = [*pushes(hub.repos["user/run"]).values()][-1]
+    kept = {name.removeprefix("last-checkpoint/"): data for name, data in made.files.items() if name.startswith("last-")}
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"} <= {*kept}
+    assert "training_args.bin" not in kept and json.loads(kept["trainer_state.json"]) == state | {
+        "best_model_checkpoint": "checkpoint-1"
+    }
+    assert not any(str(tmp_path).encode() in data for data in made.files.values())
+
+
+def test_all_checkpoints_are_kept_by_name(hub, tmp_path):
+    make_trainer(HubTrainer, tmp_path / "run", hub_strategy="all_checkpoints").train()
+    files = hub.repos["user/run"].files()
+    assert {"checkpoint-1/optimizer.pt", "checkpoint-2/optimizer.pt", "checkpoint-2/model.safetensors"} <= {*files}
+
+
+def test_a_branch_is_made_for_the_pushes(hub, tmp_path):
+    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_revision="topic", hub_private_repo=True)
+    trainer.train()
+    trainer.push_to_hub()
+    repo = hub.repos["user/run"]
+    assert repo.private and [*repo.files()] == [".gitattributes"] and len(pushes(repo, "topic")) == 3
+    assert_loads(repo.files("topic"))
+
+
+def test_old_weights_in_the_repository_go_with_the_push(hub, tmp_path):
+    hub.create_repo("user/run", {"pytorch_model.bin": b"old", "model.safetensors.index.json": b"{}", "notes.txt": b"kept"})
+    make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end").push_to_hub()
+    files = hub.repos["user/run"].files()
+    assert "notes.txt" in files and not {"pytorch_model.bin", "model.safetensors.index.json"} & {*files}
+
+
+def test_a_push_that_fails_during_the_training_is_told_and_the_next_one_goes(hub, tmp_path, warned):
+    hub.fail("/commit/", status=503, message="busy")
+    trainer = make_trainer(HubTrainer, tmp_path / "run")
+    trainer.train()
+    trainer._finish_current_push()
+    assert "the push at step 1 to user/run failed, and the training goes on" in warned.text and "busy" in warned.text
+    assert [*pushes(hub.repos["user/run"])] == ["Training in progress, step 2"]
+    assert trainer.state.global_step == 2 and not [*(tmp_path / "run").glob(".pushed-*")]
+
+
+def test_a_push_that_fails_at_the_end_says_where_the_model_is(hub, tmp_path):
+    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end")
+    trainer.train()
+    hub.fail("/commit/", kind="cut")
+    told = r"the model is in .*run, but was not pushed to user/run: .*deberta-ext push .*run user/run"
+    with pytest.raises(OSError, match=told):
+        trainer.push_to_hub()
+    assert (tmp_path / "run" / "model.safetensors").is_file() and len(hub.repos["user/run"].commits) == 1
+    trainer.push_to_hub()
+    assert_loads(hub.repos["user/run"].files())
+
+
+def test_a_push_does_not_wait_if_told_so(hub, tmp_path):
+    trainer = make_trainer(HubTrainer, tmp_path / "run", push_to_hub=False)
+    job = trainer.push_to_hub(blocking=False, private=True)
+    assert job.result().oid == hub.repos["user/run"].branches["main"] and hub.repos["user/run"].private
+
+
+def test_a_slow_push_is_not_overtaken_unless_asked(hub, tmp_path):
+    hub.fail("PUT /lfs/", kind="slow")
+    make_trainer(HubTrainer, tmp_path / "run", hub_always_push=False).train()
+    assert [*pushes(hub.repos["user/run"])] == ["Training in progress, step 1"]
+
+
+# ------- the scripts
+
+
+@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint"])
+def test_run_glue_pushes_model_card_and_results(hub, run_glue, material, tmp_path, strategy):
+    folder = tmp_path / "sst2"
+    more = [*flags("user/sst2", strategy), "--do_train", "--do_eval", "--do_predict", "--load_best_model_at_end"]
+    times = dict(save_steps=2, eval_steps=2, eval_strategy="steps", task_name="sst2", test_file=material / "test.csv")
+    run_glue.main(glue.arguments(material, folder, *more, **times))
+    repo, files = hub.repos["user/sst2"], hub.repos["user/sst2"].files()
+    during = [commit for title, commit in pushes(repo).items() if title != "End of training"]
+    assert len(during) == (0 if strategy == "end" else 2)
+    for commit in during:
+        assert_loads(commit.files)
+        assert "README.md" not in commit.files
+    published = {name: data for name, data in files.items() if not name.startswith("last-checkpoint/")}
+    assert_loads(published)
+    assert_nothing_private(published, tmp_path, material)
+    assert {*published} == {".gitattributes", *published_files(folder)[0]}
+    assert {"all_results.json", "eval_results.json", "curves.png"} <= {*published}
+    assert_card_of_the_run(published, folder, "user/sst2")
+    kept = {name for name in files if name.startswith("last-checkpoint/")}
+    assert bool(kept) == (strategy == "checkpoint")
+    if kept:
+        assert not any(str(part).encode() in files[name] for name in kept for part in (tmp_path, material))
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_the_hub(hub, run_glue, material, tmp_path):
+    common = [*flags("user/sst2", "checkpoint"), "--do_train"]
+    run_glue.main(glue.arguments(material, tmp_path / "whole", *common, max_steps=4, save_steps=2))
+    first = pushes(hub.repos["user/sst2"])["Training in progress, step 2"]
+    there = snapshot_download("user/sst2", revision=first.oid, allow_patterns="last-checkpoint/*")
+    shutil.copytree(Path(there, "last-checkpoint"), tmp_path / "checkpoint-2")
+    again = glue.arguments(material, tmp_path / "again", "--do_train", max_steps=4, save_steps=2)
+    run_glue.main([*again, "--resume_from_checkpoint", str(tmp_path / "checkpoint-2")])
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_pretrained_and_fine_tuned_models_are_read_back_without_the_package(
+    hub, run_mlm, run_rtd, run_glue, text, material, tmp_path
+):
+    run_mlm.main(mlm.arguments(text, tmp_path / "mlm", *flags("user/mlm", "end")))
+    run_rtd.main(rtd.arguments(text, tmp_path / "rtd", *flags("user/rtd", "every_save"), save_steps=3))
+    run_glue.main(glue.arguments(material, tmp_path / "sst2", *flags("user/sst2", "end"), "--do_train", "--do_eval"))
+    for name in ("mlm", "rtd", "sst2"):
+        files = hub.repos[f"user/{name}"].files()
+        assert_loads(files)
+        assert_nothing_private(files, tmp_path, text.parent, material)
+        assert_card_of_the_run(files, tmp_path / name, f"user/{name}")
+    assert [*pushes(hub.repos["user/mlm"])] == ["End of training"]
+    joint = pushes(hub.repos["user/rtd"])
+    assert [*joint] == ["Training in progress, step 3", "Training in progress, step 4", "End of training"]
+    parts = {f"{part}/{name}" for part in rtd.PARTS for name in ("model.safetensors", "config.json", "README.md", *FILES)}
+    assert parts <= {*hub.repos["user/rtd"].files()}
+    part = {"subfolder": "discriminator"}
+    jobs = [job("mlm", "user/mlm"), job("rtd", "user/rtd", "AutoModelForPreTraining")]
+    jobs += [job("sst2", "user/sst2", "AutoModelForSequenceClassification"), job("part", "user/rtd", "AutoModel")]
+    jobs[-1]["kwargs"] = part
+    for entry in jobs:
+        entry["inputs"] = {"input_ids": [[1, 7, 9, 12, 2]]}
+    results = read_back(hub, tmp_path / "worker", jobs)
+    assert {name: result.get("missing", result) for name, result in results.items()} == {name: [] for name in results}
+    model = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "sst2").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(jobs[0]["inputs"]["input_ids"])).logits
+    assert torch.equal(results["sst2"]["answers"]["logits"], logits)
+
+
+def test_an_adapter_is_pushed_for_a_model_of_the_hub_and_refused_for_one_of_this_machine(
+    hub, run_glue, material, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("peft")
+    more = [*flags("user/adapter", "every_save"), "--do_train", "--do_eval", "--lora", "--save_steps", "2"]
+    with pytest.raises(SystemExit):
+        run_glue.main(glue.arguments(material, tmp_path / "run", *more))
+    assert "--push_to_hub of an adapter whose model" in capsys.readouterr().err and not hub.repos
+    hub.create_repo("user/base", {file.name: file.read_bytes() for file in (material / "model").iterdir()})
+    run_glue.main(glue.arguments(material, tmp_path / "run", *more, model_name_or_path="user/base"))
+    files = hub.repos["user/adapter"].files()
+    assert {"adapter_config.json", "adapter_model.safetensors", "config.json", "tokenizer.json"} <= {*files}
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "user/base"
+    assert_nothing_private(files, tmp_path, material)
+    assert_card_of_the_run(files, tmp_path / "run", "user/adapter")
+    assert ModelCard(files["README.md"].decode()).data.base_model == "user/base"
+    for commit in pushes(hub.repos["user/adapter"]).values():
+        assert "adapter_model.safetensors" in commit.files
+
+
+def test_a_script_ends_with_one_line_where_the_push_fails(hub, run_mlm, text, tmp_path):
+    hub.fail("/commit/", status=403, message="no more", times=None)
+    with pytest.raises(SystemExit) as stopped:
+        run_mlm.main(mlm.arguments(text, tmp_path / "mlm", *flags("user/mlm", "end"), max_steps=2))
+    assert "run_mlm: the model is in" in str(stopped.value) and "no more" in str(stopped.value)
+    assert (tmp_path / "mlm" / "README.md").is_file() and len(hub.repos["user/mlm"].commits) == 1
