@@ -129,7 +129,7 @@ class LocalHub(HubEndpoints):
     def connect(self, monkeypatch, home: str | Path, token: str | None = "hf_write"):
         """The same for this process, which has imported huggingface_hub long ago, until the test ends."""
         import transformers.utils.hub
-        from huggingface_hub import constants
+        from huggingface_hub import constants, hf_api
 
         for name, value in {
             "ENDPOINT": self.endpoint,
@@ -140,7 +140,8 @@ class LocalHub(HubEndpoints):
             "HF_TOKEN_PATH": str(Path(home, "token")),
         }.items():
             monkeypatch.setattr(constants, name, value)
-        # One for all of transformers, which remembers its endpoint.
+        # These remember their endpoint: one for the functions of huggingface_hub, one for all of transformers.
+        monkeypatch.setattr(hf_api.api, "endpoint", self.endpoint)
         monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
         monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN", raising=False)
 

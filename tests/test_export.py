@@ -1,46 +1,270 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile without graph breaks and torch.export with dynamic shapes."""
+"""torch.compile without graph breaks, torch.export with dynamic shapes, and torch's own int8 quantisation."""
+
+import copy
+import subprocess
+import sys
+import warnings
 
 import pytest
 import torch
+from torch import nn
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification, DebertaExtModel
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.export import export_program
+
+HEADS = [
+    DebertaExtModel,
+    DebertaExtForMaskedLM,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForMultipleChoice,
+]
+LENGTHS = (5, 9, 17, 40, 33, 60)
+# Beyond the relative table and max_position_embeddings, which are 64 here.
+FAR = 150
 
 
-@pytest.mark.parametrize("head", [DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForSequenceClassification])
-def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, tiny_config, shake, batch):
-    model = shake(head(tiny_config("v2")))
-    # A traced model keeps padding.
+@pytest.fixture
+def build(tiny_config, shake):
+    def model(head, kind, **fields):
+        return shake(head(tiny_config(kind, num_hidden_layers=2, num_labels=3, **fields)))
+
+    return model
+
+
+@pytest.fixture
+def inputs(batch):
+    """inputs(head, B, N, C=2): ids and mask, the last row padded; [B, C, N] for multiple choice."""
+
+    def make(head, B, N, C=2, side="right"):
+        rows = B * C if head is DebertaExtForMultipleChoice else B
+        ids, mask = batch(rows, N, [N] * (rows - 1) + [max(1, N // 2)], side=side)
+        shape = (B, C, N) if head is DebertaExtForMultipleChoice else (B, N)
+        return {"input_ids": ids.view(shape), "attention_mask": mask.view(shape)}
+
+    return make
+
+
+def labels(head, ids):
+    """Labels of a head, none on padding."""
+    B, N = ids.shape[0], ids.shape[-1]
+    if head is DebertaExtForQuestionAnswering:
+        return {"start_positions": torch.zeros(B, dtype=torch.long), "end_positions": torch.full((B,), N // 2)}
+    if head in (DebertaExtForSequenceClassification, DebertaExtForMultipleChoice):
+        return {"labels": torch.arange(B) % 2}
+    return {"labels": torch.where(ids == 0, -100, ids % 2)}
+
+
+# ------- torch.compile
+
+
+@pytest.mark.parametrize("given", ["mask", "no mask", "labels"])
+@pytest.mark.parametrize("head", HEADS)
+def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, given, build, inputs):
+    if given == "labels" and head is DebertaExtModel:
+        pytest.skip("an encoder takes no labels")
+    # Padding stays, as in a compiled graph.
+    model = build(head, "v2", masked_only=False)
     model.set_unpadding(False)
     graphs = []
 
-    def count(graph, inputs):
+    def count(graph, example_inputs):
         graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=count)
-    for N in (5, 9, 17, 40, 33, 60):
-        ids, mask = batch(2, N, [N, 3])
+    for N in LENGTHS:
+        batch = inputs(head, 2, N)
+        if given == "no mask":
+            del batch["attention_mask"]
+        elif given == "labels":
+            batch |= labels(head, batch["input_ids"])
         with torch.no_grad():
-            got, expected = compiled(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0]
-        assert torch.allclose(got, expected, atol=1e-5)
-    assert len(graphs) <= 2
+            got, expected = compiled(**batch), model(**batch)
+        assert got.keys() == expected.keys() and ("loss" in got) == (given == "labels")
+        for name in expected:
+            assert torch.allclose(got[name], expected[name], atol=1e-5), name
+    assert 1 <= len(graphs) <= 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_compile_of_other_families_has_no_graph_break(kind, build, inputs):
+    model = build(DebertaExtForMaskedLM, kind)
+    model.set_unpadding(False)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for N in LENGTHS[:3]:
+        batch = inputs(DebertaExtForMaskedLM, 2, N)
+        with torch.no_grad():
+            assert torch.allclose(compiled(**batch).logits, model(**batch).logits, atol=1e-5)
+    torch._dynamo.reset()
+
+
+# ------- torch.export
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
-def test_export_with_dynamic_batch_and_length_equals_eager(kind, tiny_config, shake, batch):
-    model = shake(DebertaExtModel(tiny_config(kind)))
-    model.set_unpadding(False)
-    ids, mask = batch(2, 20)
-    dynamic = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=512)}
-    exported = torch.export.export(
-        model, (), dict(input_ids=ids, attention_mask=mask),
-        dynamic_shapes=dict(input_ids=dynamic, attention_mask=dynamic), strict=False,
-    ).module()  # fmt: skip
-    # 150 is beyond the relative table.
-    for B, N in ((1, 3), (3, 63), (4, 150)):
-        ids, mask = batch(B, N, [N] * (B - 1) + [2])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_program_equals_its_model_at_shapes_that_were_not_traced(head, kind, build, inputs):
+    model = build(head, kind)
+    program = export_program(model).module()
+    # EMD reads absolute positions, which end at 64.
+    far = 64 if head is DebertaExtForMaskedLM else FAR
+    # The model as it is used: with its best backend, and without padding where that pays.
+    for B, N, C, side in (
+        (1, 1, 1, "right"),
+        (1, 2, 2, "right"),
+        (3, 1, 4, "right"),
+        (3, 63, 2, "left"),
+        (4, far, 1, "right"),
+    ):
+        batch = inputs(head, B, N, C, side=side)
+        mask = batch["attention_mask"].bool()
         with torch.no_grad():
-            got = exported(input_ids=ids, attention_mask=mask)["last_hidden_state"]
-            assert torch.allclose(got, model(ids, attention_mask=mask)[0], atol=1e-5)
+            got, expected = program(**batch), model(**batch)
+        assert {*got} == {*expected} and not {*got} - {"last_hidden_state", "logits", "start_logits", "end_logits"}
+        for name, values in expected.items():
+            assert got[name].shape == values.shape
+            tokens = values.shape[: mask.dim()] == mask.shape and head is not DebertaExtForMultipleChoice
+            pair = (got[name][mask], values[mask]) if tokens else (got[name], values)
+            assert torch.allclose(*pair, atol=1e-5), (name, B, N)
+
+
+def test_a_program_takes_token_types_and_absolute_positions(build, inputs):
+    model = build(DebertaExtModel, "v1", type_vocab_size=2, position_biased_input=True)
+    program = export_program(model).module()
+    for B, N, side in ((1, 7, "right"), (3, 64, "left")):
+        batch = inputs(DebertaExtModel, B, N, side=side)
+        batch["token_type_ids"] = (torch.arange(N) >= N // 2).long().expand(B, N)
+        with torch.no_grad():
+            got, expected = program(**batch)["last_hidden_state"], model(**batch)[0]
+            other = program(**(batch | {"token_type_ids": torch.zeros(B, N, dtype=torch.long)}))["last_hidden_state"]
+        mask = batch["attention_mask"].bool()
+        assert torch.allclose(got[mask], expected[mask], atol=1e-5)
+        assert not torch.allclose(got[mask], other[mask], atol=1e-2)
+    too_long = inputs(DebertaExtModel, 1, 65) | {"token_type_ids": torch.zeros(1, 65, dtype=torch.long)}
+    with pytest.raises((AssertionError, RuntimeError), match="64"):
+        program(**too_long)
+
+
+def test_choices_can_be_fixed(build, inputs):
+    model = build(DebertaExtForMultipleChoice, "v3")
+    program = export_program(model, choices=4).module()
+    batch = inputs(DebertaExtForMultipleChoice, 5, 11, 4)
+    with torch.no_grad():
+        assert torch.allclose(program(**batch)["logits"], model(**batch).logits, atol=1e-5)
+    with pytest.raises((AssertionError, RuntimeError)):
+        program(**inputs(DebertaExtForMultipleChoice, 5, 11, 3))
+
+
+def test_a_model_is_after_an_export_as_it_was(build, inputs):
+    model = build(DebertaExtForMaskedLM, "v3").train()
+    model.deberta.encoder.layer[0].eval()
+    model.set_unpadding(True)
+    model.set_attn_implementation("blocked")
+    model.config.output_hidden_states = True
+    modes = [module.training for module in model.modules()]
+    program = export_program(model)
+    assert [module.training for module in model.modules()] == modes
+    assert model.deberta.unpadding is True and model.config._attn_implementation == "blocked"
+    assert {*program.module()(**inputs(DebertaExtForMaskedLM, 1, 8))} == {"logits"}
+
+
+def test_a_model_is_after_a_failed_export_as_it_was(build, monkeypatch):
+    model = build(DebertaExtModel, "v3").train()
+
+    def fail(*args, **kwargs):
+        assert not any(module.training for module in model.modules()) and model.unpadding is False
+        raise RuntimeError("no graph")
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    with pytest.raises(RuntimeError, match="no graph"):
+        export_program(model)
+    assert all(module.training for module in model.modules())
+    assert model.unpadding is None and model.config._attn_implementation is None
+
+
+@pytest.mark.parametrize("name", [None, "eager", "sdpa"])
+def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
+    """Without `export_program`; it stopped at heads that read the [CLS] state, and chose a form that ONNX cannot have."""
+    model = build(DebertaExtForSequenceClassification, "v3")
+    if name is not None:
+        model.set_attn_implementation(name)
+    batch = inputs(DebertaExtForSequenceClassification, 2, 20)
+    dynamic = dict.fromkeys(batch, {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=512)})
+    exported = torch.export.export(model, (), batch, dynamic_shapes=dynamic, strict=False)
+    operations = {str(node.target) for node in exported.graph.nodes}
+    assert any("scaled_dot_product_attention" in operation for operation in operations) == (name == "sdpa")
+    for B, N in ((1, 3), (3, 63), (4, FAR)):
+        batch = inputs(DebertaExtForSequenceClassification, B, N)
+        with torch.no_grad():
+            assert torch.allclose(exported.module()(**batch)["logits"], model(**batch).logits, atol=1e-5)
+
+
+def test_a_saved_program_runs_where_neither_the_package_nor_transformers_is_imported(build, inputs, tmp_path):
+    model = build(DebertaExtForQuestionAnswering, "v2")
+    torch.export.save(export_program(model), tmp_path / "program.pt2")
+    batch = inputs(DebertaExtForQuestionAnswering, 3, 31)
+    torch.save(batch, tmp_path / "batch.pt")
+    code = """
+import sys, torch
+sys.modules.update(dict.fromkeys(("hf_deberta_ext", "transformers")))
+outputs = torch.export.load("program.pt2").module()(**torch.load("batch.pt"))
+torch.save(dict(outputs), "outputs.pt")
+"""
+    command = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    got, mask = torch.load(tmp_path / "outputs.pt"), batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**batch)
+    for name in ("start_logits", "end_logits"):
+        assert torch.allclose(got[name][mask], expected[name][mask], atol=1e-5)
+
+
+def test_what_has_no_program_is_refused(build, tiny_config):
+    with pytest.raises(ValueError, match=r"export one of them: model.export_discriminator\(\)"):
+        export_program(DebertaExtForPreTraining(tiny_config("v3")))
+    with pytest.raises(TypeError, match="Linear is none of DebertaExtModel"):
+        export_program(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="choices is for DebertaExtForMultipleChoice"):
+        export_program(build(DebertaExtModel, "v3"), choices=2)
+    with pytest.raises(ValueError, match="from 1 on; got 0"):
+        export_program(build(DebertaExtForMultipleChoice, "v3"), choices=0)
+
+
+# ------- int8 in torch
+
+
+@pytest.mark.parametrize("name", [None, "eager", "sdpa", "blocked"])
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_linear_layers_quantised_by_torch_run_on_every_backend(kind, name, build, inputs):
+    """Their weights are no tensors: attention calls the modules and never reads a weight."""
+    model = build(DebertaExtForSequenceClassification, kind)
+    if name is not None:
+        model.set_attn_implementation(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    attention = quantised.deberta.encoder.layer[0].attention.self
+    assert not isinstance(attention.query_proj, nn.Linear)
+    for N in (20, 33, 20):
+        batch = inputs(DebertaExtForSequenceClassification, 2, N)
+        with torch.no_grad():
+            got, expected = quantised(**batch).logits, model(**batch).logits
+        difference = (got - expected).abs().max()
+        assert 0 < difference < 0.1 * expected.abs().max()

@@ -143,6 +143,8 @@ def test_misspelt_flags_are_answered_by_the_nearest(tmp_path):
         (["--recipe", "v3-huge", "--task_name", "sst2"], "--recipe 'v3-huge' is unknown; there are base"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
+        (["--license", "MIT"], r"--license: the Hub knows no license 'MIT': is it mit\?"),
+        (["--card_language", "en", "english"], "--card_language: the Hub knows no language 'english'"),
     ],
 )
 def test_wrong_values_are_refused_by_name(more, message, tmp_path):

@@ -19,6 +19,7 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaEx
 from hf_deberta_ext.hub import check_folder, checks, leaks
 from hf_deberta_ext.hub.checks import code_problems, load_problems, readme_problems, size_problems
 from hf_deberta_ext.hub.leaks import text_problems
+from hf_deberta_ext.hub.load_worker import load
 from hf_deberta_ext.hub.model_card import write_model_card
 from hf_deberta_ext.runs.published_files import published_files
 
@@ -97,15 +98,15 @@ def test_what_only_looks_like_a_token_is_none(text, tmp_path):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (f'"data": "{HOME}/ann/data.txt"', f"{HOME}/ann"),
-        (f"{SLASH}Users/ann/run", f"{SLASH}Users/ann"),
-        (f"see {SLASH}root/run/x", f"{SLASH}root/run"),
-        ("C:" + r"\Users\ann\run", "C:" + r"\Users\ann"),
-        (json.dumps("C:" + r"\Users\ann\run"), "C:" + r"\\Users\\ann"),
+        (f'"data": "{HOME}/ann/data.txt"', f"{HOME}/ann/data.txt"),
+        (f"({SLASH}Users/ann/run).", f"{SLASH}Users/ann/run"),
+        (f"see {SLASH}root/run, and", f"{SLASH}root/run"),
+        ("C:" + r"\Users\ann\run", "C:" + r"\Users\ann\run"),
+        (json.dumps("C:" + r"\Users\ann"), "C:" + r"\\Users\\ann"),
         ("D:/Users/ann", "D:/Users/ann"),
-        (f"{TMP}/run-1/x", f"{TMP}/run-1"),
-        (f"{SLASH}var/folders/zz/x", f"{SLASH}var/folders/zz"),
-        (f"file://{SLASH}data/x", f"file://{SLASH}data"),
+        (f"{TMP}/run-1/x", f"{TMP}/run-1/x"),
+        (f"{SLASH}var/folders/zz/x", f"{SLASH}var/folders/zz/x"),
+        (f"file://{SLASH}data/x", f"file://{SLASH}data/x"),
     ],
 )
 def test_a_path_of_a_machine_is_found_with_its_line(text, shown, tmp_path):
@@ -130,7 +131,7 @@ def test_paths_that_nobody_should_read_are_found_wherever_they_are(tmp_path):
     private = f"{SLASH}data/ann/run"
     found = leaks_in(tmp_path, f"from {private}/x.json, {private}\n{private}-other\n", private_paths=[private])
     assert found == [
-        f"notes.txt:1 has '{private}/x.json,', a path on this machine: write a name or a Hub id in its place",
+        f"notes.txt:1 has '{private}/x.json', a path on this machine: write a name or a Hub id in its place",
         f"notes.txt:1 has '{private}', a path on this machine: write a name or a Hub id in its place",
     ]
 
@@ -201,7 +202,7 @@ def add_line(folder, line, name="losses.py"):
 
 def only(folder):
     """The code problems, but for that of an edited file."""
-    return [problem for problem in code_problems(folder, files_of(folder)) if "older one or edited" not in problem]
+    return [problem for problem in code_problems(folder, files_of(folder)) if "older or edited" not in problem]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
@@ -294,9 +295,8 @@ def test_an_import_that_works_elsewhere_is_none(line, folder):
 def test_code_that_is_not_that_of_the_package_is_named(folder):
     add_line(folder, "# by hand")
     (folder / "attention_old.py").write_text(f"{checks.CODE_MARK}\n")
-    first, second = code_problems(folder, files_of(folder))
-    assert first.startswith("attention_old.py is no file of hf_deberta_ext ")
-    assert second.startswith("losses.py is not the file of hf_deberta_ext ") and "--skip_checks" in second
+    (problem,) = code_problems(folder, files_of(folder))
+    assert problem.startswith("attention_old.py, losses.py: not the code of hf_deberta_ext ") and "--skip_checks" in problem
 
 
 def test_a_folder_of_another_architecture_needs_no_code(tmp_path):
@@ -378,6 +378,14 @@ def test_a_card_that_is_not_finished_is_named(text, problem, folder):
         file.write(f"\n{text}\n")
     (found,) = readme_problems(folder, files_of(folder))
     assert found.startswith("README.md: line ") and problem in found
+
+
+def test_a_template_that_nobody_has_filled_in_is_summed_up(folder):
+    with open(folder / "README.md", "a") as file:
+        file.write("\n[More Information Needed]" * 20)
+    problems = readme_problems(folder, files_of(folder))
+    assert len(problems) == 6
+    assert problems[-1] == f"README.md: 15 more; `deberta-ext card {folder} --overwrite` writes it anew"
 
 
 def test_pictures_that_go_along_or_are_elsewhere_are_no_problem(folder):
@@ -484,10 +492,18 @@ def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
     add_line(folder, f"# {folder}, {TOKENS['GitHub']}, my-own-token")
     (folder / "README.md").unlink()
     text = "\n".join(check_folder(folder, files_of(folder), token="my-own-token"))
-    for part in ("older one or edited", "GB of a file", "path on this machine", "token of GitHub", "your own", "README.md"):
+    for part in ("older or edited", "GB of a file", "path on this machine", "token of GitHub", "your own", "README.md"):
         assert part in text
 
 
 def test_an_adapter_without_a_configuration_is_not_loaded(tmp_path, process):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
     assert load_problems(files_of(tmp_path)) == [] and not hasattr(process, "command")
+
+
+def test_of_an_adapter_with_a_configuration_no_weights_are_loaded(folder):
+    (folder / "model.safetensors").unlink()
+    assert [problem.split(":")[0] for problem in load(str(folder))] == ["AutoModelForSequenceClassification"]
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    assert load(str(folder)) == [] and code_problems(folder, files_of(folder)) == []

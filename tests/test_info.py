@@ -524,6 +524,28 @@ def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkey
             describe("user/other")
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (dict(status=403, headers={"X-Error-Code": "GatedRepo"}), "user/name is gated: ask for access on its page"),
+        (dict(status=401, headers={"X-Error-Code": "RepoNotFound"}), "no such repository on the Hub (or it is private"),
+        (dict(kind="cut"), "deberta-ext info: "),
+    ],
+    ids=["gated", "private", "cut"],
+)
+def test_a_hub_that_refuses_is_one_line(fault, message, tmp_path, monkeypatch, capsys):
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        hub.fail("/user/name", times=None, **fault)
+        assert message in one_line(["user/name"], capsys)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch, capsys):
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+    assert "the Hub cannot be reached, and no such repository is in its cache" in one_line(["user/name"], capsys)
+
+
 def test_bin_files_of_a_repository_are_known_after_a_download(tmp_path, monkeypatch):
     (tmp_path / "local").mkdir()
     folder, _, _ = official_pair(tmp_path / "local")

@@ -4,6 +4,7 @@
 import pytest
 
 from hf_deberta_ext.hub.card_checks import card_problems
+from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments
 from hf_deberta_ext.pretraining.report import (
     evaluation_table,
     learned_nothing,
@@ -14,6 +15,8 @@ from hf_deberta_ext.pretraining.report import (
     write_model_card,
     write_replaced_token_cards,
 )
+from hf_deberta_ext.pretraining.run_arguments import check_arguments
+from hf_deberta_ext.pretraining.run_stages import card_content
 from hf_deberta_ext.runs.card import shown_source
 
 pytest.importorskip("matplotlib")
@@ -144,6 +147,34 @@ def test_limits_are_those_of_the_run():
     # What the base has read is not counted.
     assert "tokens of text" not in further and "is in" not in further
     assert "tokens of text" not in " ".join(pretraining_limits(seed=7, max_length=64, tokens=10**10))
+
+
+def test_flags_and_files_of_a_run_become_content_of_its_card(tmp_path):
+    pytest.importorskip("accelerate")
+    (tmp_path / "held-out.txt").touch()
+    (tmp_path / "all_results.json").write_text('{"train_runtime": 12.5, "train_resumed_at_step": 50}', encoding="utf-8")
+    data_args = DataArguments(
+        train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")], language="de"
+    )
+    args = PretrainingArguments(str(tmp_path), use_cpu=True, seed=7)
+    content = card_content(data_args, ModelArguments(license="mit"), args, {"seconds": 99.5}, {})
+    assert (content["language"], content["license"], content["datasets"]) == ("de", "mit", ["org/texts"])
+    assert content["hardware"]["seconds of training, from step 50 on"] == 12.5
+    assert content["hardware"]["seconds of all stages"] == 99.5
+    limits = " ".join(content["limits"])
+    assert "results are of held-out.txt" in limits and "the seed 7" in limits and str(tmp_path) not in limits
+    # Of a run that was stopped in between nobody knows how long it took.
+    args.resume_from_checkpoint = "last"
+    assert "seconds of all stages" not in card_content(data_args, ModelArguments(), args, {"seconds": 1}, {})["hardware"]
+
+
+@pytest.mark.parametrize(("flags", "said"), [({"license": "MIT"}, "is it mit"), ({"language": "xx"}, "no language 'xx'")])
+def test_names_that_the_hub_does_not_know_are_refused_at_once(flags, said, tmp_path):
+    pytest.importorskip("accelerate")
+    data_args = DataArguments(train_data=["a.txt"], language=flags.get("language", "en"))
+    args = PretrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(ValueError, match=said):
+        check_arguments(data_args, ModelArguments(license=flags.get("license")), args)
 
 
 def test_each_objective_has_a_panel(tmp_path):

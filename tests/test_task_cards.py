@@ -200,7 +200,7 @@ def limits_of(metrics=METRICS, facts=None, **more):
 def test_limits_are_those_of_the_run():
     few = limits_of(longest=128, seeds=[7], chosen=True, train_samples=50, eval_samples=10)
     for text in (
-        "inputs of at most 128 tokens", "one run, with the seed 7", "measured on dev.tsv, the first 10 examples of each set,",
+        "inputs of at most 128 tokens", "one run, with the seed 7", "measured on dev.tsv, the first 10 examples of each",
         "the first 50 examples", "10 examples are few", "best of several checkpoints", "The data is in en",
         "began as (org/some-model)",
     ):  # fmt: skip

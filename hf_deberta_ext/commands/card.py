@@ -10,6 +10,7 @@ HELP = "write README.md, the model card, into a model's folder, complete the one
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
 deberta-ext card --check sst2
 deberta-ext card --presets model_cards"""
+OVERWRITE = "mend it, or build the card anew: deberta-ext card {} --overwrite"
 METADATA = ("language", "license", "base_model", "datasets", "tags")
 
 
@@ -51,13 +52,14 @@ def run(arguments: argparse.Namespace) -> int | None:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **given)
         done = "built" if arguments.overwrite or not there else "completed" if any(given.values()) else "kept as it was"
         print(f"{file} is {done}")
-    elif not file.is_file():
+        return _judge(file, show=arguments.print, way_out="" if done == "built" else OVERWRITE.format(arguments.folder))
+    if not file.is_file():
         raise ValueError(f"{arguments.folder} has no README.md: deberta-ext card {arguments.folder} writes it")
-    return _judge(file, show=arguments.print)
+    return _judge(file, show=arguments.print, way_out=OVERWRITE.format(arguments.folder))
 
 
-def _judge(file: Path, *, show: bool) -> int:
-    """Prints what is wrong and what is missing; 1 where something is wrong."""
+def _judge(file: Path, *, show: bool, way_out: str) -> int:
+    """Prints what is wrong, with `way_out` behind it, and what is missing; 1 where something is wrong."""
     from ..hub.model_card import card_problems, missing_metadata
 
     try:
@@ -73,4 +75,6 @@ def _judge(file: Path, *, show: bool) -> int:
         print(f"not in the metadata: {', '.join(missing)}")
     if not problems:
         print("no problems")
+    elif way_out:
+        print(way_out)
     return 1 if problems else 0

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, is_offline_mode, snapshot_download
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -214,6 +215,8 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
         raise OSError(f"{source} is neither a folder nor a repository id") from error
     except RevisionNotFoundError as error:
         raise OSError(f"{source} has no revision {revision}") from error
+    except GatedRepoError as error:
+        raise OSError(f"{source} is gated: ask for access on its page, and log in with hf auth login") from error
     except RepositoryNotFoundError as error:
         raise OSError(
             f"there is no folder {source}, and no such repository on the Hub (or it is private and the token does not "

@@ -33,6 +33,8 @@ FILE_LIMIT = 50 * 1000**3
 # Above 10 MB the Hub stores a file apart from the repository, and shows no card of it.
 CARD_LIMIT = 10 * 1000**2
 LOAD_SECONDS = 30 * 60
+# Problems of one card.
+SHOWN = 5
 SAVE_AGAIN = "save the model again with model.save_pretrained(folder)"
 
 
@@ -180,17 +182,16 @@ def _imports_outside_try(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]
 
 
 def _copy_problems(code: Mapping[str, Path]) -> Iterator[str]:
-    """Files of this package that are not those of the installed one."""
-    for module, file in sorted(code.items()):
-        data = file.read_bytes()
-        if CODE_MARK.encode() not in data[:200]:
-            continue
-        installed = CODE / file.name
-        advice = f"of hf_deberta_ext {__version__}, but of an older one or edited: {SAVE_AGAIN}, or give --skip_checks"
-        if not installed.is_file():
-            yield f"{module}.py is no file {advice}"
-        elif installed.read_bytes() != data:
-            yield f"{module}.py is not the file {advice}"
+    """Files with the mark of this package that are not those of the installed one."""
+    marked = {file.name: data for file in code.values() if CODE_MARK.encode() in (data := file.read_bytes())[:200]}
+    other = [
+        name for name, data in sorted(marked.items()) if not (CODE / name).is_file() or (CODE / name).read_bytes() != data
+    ]
+    if other:
+        yield (
+            f"{', '.join(other)}: not the code of hf_deberta_ext {__version__} that is installed, but older or edited: "
+            f"{SAVE_AGAIN}, or give --skip_checks"
+        )
 
 
 # ------- whether it loads
@@ -288,6 +289,10 @@ def readme_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> lis
     except UnicodeDecodeError as error:
         return [f"README.md is not UTF-8 ({error}): save it as UTF-8"]
     problems = [f"README.md: {problem}" for problem in card_problems(text, folder)]
+    if len(problems) > SHOWN:
+        # A template that nobody has filled in has dozens.
+        rest = f"README.md: {len(problems) - SHOWN} more; `deberta-ext card {folder} --overwrite` writes it anew"
+        problems = [*problems[:SHOWN], rest]
     for number, line in enumerate(text.splitlines(), start=1):
         for match in IMAGE.finditer(line):
             link = match[1] or match[2]

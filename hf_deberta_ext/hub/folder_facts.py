@@ -72,6 +72,13 @@ class ModelFolder:
         return "auto_map" in self.config
 
     @property
+    def base_has_code(self) -> bool:
+        """Whether the model that an adapter is for has code of its own, as far as the adapter or the base's folder tells."""
+        library = str((self.adapter.get("auto_mapping") or {}).get("parent_library") or "transformers")
+        base = Path(str(self.adapter.get("base_model_name_or_path") or ""), "config.json")
+        return library.split(".")[0] != "transformers" or (bool(self.adapter) and "auto_map" in _json(base))
+
+    @property
     def has_tokenizer(self) -> bool:
         return any((self.folder / name).is_file() for name in TOKENIZERS)
 

@@ -21,12 +21,14 @@ TOKENS = {
 }
 # Not the middle of an address or of a relative path.
 _BEGINS = rb"(?<![\w.~%/\\-])"
-_NAME = rb"[^\s/\\\"'`<>|:,;()\[\]{}]+"
+# At least one name, and what comes after it, to show it.
+_REST = rb"[^\s\"'`<>]*"
+_NAME = rb"[^\s/\\\"'`<>|:,;()\[\]{}]+" + _REST
 PATHS = {
     "in a user's folder": _BEGINS + rb"/(?:home|Users|root)/" + _NAME,
     "in a user's folder of Windows": rb"\b[A-Za-z]:(?:/|\\{1,2})Users(?:/|\\{1,2})" + _NAME,
-    "a temporary file": _BEGINS + rb"/(?:tmp|var/folders)/" + _NAME,
-    "a file of this machine": rb"\bfile:///?" + _NAME,
+    "to a temporary file": _BEGINS + rb"/(?:tmp|var/folders)/" + _NAME,
+    "to a file of one machine": rb"\bfile:///?" + _NAME,
 }
 PIECE, OVERLAP = 1 << 20, 1 << 12
 SHOWN = 5
@@ -64,7 +66,8 @@ def text_problems(
             if kinds[group] in secrets:
                 found.append(f"{where} has {kinds[group]}, {_masked(text)}: take it out, and revoke it where it is from")
             else:
-                found.append(f"{where} has {text[:100]!r}, a path {kinds[group]}: {_way_out(is_graph)}")
+                shown = text.rstrip(".,;:()[]{}|")[:100]
+                found.append(f"{where} has {shown!r}, a path {kinds[group]}: {_way_out(is_graph)}")
         found = list(dict.fromkeys(found))
         problems += found[:SHOWN]
         if len(found) > SHOWN:
@@ -75,7 +78,7 @@ def text_problems(
 def _place_pattern(place: str) -> bytes:
     beginning = _BEGINS + re.escape(place.encode())
     # The name of one folder is also a piece of a vocabulary; with a name in it, it is a path.
-    return beginning + (rb"(?![\w-])[^\s\"'`<>]*" if len(Path(place).parts) > 2 else rb"[/\\]+" + _NAME)
+    return beginning + (rb"(?![\w-])" + _REST if len(Path(place).parts) > 2 else rb"[/\\]+" + _NAME)
 
 
 def _way_out(is_graph: bool) -> str:

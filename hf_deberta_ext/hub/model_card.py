@@ -170,7 +170,7 @@ def _build(model: ModelFolder, given: Mapping[str, Any]) -> Path:
         title=_title(model.folder),
         opening=_opening(model, kind, base),
         load=loading_code(
-            kind, shown_source(model.folder), custom_code=model.custom_code,
+            kind, shown_source(model.folder), custom_code=model.custom_code or model.base_has_code,
             problem_type=model.config.get("problem_type"), adapter_base=adapter_base and shown_path(adapter_base),
             base_revision=model.adapter.get("revision"), own_config=bool(model.config), tokenizer=model.has_tokenizer,
         ),
@@ -241,14 +241,15 @@ def _pretraining_language(model: ModelFolder) -> str | None:
 def _opening(model: ModelFolder, kind: str, base: str | None) -> str:
     family = FAMILIES.get(str(model.config.get("model_type")), str(model.config.get("model_type") or "transformers"))
     article = "An" if family[:1].lower() in (*"aeiou",) else "A"
-    what = f"{WHAT[kind].capitalize()} (DeBERTaV3)" if kind == "joint" else f"{article} {family} {WHAT[kind]}"
+    what = WHAT[kind].capitalize() if kind == "joint" else f"{article} {family} {WHAT[kind]}"
     if model.adapter:
-        what = f"A low-rank adapter ({model.adapter.get('peft_type', 'LORA')}) that makes a {WHAT[kind]}"
+        method = str(model.adapter.get("peft_type") or "LORA").replace("LORA", "LoRA")
+        what = f"An adapter ({method}) for {kind.replace('-', ' ')}"
     named = f" ({model.architecture})" if model.architecture else ""
     beginning = ""
     if base is not None:
         trained = "trained further from" if model.arguments.get("train_data") else "fine-tuned from"
-        beginning = f", {trained} {base}" if not model.adapter else f" of {base}"
+        beginning = f", {trained} {base}" if not model.adapter else f", of {base}"
     text = f"{what}{named}{beginning}."
     if count := model.parameters().get("all"):
         text += f" {'The adapter' if model.adapter else 'It'} has {shown_number(count)} parameters."
@@ -315,8 +316,10 @@ def _limits(model: ModelFolder, kind: str, measured: Mapping[str, float], data: 
         limits.append("The folder holds an adapter alone: nothing works without the model that it was trained on.")
     elif not model.has_tokenizer:
         limits.append("The folder has no tokenizer: it needs the one that the model was trained with.")
-    if kind in ("fill-mask", "fine-tune", "joint", "encoder"):
-        limits.append("It is not trained for a task: it has to be fine-tuned for one.")
+    if kind == "fill-mask":
+        limits.append("It fills masks: for any other task it has to be fine-tuned.")
+    elif kind not in AUTO_MODELS or kind == "encoder":
+        limits.append("It has no head for a task: it has to be fine-tuned for one.")
     rows = model.config.get("max_position_embeddings")
     if model.config.get("position_biased_input", True) and model.config.get("model_type") in FAMILIES and rows:
         limits.append(f"It has positions for {rows} tokens and takes no longer input.")

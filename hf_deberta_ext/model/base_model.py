@@ -8,6 +8,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .encoder import DebertaExtEmbeddings, DebertaExtEncoder
+from .input_checks import check_switches
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences
 
@@ -58,11 +59,15 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             attentions [B, H, N, N].
 
         Raises:
-            ValueError: both or neither of the inputs, a mask of another shape, more tokens than absolute positions, or
-                `attn_implementation` names a backend that cannot serve this call.
+            ValueError: both or neither of the inputs, a tensor of another shape or dtype, more tokens than absolute
+                positions, or `attn_implementation` names a backend that cannot serve this call. On CPU, also ids outside of
+                their table and masks of other values than 0 and 1.
+            TypeError: something else than a tensor.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+        if packed is None:
+            # Otherwise a head has looked at them.
+            self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
+            check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         B, N = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
@@ -73,7 +78,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
         packed = packed or None
         if packed is None:
-            mask, token_mask = attention_masks(attention_mask, (B, N))
+            mask, token_mask = attention_masks(attention_mask, (B, N), config.num_attention_heads)
         else:
             mask = token_mask = None
             inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)

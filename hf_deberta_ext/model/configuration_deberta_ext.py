@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
@@ -38,6 +39,7 @@ CODE_MARK = "# hf_deberta_ext model code"
 ENTRY = "modeling_deberta_ext.py"
 
 POSITION_TERMS = ("c2p", "p2c", "p2p")
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 # What DeBERTa v1 does where the fields' defaults below are those of v3.
 _V1 = dict(vocab_size=50265, position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
@@ -221,6 +223,9 @@ class DebertaExtConfig(PreTrainedConfig):
             raise ValueError("DebertaExtConfig: " + "; ".join(map(_unknown_name, unknown)))
         # A loaded "model_type" would shadow the class's on the instance.
         kwargs.pop("model_type", None)
+        _check_names_and_numbers_of_labels(self.id2label, self.label2id, kwargs.get("num_labels"))
+        for name, value in (("dtype", self.dtype), ("torch_dtype", kwargs.get("torch_dtype"))):
+            _check_dtype(name, value)
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         super().__post_init__(**kwargs)
@@ -273,6 +278,13 @@ class DebertaExtConfig(PreTrainedConfig):
         for name in ("position_buckets", "max_relative_positions"):
             value = getattr(self, name)
             _require(self, name, value == -1 or value >= 2, "-1 (off) or at least 2")
+        # Fields of transformers, which it does not check.
+        _check_names_and_numbers_of_labels(self.id2label, self.label2id, self.num_labels)
+        _check_dtype("dtype", self.dtype)
+        _require(self, "problem_type", self.problem_type is None or self.problem_type in PROBLEMS, f"None or in {PROBLEMS}")
+        for name in ("output_attentions", "output_hidden_states", "return_dict"):
+            value = getattr(self, name)
+            _require(self, name, value is None or isinstance(value, bool), "True, False or None")
         _require(self, "tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
         pad = self.pad_token_id
         _require(self, "pad_token_id", pad is None or 0 <= pad < self.vocab_size, f"in [0, {self.vocab_size})")
@@ -335,6 +347,10 @@ class DebertaExtConfig(PreTrainedConfig):
             raise ValueError(f"generator = {self.generator}: " + "; ".join(map(_unknown_name, unknown)))
         if self.embedding_sharing != "all":
             changes.setdefault("num_hidden_layers", max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2))
+        for name in ("hidden_size", "num_hidden_layers"):
+            # Others follow from these before they are checked.
+            if name in changes and not (isinstance(changes[name], int) and not isinstance(changes[name], bool)):
+                raise ValueError(f"generator = {self.generator}: {name} = {changes[name]!r} must be an integer")
         if "hidden_size" in changes:
             width, head_size = changes["hidden_size"], self.hidden_size // self.num_attention_heads
             changes.setdefault("num_attention_heads", max(1, width // head_size))
@@ -438,6 +454,23 @@ def is_joint(config: dict[str, Any]) -> bool:
 def _require(config, name: str, condition: bool, wanted: str):
     if not condition:
         raise ValueError(f"{name} = {getattr(config, name)!r} must be {wanted}")
+
+
+def _check_names_and_numbers_of_labels(id2label, label2id, num_labels):
+    for name, value in (("id2label", id2label), ("label2id", label2id)):
+        if not (value is None or isinstance(value, dict)):
+            raise ValueError(f"{name} = {value!r} must be a dict or None")
+    if not (num_labels is None or (isinstance(num_labels, int) and not isinstance(num_labels, bool) and num_labels >= 1)):
+        raise ValueError(f"num_labels = {num_labels!r} must be an integer of at least 1")
+    for key in id2label or ():
+        if not (isinstance(key, int) or (isinstance(key, str) and key.lstrip("-").isdecimal())):
+            raise ValueError(f"id2label = {id2label!r}: {key!r} is no number of a label")
+
+
+def _check_dtype(name: str, value):
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if not (value is None or (isinstance(found, torch.dtype) and found.is_floating_point)):
+        raise ValueError(f"{name} = {value!r} must be a floating dtype of torch, such as 'float32' or 'bfloat16', or None")
 
 
 def _unknown_name(name: str) -> str:

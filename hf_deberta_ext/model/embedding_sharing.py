@@ -41,6 +41,10 @@ class GradientDisentangledEmbedding(nn.Module):
     def source(self) -> nn.Embedding:
         return self._source[0]
 
+    @property
+    def num_embeddings(self) -> int:
+        return self.delta.num_embeddings
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[...] ids -> [..., E]"""
         return self.source(ids).detach() + self.delta(ids)

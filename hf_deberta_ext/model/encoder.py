@@ -2,6 +2,8 @@
 # hf_deberta_ext model code
 """Embeddings, layers and the encoder, with the parameter names of deberta-v2."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
@@ -39,9 +41,13 @@ class DebertaExtEmbeddings(nn.Module):
         position_ids: torch.Tensor | None,
         token_mask: torch.Tensor | None,
         packed: PackedSequences | None = None,
+        *,
+        device: torch.device,
     ) -> torch.Tensor:
         """[1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real token,
         so that left padding changes nothing, and from the first token of each packed document.
+
+        `device` is that of the states: weights that are offloaded are elsewhere until their module runs.
 
         Raises:
             ValueError: the input is longer than the table, or `position_ids` are not [1 or B, N].
@@ -57,7 +63,7 @@ class DebertaExtEmbeddings(nn.Module):
                 )
             if packed is not None:
                 return self.position_embeddings(packed.positions[None])
-            position_ids = torch.arange(length, device=self.LayerNorm.weight.device)[None]
+            position_ids = torch.arange(length, device=device)[None]
             if token_mask is not None:
                 first = token_mask.int().argmax(1, keepdim=True)
                 position_ids = (position_ids - first).clamp(min=0)
@@ -81,7 +87,8 @@ class DebertaExtEmbeddings(nn.Module):
             inputs_embeds = self.word_embeddings(input_ids)
         embeddings = inputs_embeds.to(self.LayerNorm.weight.dtype)
         if self.position_biased_input:
-            embeddings = embeddings + self.absolute_positions(embeddings.shape[1], position_ids, token_mask, packed)
+            N, device = embeddings.shape[1], embeddings.device
+            embeddings = embeddings + self.absolute_positions(N, position_ids, token_mask, packed, device=device)
         if self.has_token_types:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
@@ -150,16 +157,16 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         rel_embeddings: torch.Tensor | None = None,
         query_states: torch.Tensor | None = None,
         *,
-        first: "DebertaExtLayer | None" = None,
+        first: Callable[[], "DebertaExtLayer"] | None = None,
         **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Arguments and options as in `DisentangledSelfAttention`; `first` lends the shared half. Returns states and
+        """Arguments and options as in `DisentangledSelfAttention`; `first()` lends the shared half. Returns states and
         probabilities.
 
         Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
         """
-        attention = self.attention if self.owns_attention else first.attention
-        feed_forward = self if self.owns_feed_forward else first
+        attention = self.attention if self.owns_attention else first().attention
+        feed_forward = self if self.owns_feed_forward else first()
         states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
         return feed_forward.output(feed_forward.intermediate(states), states), probs
 
@@ -223,35 +230,40 @@ class DebertaExtEncoder(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Layer `index` of `num_layers`, wherever its weights are stored; arguments as in `DebertaExtLayer`."""
         layer = self.layer[min(index, len(self.layer) - 1)]
-        first = None if layer is self.layer[0] else self.layer[0]
-        return layer(hidden_states, attention_mask, rel_embeddings, query_states, first=first, **options)
+        if not (layer.owns_attention and layer.owns_feed_forward):
+            # As a function: accelerate moves whatever argument can be moved to the device of the layer, weights with it.
+            options["first"] = lambda: self.layer[0]
+        return layer(hidden_states, attention_mask, rel_embeddings, query_states, **options)
 
-    def get_rel_embedding(self, length: int | None = None) -> torch.Tensor | None:
+    def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
         """[R, hidden], the relative table as the layers read it: looked up, so that it is an activation, no parameter.
 
-        With `length`, only the rows that sequences of this length need, from `first_row` on.
+        With `length`, only the rows that sequences of this length need, from `first_row` on. `device` is that of the states,
+        which offloaded weights are not on; None: that of the table.
         """
         if not self.relative_table_size:
             return None
         first, end = 0, self.relative_table_size
         if length is not None:
             first, end = self.first_row(length), self.relative_position.row(length - 1) + 1
-        P = self.rel_embeddings(torch.arange(first, end, device=self.rel_embeddings.weight.device))
+        device = self.rel_embeddings.weight.device if device is None else device
+        P = self.rel_embeddings(torch.arange(first, end, device=device))
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def first_row(self, length: int) -> int:
         return self.relative_position.row(1 - length)
 
-    def positions(self, length: int) -> tuple[torch.Tensor | None, dict]:
-        """The relative table and what else attention needs to know about positions in sequences of up to `length`."""
+    def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
+        """The relative table and what else attention needs to know about positions in sequences of up to `length`, for
+        states on `device`."""
         if not self.relative_table_size:
             return None, {}
         delta, reach = self.relative_position(length), self.relative_position.max_distance
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if torch.is_grad_enabled() and not traced:
-            return self.get_rel_embedding(length), dict(delta=delta - self.first_row(length), reach=reach)
+            return self.get_rel_embedding(length, device), dict(delta=delta - self.first_row(length), reach=reach)
         # At inference the whole table, and the same object while it is the same: its projections are kept by the layers.
-        P = self.get_rel_embedding()
+        P = self.get_rel_embedding(device=device)
         if P.device.type == "cpu" and not traced:
             kept = self.kept_rel_embedding
             if kept is None or kept.dtype != P.dtype or not torch.equal(kept, P):
@@ -286,7 +298,8 @@ class DebertaExtEncoder(nn.Module):
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden]; without masks.
         """
         embeddings = hidden_states
-        rel_embeddings, options = self.positions(hidden_states.shape[1] if packed is None else max(packed.lengths))
+        longest = hidden_states.shape[1] if packed is None else max(packed.lengths)
+        rel_embeddings, options = self.positions(longest, hidden_states.device)
         options.update(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []
         for index in range(self.num_layers - skip_last_layer):

@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .checkpoint_layouts import convert_official, read_generator
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, is_joint
 from .embedding_sharing import GradientDisentangledEmbedding
+from .input_checks import check_labels, require_tensor
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
@@ -223,6 +224,8 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
             return self._judge(DebertaExtForPreTrainingOutput(), input_ids, labels, inputs | wanted)
+        require_tensor("input_ids", input_ids)
+        check_labels("labels", labels, "class", list(input_ids.shape), classes=self.config.vocab_size)
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
         corrupted, replaced = self.corrupt(
             input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator

@@ -5,6 +5,8 @@
 import torch
 from torch.nn import functional
 
+from .input_checks import check_labels, require_tensor
+
 __all__ = ["cross_entropy", "mean_loss", "sequence_loss"]
 
 
@@ -12,13 +14,22 @@ def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batc
     """Sum of `losses` over `num_items_in_batch` (Trainer's count over all accumulation steps and processes) or `count`.
 
     With nothing to learn from the result is 0 and still has a gradient, so that distributed training does not hang.
+
+    Raises:
+        ValueError: `num_items_in_batch` is a negative number.
     """
+    _check_count(num_items_in_batch)
     items = count if num_items_in_batch is None else num_items_in_batch
     return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Cross-entropy in float32 of logits [..., C] and int labels [...] of as many elements; -100 = ignored."""
+    """Cross-entropy in float32 of logits [..., C] and int labels [...] of as many elements; -100 = ignored.
+
+    Raises:
+        ValueError: labels that are no integers, or, on CPU, outside of [0, C).
+    """
+    check_labels("labels", labels, "class", classes=logits.shape[-1])
     labels = labels.reshape(-1).to(logits.device, torch.long)
     losses = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=-100, reduction="none")
     return mean_loss(losses, (labels != -100).sum(), num_items_in_batch)
@@ -33,30 +44,40 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
             ignored; multi-label: 0/1 [B, C], -100 ignored.
 
     Raises:
-        ValueError: labels whose shape does not fit, or floats for a single label.
+        ValueError: labels whose shape does not fit, floats for a single label, or, on CPU, a class or number out of range.
     """
-    C = logits.shape[-1]
+    require_tensor("labels", labels)
+    B, C = logits.shape
     labels = labels.to(logits.device)
-    if config.problem_type is None:
-        single = labels.numel() == logits.shape[0]
-        config.problem_type = (
-            "regression" if C == 1 else "single_label_classification" if single else "multi_label_classification"
-        )
-    wanted = logits.shape[0] if config.problem_type == "single_label_classification" else logits.numel()
-    if labels.numel() != wanted:
+    problem = config.problem_type
+    if problem is None:
+        single = list(labels.shape) in ([B], [B, 1])
+        problem = "regression" if C == 1 else "single_label_classification" if single else "multi_label_classification"
+    one, each = ([B], [B, 1]), ([B, C], *(([B],) if C == 1 else ()))
+    if list(labels.shape) not in (one if problem == "single_label_classification" else each):
         raise ValueError(
             f"labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)} for problem_type "
-            f"{config.problem_type!r}; check num_labels = {C} and config.problem_type"
+            f"{problem!r}; check num_labels = {C} and config.problem_type"
         )
-    if config.problem_type == "single_label_classification":
-        if labels.is_floating_point():
-            raise ValueError(
-                f"single-label classification takes integer labels, got {labels.dtype}; for regression set num_labels = 1"
-            )
+    if problem == "single_label_classification" and labels.is_floating_point():
+        raise ValueError(
+            f"single-label classification takes integer labels, got {labels.dtype}; for regression set num_labels = 1"
+        )
+    kinds = {"single_label_classification": "class", "multi_label_classification": "fraction", "regression": "number"}
+    check_labels("labels", labels, kinds[problem], classes=C)
+    _check_count(num_items_in_batch)
+    # Only labels that fit decide for all that follow.
+    config.problem_type = problem
+    if problem == "single_label_classification":
         return cross_entropy(logits, labels, num_items_in_batch)
     logits, labels = logits.float(), labels.reshape(logits.shape).float()
-    if config.problem_type == "regression":
+    if problem == "regression":
         return mean_loss(functional.mse_loss(logits, labels, reduction="none"), labels.numel(), num_items_in_batch)
     counted = labels != -100
     losses = functional.binary_cross_entropy_with_logits(logits, labels, weight=counted.float(), reduction="none")
     return mean_loss(losses, counted.sum(), num_items_in_batch)
+
+
+def _check_count(num_items_in_batch):
+    if isinstance(num_items_in_batch, int | float) and not num_items_in_batch >= 0:
+        raise ValueError(f"num_items_in_batch must be a count, got {num_items_in_batch}")

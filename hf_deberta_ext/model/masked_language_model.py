@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
+from .input_checks import check_switches
 from .losses import cross_entropy
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences
@@ -67,8 +68,10 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             mask = mask.gather(2, index)
         positions = None
         if self.config.emd_input != "hidden":
-            positions = embeddings.project(embeddings.absolute_positions(N, position_ids, token_mask, packed))
-        rel_embeddings, options = encoder.positions(N if packed is None else max(packed.lengths))
+            rows = embeddings.absolute_positions(N, position_ids, token_mask, packed, device=hidden_states.device)
+            positions = embeddings.project(rows)
+        longest = N if packed is None else max(packed.lengths)
+        rel_embeddings, options = encoder.positions(longest, hidden_states.device)
         options.update(packed=packed)
         last = encoder.num_layers - 1
 
@@ -95,7 +98,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
     ) -> MaskedLMOutput:
         """
         Args:
-            labels (`torch.LongTensor`, *optional*): [B, N]; -100 = not a target.
+            labels (`torch.LongTensor`, *optional*): [B, N] or [B * N]; -100 = not a target.
             masked_only (`bool`, *optional*): queries, logits and loss at labelled positions alone; None = the config's.
 
         Returns:
@@ -104,8 +107,10 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             processes: evaluate with `prediction_loss_only=True`, or with `masked_only=False` if metrics need logits.
 
         Raises:
-            ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows.
+            ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows; as in
+                `DebertaExtModel`.
         """
+        check_switches(masked_only=masked_only)
         config = self.config
         if masked_only and labels is None:
             raise ValueError("masked_only=True needs labels: they say which positions are masked")
@@ -156,9 +161,11 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             *inputs, output_attentions, output_hidden_states, document_ids, labels, skip_last_layer=skip_last_layer
         )
         states = outputs.last_hidden_state
+        if labels is not None:
+            labels = labels.reshape((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
         targets = labels
         if packed is not None:
-            targets = labels if labels is None else packed.unpad(labels.reshape(packed.shape))
+            targets = labels if labels is None else packed.unpad(labels)
             position_ids = position_ids if position_ids is None else packed.unpad(position_ids)
             attention_mask = None
         if self.mask_decoder is not None:

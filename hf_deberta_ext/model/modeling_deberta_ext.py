@@ -27,6 +27,7 @@ from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining
+from .input_checks import check_batch, check_labels, require_tensor
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
@@ -117,13 +118,13 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
-        """`labels` [B, N] ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
+        """`labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids, labels)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         logits = logits if packed is None else packed.pad(logits)
         if labels is not None and document_ids is not None:
-            labels = labels.masked_fill(document_ids == 0, -100)
+            labels = labels.reshape(document_ids.shape).masked_fill(document_ids == 0, -100)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -157,6 +158,8 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """`start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted. Returns the
         mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at padding."""
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("start_positions and end_positions come together, or there is no loss; got one of them")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         # Padding takes part in the softmax of the loss.
         may_pack = start_positions is None
@@ -166,9 +169,12 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
             logits = packed.pad(logits).masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
         start_logits, end_logits = logits.unbind(-1)
         loss = None
-        if start_positions is not None and end_positions is not None:
-            losses = []
-            for logits, target in ((start_logits, start_positions), (end_logits, end_positions)):
+        if start_positions is not None:
+            losses, B = [], len(start_logits)
+            for name, logits, target in (
+                ("start_positions", start_logits, start_positions), ("end_positions", end_logits, end_positions),
+            ):  # fmt: skip
+                check_labels(name, target, "index", [B], [B, 1])
                 target = target.reshape(-1).to(logits.device)
                 inside = (target >= 0) & (target < logits.shape[1])
                 losses.append(cross_entropy(logits, target.where(inside, -100)))
@@ -209,18 +215,35 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         """All inputs [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right choice. Returns the mean
         cross-entropy and logits [B, C]."""
         given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or given.dim() < 3:
-            shape = None if given is None else list(given.shape)
-            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
+        if given is None:
+            raise ValueError("multiple choice takes input_ids [batch, choices, length], got None")
+        require_tensor("input_ids" if input_ids is not None else "inputs_embeds", given)
+        if given.dim() < 3:
+            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {list(given.shape)}")
+        if input_ids is not None:
+            check_batch("input_ids", input_ids, "batch, choices, length")
+        else:
+            check_batch("inputs_embeds", inputs_embeds, "batch, choices, length, embedding_size")
 
-        def flat(x):
-            return None if x is None else x.flatten(0, 1)
+        def flat(name, x):
+            if x is None:
+                return None
+            require_tensor(name, x)
+            if list(x.shape[:2]) != list(given.shape[:2]):
+                raise ValueError(
+                    f"{name} must have shape [batch = {len(given)}, choices = {given.shape[1]}, ...], got {list(x.shape)}"
+                )
+            return x.flatten(0, 1)
 
-        attention_mask = flat(attention_mask)
-        inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))
+        attention_mask = flat("attention_mask", attention_mask)
+        token_type_ids, position_ids = flat("token_type_ids", token_type_ids), flat("position_ids", position_ids)
+        input_ids, inputs_embeds = flat("input_ids", input_ids), flat("inputs_embeds", inputs_embeds)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         logits = self.classifier(self.dropout(self.pooler(cls))).view(given.shape[:2])
+        if labels is not None:
+            check_labels("labels", labels, "class", [len(given)], [len(given), 1], classes=given.shape[1])
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

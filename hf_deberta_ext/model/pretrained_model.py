@@ -20,6 +20,7 @@ from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
+from .input_checks import check_batch, check_embeds, check_ids, check_labels, check_switches, require_tensor, values_at_hand
 from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
@@ -110,6 +111,36 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
         self.base_model.unpadding = unpadding
 
+    def check_inputs(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ):
+        """Refuses inputs of wrong shape, dtype or range; arguments as in `DebertaExtModel`.
+
+        Raises:
+            TypeError, ValueError: they name the argument and the value.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+        embeddings, config = self.base_model.embeddings, self.config
+        if inputs_embeds is None:
+            check_batch("input_ids", input_ids, "batch, length")
+        else:
+            check_batch("inputs_embeds", inputs_embeds, "batch, length, embedding_size")
+        shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        check_embeds(inputs_embeds, config.embedding_size)
+        check_ids("input_ids", input_ids, shape, _rows(embeddings.word_embeddings), "vocab_size")
+        if embeddings.has_token_types:
+            rows = _rows(embeddings.token_type_embeddings)
+            check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
+        decodes = self._decodes_absolute_positions and config.has_mask_decoder and config.emd_input != "hidden"
+        reads = embeddings.position_biased_input or decodes
+        rows = embeddings.max_positions if reads else None
+        check_ids("position_ids", position_ids, shape, rows, "max_position_embeddings", one_row=True)
+
     def pack(
         self,
         shape: tuple[int, int],
@@ -123,8 +154,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: `document_ids` of another shape, or together with something that a stream has not.
         """
+        if attention_mask is not None:
+            require_tensor("attention_mask", attention_mask)
         cannot = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if document_ids is not None:
+            require_tensor("document_ids", document_ids)
             if list(document_ids.shape) != list(shape):
                 raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
             if attention_mask is not None and attention_mask.dim() != 2:
@@ -135,7 +169,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
                     "document blocks and position_ids instead of document_ids"
                 )
             if attention_mask is not None:
-                document_ids = document_ids * (attention_mask != 0)
+                document_ids = document_ids * attention_masks(attention_mask, shape)[1]
             return PackedSequences.from_document_ids(document_ids)
         unpadding = self.base_model.unpadding
         if unpadding is False or cannot or output_attentions or attention_mask is None or attention_mask.dim() != 2:
@@ -166,15 +200,20 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         """Runs `self.deberta` for a head.
 
         Args:
-            labels (`torch.Tensor`, *optional*): [B, N]; a batch with labels on padding stays padded.
+            labels (`torch.Tensor`, *optional*): [B, N] or [B * N]; a batch with labels on padding stays padded.
             may_pack (`bool`): False: the batch stays padded.
 
         Returns:
             its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
         """
+        self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
+        check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         given = input_ids if inputs_embeds is None else inputs_embeds
+        if labels is not None:
+            B, N = given.shape[:2]
+            check_labels("labels", labels, "index", [B, N], [B * N])
         packed = None
-        if given is not None and may_pack:
+        if may_pack:
             attentions = self.config.output_attentions if output_attentions is None else output_attentions
             packed = self.pack(given.shape[:2], attention_mask, document_ids, attentions, labels)
         outputs = self.deberta(
@@ -401,17 +440,28 @@ def config_dict(source, download: dict) -> dict | None:
         return None
 
 
-def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int]):
+def _rows(table) -> int | None:
+    """Rows of an embedding table; None for one that does not say."""
+    rows = getattr(table, "num_embeddings", None)
+    return rows if isinstance(rows, int) else None
+
+
+def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None):
     """The mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
 
     Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
     With 3 or 4 dimensions a token is real if anyone may attend to it.
 
+    Args:
+        heads (`int`, *optional*): H; None: not looked at.
+
     Raises:
-        ValueError: another shape, or an additive mask (negative values).
+        TypeError: no tensor.
+        ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
     """
     if attention_mask is None:
         return None, None
+    require_tensor("attention_mask", attention_mask)
     B, N = shape
     sizes = list(attention_mask.shape)
     fits = {2: sizes == [B, N], 3: sizes == [B, N, N], 4: sizes[:1] == [B] and sizes[2:] in ([N, N], [1, N])}
@@ -420,10 +470,20 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int])
             f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "
             f"[{B}, {N}], got {sizes}"
         )
-    on_cpu = attention_mask.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and attention_mask.is_floating_point() and bool((attention_mask < 0).any()):
-        raise ValueError("attention_mask has negative values; give 1 where attention is allowed and 0 elsewhere")
+    if heads is not None and len(sizes) == 4 and sizes[1] not in (1, heads):
+        raise ValueError(f"attention_mask of shape {sizes} must have 1 or {heads} heads, got {sizes[1]}")
+    if attention_mask.is_complex():
+        raise ValueError(f"attention_mask must be of int, float or bool, got {attention_mask.dtype}")
     mask = attention_mask != 0
+    if attention_mask.dtype != torch.bool and values_at_hand(attention_mask):
+        wrong = mask & (attention_mask != 1)
+        if bool(wrong.any()):
+            value = attention_mask[wrong][0].item()
+            what = "has negative values" if value < 0 else f"has the value {value}"
+            raise ValueError(
+                f"attention_mask {what}; give 1 where attention is allowed and 0 elsewhere (several documents in a row are "
+                "told apart by document_ids)"
+            )
     if mask.dim() == 2:
         return mask[:, None, None], mask
     mask = mask[:, None] if mask.dim() == 3 else mask

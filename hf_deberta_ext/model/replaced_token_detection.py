@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
+from .input_checks import check_labels
 from .losses import mean_loss
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
 
@@ -72,6 +73,9 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         logits = logits if packed is None else packed.pad(logits)
         loss = None
         if labels is not None:
+            B, N = logits.shape
+            check_labels("labels", labels, "fraction", [B, N], [B * N])
+            labels = labels.reshape(B, N)
             counted = labels != -100
             _, token_mask = attention_masks(attention_mask, labels.shape)
             if document_ids is not None:

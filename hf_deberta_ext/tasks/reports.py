@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..plots import plot_comparison, plot_curves
+from ..runs.card import shown_source
 from ..runs.hardware import hardware_facts
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .cards import TaskFacts, task_limits, write_seeds_card, write_task_card
@@ -86,9 +87,10 @@ def _facts(
     """
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     config, adapter = (_read(folder / name) for name in ("config.json", "adapter_config.json"))
-    from_hub = not (data_args.train_file or data_args.validation_file)
+    # A data set may be a folder, too, of which only the name is shown.
+    from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
     training = {
-        "data": data.dataset,
+        "data": shown_source(data.dataset),
         "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
         "longest input": longest_row(prepared.task.train),
         "steps": steps or (args.max_steps if args.max_steps > 0 else None),
@@ -104,7 +106,7 @@ def _facts(
     return TaskFacts(
         task=data.name,
         pipeline=data.pipeline,
-        dataset=data.dataset,
+        dataset=shown_source(data.dataset),
         from_hub=from_hub,
         sets=_sets(prepared, from_hub),
         training={name: value for name, value in training.items() if value is not None},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Valid configurations, inputs, masks and dtypes at random: backends agree, files keep a model, neighbours and padding change
-nothing, and nothing overflows."""
+"""Valid configurations, inputs, masks and dtypes at random: backends agree, files keep a model, neighbours and padding
+change nothing, and nothing overflows."""
 
 import tempfile
 
@@ -21,7 +21,7 @@ def arguments_of(head, fields, batch, dtype=torch.float64):
     arguments, real = make_batch(fields, batch, dtype)
     if head != "choice":
         return arguments | labels_for(head, fields, batch, real), real
-    B, N = real.shape
+    B = len(real)
     for name, x in arguments.items():
         x = x.expand(B, *x.shape[1:])
         arguments[name] = torch.stack([x, x.flip(0)], 1)
@@ -44,7 +44,7 @@ def objective(outputs):
     """A number that every output matters for."""
     generator = torch.Generator().manual_seed(5)
     total = 0
-    for name, x in sorted(outputs.items()):
+    for _, x in sorted(outputs.items()):
         if x.is_floating_point():
             x = x.masked_fill(x == torch.finfo(x.dtype).min, 0)
             total = total + (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum()
@@ -79,7 +79,7 @@ def gradient_error(got, reference):
 
 
 def test_the_normal_suite_runs_at_least_2000_cases():
-    assert TOTAL >= 2000 and min(CASES.values()) > 0
+    assert TOTAL >= 2000 and min(examples for examples, _ in CASES.values()) > 0
 
 
 @cases("backends")
@@ -102,10 +102,12 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
         assert worst(results[name][0], results["eager"][0], 1e-8) < 1e-7, name
         assert gradient_error(results[name][1], results["eager"][1]) < 1e-6, name
     if not single:
-        return
+        return 2
     # In float32 the conditioning is that of the model: eager's own error says what it is.
     model = model.float()
-    arguments = {name: x.float() if x.dtype == torch.float64 and name != "attention_mask" else x for name, x in arguments.items()}
+    arguments = {
+        name: x.float() if x.dtype == torch.float64 and name != "attention_mask" else x for name, x in arguments.items()
+    }
     bounds = None
     for name in NAMES:
         model.set_attn_implementation(name)
@@ -115,6 +117,7 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
         errors = worst(outputs, results["eager"][0], 1e-3), gradient_error(gradients, results["eager"][1])
         bounds = bounds or [10 * x + 1e-4 for x in errors]
         assert errors[0] < bounds[0] and errors[1] < bounds[1], (name, errors, bounds)
+    return 4
 
 
 @cases("joint")
@@ -144,6 +147,7 @@ def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
     same_model(model, loaded)
     again = step(loaded)
     assert all(torch.equal(again[name], outputs[name]) for name in outputs)
+    return 3
 
 
 def same_model(model, loaded):
@@ -212,7 +216,7 @@ def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
     batch = data.draw(batches(fields, ("documents",)), "batch")
     model = build(head, fields)
     model.set_attn_implementation(data.draw(st.sampled_from(NAMES), "backend"))
-    arguments, real = arguments_of(head, fields, batch)
+    arguments, _ = arguments_of(head, fields, batch)
     given_labels = arguments.pop("labels", None)
     ids = arguments.pop("document_ids")
     with torch.no_grad():
@@ -249,7 +253,7 @@ def place_in_document(row):
 def test_half_precision_is_as_exact_as_eager_is(data):
     head = data.draw(st.sampled_from(["base", "masked-lm", "sequence", "token"]), "head")
     fields = data.draw(configurations(smooth=True), "fields")
-    batch = data.draw(batches(fields), "batch")
+    batch = data.draw(batches(fields, longest=40), "batch")
     dtype = getattr(torch, data.draw(st.sampled_from(["bfloat16", "float16"]), "dtype"))
     model = build(head, fields, dtype=dtype)
     arguments, real = arguments_of(head, fields, batch, dtype)
@@ -266,6 +270,7 @@ def test_half_precision_is_as_exact_as_eager_is(data):
         now = worst({n: outputs[n] for n in reference}, reference, 1e-1)
         bound = bound or 4 * now + 32 * torch.finfo(dtype).eps
         assert now < bound, (name, now, bound)
+    return 3
 
 
 @cases("extreme")
@@ -325,7 +330,9 @@ def test_flex_agrees_with_eager_at_inference(terms):
     )  # fmt: skip
     model = build("base", fields, dtype=torch.float32)
     for seed, mask in enumerate(["none", "right", "empty rows", "square"]):
-        batch = dict(B=2, N=13, mask=mask, mask_dtype="bool", embeds=False, types=False, positions=None, rows=False, seed=seed)
+        batch = dict(
+            B=2, N=13, mask=mask, mask_dtype="bool", embeds=False, types=False, positions=None, rows=False, seed=seed
+        )
         arguments, real = make_batch(fields, batch)
         with torch.no_grad():
             results = []

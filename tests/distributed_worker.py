@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small training runs, each the same on one process or on several: by DistributedDataParallel, FSDP2, or tensor parallel.
+
+    python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
+
+A job is {"training", "wrapper", "folder"} and options of `train`: a name in `TRAININGS`, "ddp", "fsdp" or "tensor", and where
+the result goes, result.pt: what `train` or `split_matrices` returns, or {"error": traceback}. Tests call these functions for
+what one process makes of the same.
+"""
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import Trainer, TrainingArguments, default_data_collator
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+)
+from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from hf_deberta_ext.runs.processes import leave_together
+from hf_deberta_ext.sift import SiftArguments, SiftTrainer
+from hf_deberta_ext.tasks.task import EncodedTask
+from hf_deberta_ext.tasks.trainer import TaskTrainer
+
+STEPS, ROWS, LENGTH = 3, 24, 12
+SIZES = dict(
+    vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, position_buckets=16,
+    max_position_embeddings=32, num_labels=3,
+)  # fmt: skip
+DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+FAMILIES = {
+    "v1": dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False, type_vocab_size=2, position_biased_input=True),
+    "v2": dict(conv_kernel_size=3),
+    "v3": {},
+}
+OBJECTIVES = dict(mlm=1.0, sop=0.5, sbo=2.0)
+
+
+# ------- models and rows
+
+
+def shaken(model):
+    """`model` with noise in every parameter, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator)
+            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+    model.tie_weights()
+    return model
+
+
+def make_config(family: str = "v3", **fields) -> DebertaExtConfig:
+    return DebertaExtConfig(**(SIZES | NO_DROPOUT | FAMILIES[family] | fields))
+
+
+def joint_model(sharing: str = "gdes", **fields):
+    special = dict(special_token_ids=[0, 1, 2, 3, 4, 63], rtd_lambda=5.0)
+    return shaken(DebertaExtForPreTraining(make_config(embedding_sharing=sharing, **special, **fields)))
+
+
+def make_rows(head) -> list[dict[str, torch.Tensor]]:
+    """Rows with very different numbers of targets and of padding."""
+    generator, rows = torch.Generator().manual_seed(1), []
+    for index in range(ROWS):
+        ids = torch.randint(5, 63, (LENGTH,), generator=generator)
+        mask = (torch.arange(LENGTH) < LENGTH - index % 4).long()
+        row = dict(input_ids=ids * mask, attention_mask=mask)
+        targets = (torch.arange(LENGTH) >= 1) & (torch.arange(LENGTH) < 3 + index % 5)
+        if head is DebertaExtForQuestionAnswering:
+            row |= dict(start_positions=torch.tensor(index % 3), end_positions=torch.tensor(3 + index % 4))
+        elif head is DebertaExtForSequenceClassification:
+            row |= dict(labels=ids[0] % 3)
+        elif head is DebertaExtForMultipleChoice:
+            row = dict(input_ids=torch.stack([ids, ids.flip(0)]), labels=torch.tensor(index % 2))
+        elif head is DebertaExtForTokenClassification:
+            row |= dict(labels=(ids % 3).where(targets, -100))
+        elif head is DebertaExtForReplacedTokenDetection:
+            row |= dict(labels=(ids % 2).where(targets, -100))
+        else:
+            row |= dict(input_ids=torch.where(targets, 63, ids) * mask, labels=ids.where(targets, -100))
+        if head is MultiObjectiveMaskedLM:
+            row |= dict(sentence_labels=torch.tensor(-100 if index % 3 == 2 else index % 2))
+        rows.append(row)
+    return rows
+
+
+def sharded(args: TrainingArguments) -> TrainingArguments:
+    """With `fsdp`, arguments that shard: left to itself accelerate does so on accelerators alone, and on CPUs runs
+    DistributedDataParallel without a word."""
+    if args.fsdp:
+        from accelerate.utils import DistributedType
+
+        args.distributed_state.distributed_type = DistributedType.MULTI_GPU
+    return args
+
+
+# ------- trainings: (folder, arguments of Trainer) -> a Trainer
+
+
+def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fields=None, **arguments):
+    model = shaken(MultiObjectiveMaskedLM(make_config(family, **dropout, **(fields or {})), objectives))
+    weights = {f"{name}_weight": OBJECTIVES[name] for name in objectives}
+    args = sharded(PretrainingArguments(folder, **weights, **arguments))
+    rows = make_rows(MultiObjectiveMaskedLM)
+    if "sop" not in objectives:
+        rows = [{name: value for name, value in row.items() if name != "sentence_labels"} for row in rows]
+    return PretrainingTrainer(model, args, train_dataset=rows, data_collator=default_data_collator)
+
+
+def replaced_tokens(folder, stepping, sharing="gdes", **arguments):
+    args = sharded(ReplacedTokenArguments(folder, stepping=stepping, **arguments))
+    rows = make_rows(DebertaExtForMaskedLM)
+    model = joint_model(sharing, **DROPOUT)
+    return ReplacedTokenTrainer(model, args, train_dataset=rows, data_collator=default_data_collator)
+
+
+def head(folder, model_class, family="v3", lora=False, **arguments):
+    """transformers' own Trainer, with nothing of ours but the model."""
+    model = shaken(model_class(make_config(family)))
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        model.enable_input_require_grads()
+        modules = dict(target_modules=["query_proj", "value_proj"], modules_to_save=["pooler", "classifier"])
+        model = get_peft_model(model, LoraConfig(r=2, lora_dropout=0.0, **modules))
+        # Its second factor begins at zero.
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in sorted(model.named_parameters()):
+                if "lora_" in name:
+                    parameter.normal_(0, 0.2, generator=generator)
+    return Trainer(model, sharded(TrainingArguments(folder, **arguments)), train_dataset=make_rows(model_class))
+
+
+def sift(folder, **arguments):
+    args = sharded(SiftArguments(folder, sift_weight=1.0, **arguments))
+    model = shaken(DebertaExtForTokenClassification(make_config()))
+    return SiftTrainer(model, args, train_dataset=make_rows(DebertaExtForTokenClassification))
+
+
+def task(folder, sift_weight, **arguments):
+    rows = make_rows(DebertaExtForSequenceClassification)
+    encoded = EncodedTask(train=rows, evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
+    model = shaken(DebertaExtForSequenceClassification(make_config("v2")))
+    return TaskTrainer(model, sharded(SiftArguments(folder, sift_weight=sift_weight, **arguments)), task=encoded)
+
+
+@dataclass(frozen=True)
+class Training:
+    """
+    Args:
+        build: (folder, **arguments) -> Trainer.
+        random: whether a micro-batch draws (dropout, replacements, noise): one process then does the same as two with twice
+            the accumulation; otherwise with twice the rows in a micro-batch.
+        arguments: of Trainer.
+    """
+
+    build: Any
+    random: bool = False
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+CHECKPOINTED = (("gradient_checkpointing", True),)
+TRAININGS = {
+    "masked lm": Training(masked_lm),
+    "masked lm, dropout": Training(partial(masked_lm, dropout=DROPOUT), random=True),
+    "masked lm, v1": Training(partial(masked_lm, family="v1")),
+    "masked lm, v2": Training(partial(masked_lm, family="v2")),
+    "masked lm, three objectives": Training(partial(masked_lm, objectives=tuple(OBJECTIVES), dropout=DROPOUT), random=True),
+    "masked lm, checkpointed": Training(partial(masked_lm, dropout=DROPOUT), random=True, arguments=CHECKPOINTED),
+    "replaced tokens, joint": Training(partial(replaced_tokens, stepping="joint"), random=True),
+    "replaced tokens, decoupled": Training(partial(replaced_tokens, stepping="decoupled"), random=True),
+    "replaced tokens, es": Training(partial(replaced_tokens, stepping="joint", sharing="es"), random=True),
+    "replaced tokens, checkpointed": Training(
+        partial(replaced_tokens, stepping="joint"), random=True, arguments=CHECKPOINTED
+    ),
+    "sift": Training(sift, random=True),
+    "task": Training(partial(task, sift_weight=0.0)),
+    "task with sift": Training(partial(task, sift_weight=1.0), random=True),
+    "lora, checkpointed": Training(
+        partial(head, model_class=DebertaExtForSequenceClassification, lora=True), arguments=CHECKPOINTED
+    ),
+}
+HEADS = {
+    model_class.__name__: Training(partial(head, model_class=model_class, family=family))
+    for model_class, family in (
+        (DebertaExtForMaskedLM, "v3"),
+        (DebertaExtForReplacedTokenDetection, "v3"),
+        (DebertaExtForSequenceClassification, "v1"),
+        (DebertaExtForTokenClassification, "v2"),
+        (DebertaExtForQuestionAnswering, "v3"),
+        (DebertaExtForMultipleChoice, "v3"),
+    )
+}
+TRAININGS |= HEADS
+
+
+# ------- runs
+
+
+def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | None = None, **more) -> Trainer:
+    """Three steps over 24 rows, eight a step, in two micro-batches on each of two processes."""
+    made = TRAININGS[training]
+    wide = processes == 1 and not made.random
+    arguments = dict(
+        # Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
+        learning_rate=1e-2, adam_epsilon=1e-3, lr_scheduler_type="constant", max_steps=STEPS, logging_steps=1, seed=3,
+        per_device_train_batch_size=4 if wide else 2, gradient_accumulation_steps=4 if processes == 1 and not wide else 2,
+        report_to="none", disable_tqdm=True, save_strategy="no", use_cpu=True,
+    )  # fmt: skip
+    if processes > 1:
+        arguments |= dict(ddp_backend="gloo", ddp_find_unused_parameters=False)
+    if wrapper == "fsdp":
+        arguments |= dict(fsdp=True, fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
+    return made.build(folder, **(arguments | dict(made.arguments) | more))
+
+
+def train(training: str, folder: str, processes: int = 1, wrapper: str | None = None, resume: str | None = None, **more):
+    """What a run comes to: its log, the weights it began and ended with, and how the model was wrapped."""
+    trainer = make_trainer(training, folder, processes, wrapper, **more)
+    start = {name: weight.detach().clone() for name, weight in trainer.model.state_dict().items()}
+    trainable = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    trainer.train(resume_from_checkpoint=resume)
+    wrapped = trainer.model_wrapped
+    result = {
+        "log": [entry for entry in trainer.state.log_history if "loss" in entry],
+        "start": start,
+        "trainable": trainable,
+        "wrapped": type(wrapped).__name__,
+        "find_unused": getattr(wrapped, "find_unused_parameters", None),
+    }
+    if wrapper == "fsdp":
+        result |= shards(trainer.model)
+        trainer.save_model(folder)
+    else:
+        result["state"] = {name: weight.detach().clone() for name, weight in trainer.model.state_dict().items()}
+    return result
+
+
+def shards(model) -> dict[str, Any]:
+    """Of a model under FSDP2: the share of all numbers that this process keeps, the parameters that are not split, and the
+    layers without a group of their own."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    named = dict(model.named_parameters())
+    here = sum(parameter.to_local().numel() for parameter in named.values() if isinstance(parameter, DTensor))
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, DebertaExtLayer)}
+    return {
+        "kept": here / sum(parameter.numel() for parameter in named.values()),
+        "whole": [name for name, parameter in named.items() if not isinstance(parameter, DTensor)],
+        "in no group": [name for name, module in layers.items() if not isinstance(module, FSDPModule)],
+    }
+
+
+# ------- tensor parallel
+
+
+def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
+    """Loss and gradients of a masked language model whose heads and feed-forward networks are split over the processes."""
+    model = shaken(DebertaExtForMaskedLM(make_config("v2", share_att_key=False))).train()
+    model.set_attn_implementation(backend)
+    if parallel:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        columns = [f"attention.self.{name}" for name in ("query_proj", "key_proj", "value_proj")]
+        columns += ["attention.self.pos_key_proj", "attention.self.pos_query_proj", "intermediate.dense"]
+        plan = {name: ColwiseParallel() for name in columns}
+        plan |= {name: RowwiseParallel() for name in ("attention.output.dense", "output.dense")}
+        for layer in model.deberta.encoder.layer:
+            parallelize_module(layer, mesh, plan)
+    batch = default_data_collator(make_rows(DebertaExtForMaskedLM)[:4])
+    loss = model(**batch).loss
+    loss.backward()
+    named = dict(model.named_parameters())
+    gradients = {n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in named.items()}
+    split = [name for name, parameter in named.items() if hasattr(parameter, "placements")]
+    return {"loss": loss.item(), "gradients": gradients, "split": split}
+
+
+# ------- processes
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    if job["wrapper"] == "tensor":
+        return tensor_step(parallel=True, backend=job["backend"])
+    return train(processes=distributed.get_world_size(), **job)
+
+
+def main(jobs: list[dict[str, Any]]):
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for job in jobs:
+        try:
+            result = run(job)
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        if distributed.get_rank() == 0:
+            Path(job["folder"]).mkdir(parents=True, exist_ok=True)
+            torch.save(result, Path(job["folder"], "result.pt"))
+    leave_together()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The card of a fine-tuning run, from flags and data to metadata: languages, licence, sets, hardware, resumed runs."""
+
+import json
+import os
+
+import pytest
+from huggingface_hub import ModelCard
+from toy_task import datasets, flags, model_folders, run
+
+from hf_deberta_ext.hub.card_checks import card_problems
+from hf_deberta_ext.tasks import fine_tuning
+from hf_deberta_ext.tasks.arguments import parse
+from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    return model_folders(tmp_path_factory.mktemp)
+
+
+def card_of(folder):
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert card_problems(text, folder) == []
+    return ModelCard(text)
+
+
+def texts(count):
+    labels = [n % 3 for n in range(count)]
+    return datasets.Dataset.from_list([dict(premise="the film was good", hypothesis="so", label=label) for label in labels])
+
+
+def run_texts(model, folder, *argv, **given):
+    data_args, model_args, args, names = parse(
+        flags(model, folder, "--do_train", "--do_eval", *argv, **given), TextClassificationArguments, description="test"
+    )
+    return fine_tuning.run(TextClassificationData, data_args, model_args, args, names)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Every data set of the Hub has these rows."""
+
+    def read_hub(name, config, splits, arguments):
+        return {ours: texts(9 if ours == "train" else 3) for ours in splits}
+
+    monkeypatch.setattr("hf_deberta_ext.tasks.text_classification.read_hub", read_hub)
+
+
+def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
+    folder = tmp_path / "run"
+    argv = ("--do_train", "--do_eval", "--license", "mit", "--card_language", "en", "de", "--second_set")
+    run(folder_of("bert"), folder, *argv, max_steps=1)
+    card = card_of(folder)
+    assert (card.data.license, card.data.language, card.data.metrics) == ("mit", ["en", "de"], ["accuracy"])
+    assert [result.metric_name for result in card.data.eval_results] == [None, "mm_accuracy"]
+    assert card.data.base_model is None and card.data.datasets is None
+    for text in ("| device | CPU (", "| processes | 1 |", "| precision | float32 parameters |", "| seconds of training | "):
+        assert text in card.text, text
+    assert "hf_deberta_ext 0." in card.text and "seed 42" in card.text and str(tmp_path) not in card.content
+    assert "cores, 1 thread a process |" in card.text and str(os.cpu_count()) in card.text
+
+
+def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of, tmp_path):
+    folder = tmp_path / "run"
+    languages = ("--train_language", "en", "--eval_languages", "de", "en")
+    run_texts(folder_of("bert"), folder, *languages, task_name="xnli", max_steps=1)
+    card = card_of(folder)
+    assert card.data.datasets == ["facebook/xnli"] and card.data.language == ["en", "de"]
+    found = {(result.metric_type, result.dataset_config, result.dataset_split) for result in card.data.eval_results}
+    assert found == {("accuracy", "en", "validation"), ("accuracy", "de", "validation")}
+    assert '"text_pair": "She was near water."' in card.text and "nothing is known of other languages" in card.text
+
+
+def test_a_data_set_in_a_folder_is_named_and_no_id(hub, folder_of, tmp_path, monkeypatch):
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run_texts(folder_of("bert"), tmp_path / "run", dataset_name="data/mine", max_steps=1)
+    card = card_of(tmp_path / "run")
+    assert card.data.datasets is None and card.data.eval_results[0].dataset_type == "text"
+    assert "| data | mine |" in card.text and "data/mine" not in card.content
+
+
+def test_seeds_have_a_card_over_all_of_them(folder_of, tmp_path):
+    folder = tmp_path / "run"
+    argv = ("--do_train", "--do_eval", "--seeds", 1, 2, "--second_set", "--license", "mit")
+    summary = run(folder_of("ours"), folder, *argv, max_steps=1)
+    card = card_of(folder)
+    assert card.data.license == "mit" and card.data.metrics == ["accuracy"]
+    main, other = card.data.eval_results
+    assert main.metric_value == round(summary["eval_accuracy"]["mean"], 4)
+    assert (main.metric_name, other.metric_name) == ("accuracy (mean of 2 seeds)", "mm_accuracy (mean of 2 seeds)")
+    assert "trust_remote_code=True" in card.text and 'repo = "run/seed-1"' in card.text
+    assert "## Hardware and time" in card.text and "seconds of training" not in card.text and "one run" not in card.text
+    assert "the seed 2" in card_of(folder / "seed-2").text
+
+
+def test_a_resumed_run_says_from_where_its_seconds_count(folder_of, tmp_path):
+    saving = dict(save_strategy="steps", save_steps=2)
+    run(folder_of("bert"), tmp_path / "first", "--do_train", **saving)
+    assert "| seconds of training | " in card_of(tmp_path / "first").text
+    checkpoint = tmp_path / "first" / "checkpoint-2"
+    run(folder_of("bert"), tmp_path / "second", "--do_train", resume_from_checkpoint=checkpoint)
+    results = json.loads((tmp_path / "second" / "all_results.json").read_text(encoding="utf-8"))
+    assert results["train_resumed_at_step"] == 2
+    card = card_of(tmp_path / "second")
+    assert "| seconds of training, from step 2 on | " in card.text and "Nothing was measured" in card.text
