@@ -59,6 +59,7 @@ from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
 from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.runs.weights import readable_weights
+from hf_deberta_ext.runs.whole_files import replaced_model
 from hf_deberta_ext.tokenization import check_tokenizer
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -240,8 +241,9 @@ def export(folder: str, tokenizer) -> dict[str, int]:
     model = DebertaExtForPreTraining.from_pretrained(folder, dtype=torch.float32)
     parts = dict(discriminator=model.export_discriminator(), generator=model.export_generator())
     for name, part in parts.items():
-        part.save_pretrained(Path(folder, name))
-        tokenizer.save_pretrained(Path(folder, name))
+        with replaced_model(Path(folder, name)) as whole:
+            part.save_pretrained(whole)
+            tokenizer.save_pretrained(whole)
     return {name: part.num_parameters() for name, part in dict(joint=model, **parts).items()}
 
 

@@ -3,9 +3,9 @@
 
     python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
 
-A job is {"training", "wrapper", "folder"} and options of `train`: a name in `TRAININGS`, "ddp", "fsdp" or "tensor", and where
-the result goes, result.pt: what `train` or `split_matrices` returns, or {"error": traceback}. Tests call these functions for
-what one process makes of the same.
+A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`, "ddp" or "fsdp", a folder
+for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor", of `tensor_step`. Tests
+call these functions for what one process makes of the same.
 """
 
 import json
@@ -124,14 +124,18 @@ def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fiel
     rows = make_rows(MultiObjectiveMaskedLM)
     if "sop" not in objectives:
         rows = [{name: value for name, value in row.items() if name != "sentence_labels"} for row in rows]
-    return PretrainingTrainer(model, args, train_dataset=rows, data_collator=default_data_collator)
+    evaluated = rows[:6] if args.do_eval else None
+    data = dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
+    return PretrainingTrainer(model, args, **data)
 
 
 def replaced_tokens(folder, stepping, sharing="gdes", **arguments):
     args = sharded(ReplacedTokenArguments(folder, stepping=stepping, **arguments))
     rows = make_rows(DebertaExtForMaskedLM)
     model = joint_model(sharing, **DROPOUT)
-    return ReplacedTokenTrainer(model, args, train_dataset=rows, data_collator=default_data_collator)
+    evaluated = rows[:6] if args.do_eval else None
+    data = dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
+    return ReplacedTokenTrainer(model, args, **data)
 
 
 def head(folder, model_class, family="v3", lora=False, **arguments):
@@ -181,14 +185,15 @@ class Training:
 
 
 CHECKPOINTED = (("gradient_checkpointing", True),)
+EVALUATED = (("eval_strategy", "steps"), ("eval_steps", 1))
 TRAININGS = {
     "masked lm": Training(masked_lm),
-    "masked lm, dropout": Training(partial(masked_lm, dropout=DROPOUT), random=True),
+    "masked lm, dropout": Training(partial(masked_lm, dropout=DROPOUT), random=True, arguments=EVALUATED),
     "masked lm, v1": Training(partial(masked_lm, family="v1")),
     "masked lm, v2": Training(partial(masked_lm, family="v2")),
     "masked lm, three objectives": Training(partial(masked_lm, objectives=tuple(OBJECTIVES), dropout=DROPOUT), random=True),
     "masked lm, checkpointed": Training(partial(masked_lm, dropout=DROPOUT), random=True, arguments=CHECKPOINTED),
-    "replaced tokens, joint": Training(partial(replaced_tokens, stepping="joint"), random=True),
+    "replaced tokens, joint": Training(partial(replaced_tokens, stepping="joint"), random=True, arguments=EVALUATED),
     "replaced tokens, decoupled": Training(partial(replaced_tokens, stepping="decoupled"), random=True),
     "replaced tokens, es": Training(partial(replaced_tokens, stepping="joint", sharing="es"), random=True),
     "replaced tokens, checkpointed": Training(
@@ -231,7 +236,7 @@ def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | 
     if processes > 1:
         arguments |= dict(ddp_backend="gloo", ddp_find_unused_parameters=False)
     if wrapper == "fsdp":
-        arguments |= dict(fsdp=True, fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
+        arguments |= dict(fsdp="full_shard auto_wrap", fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
     return made.build(folder, **(arguments | dict(made.arguments) | more))
 
 
@@ -244,6 +249,7 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
     wrapped = trainer.model_wrapped
     result = {
         "log": [entry for entry in trainer.state.log_history if "loss" in entry],
+        "evaluations": [entry for entry in trainer.state.log_history if "eval_loss" in entry],
         "start": start,
         "trainable": trainable,
         "wrapped": type(wrapped).__name__,

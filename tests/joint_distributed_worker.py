@@ -20,6 +20,7 @@ from torch import distributed
 
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.runs.processes import leave_together
 
 # Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
 OPTIMIZER = dict(lr=1e-2, eps=1e-3)
@@ -141,7 +142,7 @@ def main(jobs: list[dict]):
             result = {"error": traceback.format_exc()}
         if distributed.get_rank() == 0:
             torch.save(result, job["result"])
-    distributed.destroy_process_group()
+    leave_together()
 
 
 if __name__ == "__main__":

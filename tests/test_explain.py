@@ -75,7 +75,9 @@ def write_run(folder, history):
 
 
 def explain(*arguments):
-    return main(["explain", *map(str, arguments)])
+    """One format, where the test does not say otherwise: most of its time is drawing."""
+    formats = [] if "--formats" in arguments else ["--formats", "png"]
+    return main(["explain", *map(str, arguments), *formats])
 
 
 def numbers_of(folder):
@@ -282,12 +284,37 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
     message = capsys.readouterr().err
     assert f"{tmp_path / 'attention.svg'} would be overwritten: give --overwrite" in message
     assert files_in(tmp_path) == {"attention.svg"} and (tmp_path / "attention.svg").read_text(encoding="utf-8") == "mine"
-    # Another format is another file; the numbers are one.
+    # Another format is another file; the numbers are the same.
     assert explain(*flags) == 0
     assert explain(*flags, "--formats", "pdf") == 1
-    assert "explain.json would be overwritten" in capsys.readouterr().err
+    assert f"numbers in {tmp_path / 'explain.json'} would be overwritten" in capsys.readouterr().err
     assert explain(*flags, "--formats", "png", "svg", "--overwrite") == 0
     assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
+
+
+def test_figures_are_pictures_for_screens_and_for_print_by_default(folders, tmp_path):
+    assert (
+        main(["explain", "--model", str(folders / "base"), "--attention", "--text", TEXT, "--output_dir", str(tmp_path)])
+        == 0
+    )
+    assert files_in(tmp_path) == {"attention.png", "attention.svg", "explain.json"}
+
+
+def test_figures_of_one_text_are_added_to_a_folder_and_those_of_another_refused(folders, tmp_path, capsys):
+    """The second figure of a model was refused, since explain.json was there."""
+    flags = ["--model", folders / "base", "--output_dir", tmp_path, "--formats", "png"]
+    assert explain(*flags, "--attention", "--text", TEXT) == 0
+    attention = numbers_of(tmp_path)["attention"]
+    assert explain(*flags, "--position_profile", "--text", TEXT) == 0
+    assert [*numbers_of(tmp_path)] == ["model", "text", "attention", "position_profile"]
+    assert numbers_of(tmp_path)["attention"] == attention
+    (tmp_path / "position_profile.png").unlink()
+    for text in (TEXT, "w7 w8"):
+        assert explain(*flags, "--position_profile", "--text", text) == 1
+        assert "would be overwritten" in capsys.readouterr().err
+    assert explain(*flags, "--position_profile", "--text", "w7 w8", "--overwrite") == 0
+    # The other figure's text is not this one's.
+    assert [*numbers_of(tmp_path)] == ["model", "text", "position_profile"]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +354,7 @@ def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatc
         ("--attention", "--curves", "run"): "--model is missing",
         ("--model", "nowhere"): "nowhere is no folder, and cannot be read as a repository: ",
         ("--model", "empty"): "empty has no config.json: it is no folder of a model",
-        ("--model", "bert"): "bert is a model of type 'bert': the figures are DeBERTa's",
+        ("--model", "bert"): "the config.json of bert is of model_type 'bert'",
         ("--model", "bert/config.json"): "--model bert/config.json is a file: give the folder",
         ("--model", "no_weights"): "no_weights",
         ("--model", "cut"): "is not a valid JSON file",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model cards of folders: built from their files, completed, checked; and the code in all our cards, which is run."""
 
+import importlib.util
 import json
 import os
 import struct
@@ -114,7 +115,8 @@ def folders(tmp_path_factory):
     made["stock"] = save(DebertaV2ForMaskedLM(config), place / "stock")
     made["bare"] = place / "bare"
     DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(made["bare"])
-    made |= adapters(place)
+    if importlib.util.find_spec("peft") is not None:
+        made |= adapters(place)
 
     for name, folder in made.items():
         if name.endswith("script"):
@@ -130,15 +132,14 @@ def folders(tmp_path_factory):
 
 def adapters(place):
     """LoRA: of our model, with its configuration and code beside it, as scripts leave it, or alone, as peft does."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     made = {}
     for name in ("adapter", "adapter, script", "plain adapter"):
         folder = place / name.replace(", ", "-").replace(" ", "-")
         base = save(DebertaExtForSequenceClassification(DebertaExtConfig(**SIZES | LABELS)), place / f"{folder.name}-base")
         config = peft.LoraConfig(r=2, target_modules=["query_proj"], modules_to_save=["classifier"], task_type="SEQ_CLS")
-        from hf_deberta_ext import DebertaExtForSequenceClassification as Model
-
-        model = peft.get_peft_model(Model.from_pretrained(base), config)
+        model = peft.get_peft_model(DebertaExtForSequenceClassification.from_pretrained(base), config)
         model.save_pretrained(folder)
         # peft's own, which says nothing.
         (folder / "README.md").unlink(missing_ok=True)
@@ -203,20 +204,22 @@ PRINTED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_of_every_card_runs_without_the_package(name, folders):
     made, results = folders
-    assert {*made} == {*NAMES}
+    assert {*made} <= {*NAMES}
+    if name not in made:
+        pytest.skip("peft is not installed")
     assert isinstance(results[name], str), results[name]["error"]
     assert PRINTED.get(name, "") in results[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_card_that_we_write_has_a_problem(name, folders):
-    folder = folders[0][name]
+    folder = folders[0].get(name) or pytest.skip("peft is not installed")
     assert card_problems((folder / "README.md").read_text(encoding="utf-8"), folder) == []
 
 
 def test_cards_of_our_models_bring_code_and_stock_ones_do_not(folders):
     made, _ = folders
-    for name in ("classes", "joint", "adapter"):
+    for name in {"classes", "joint", "adapter"} & {*made}:
         assert "trust_remote_code=True" in code_of(made[name]), name
     text = (made["stock"] / "README.md").read_text(encoding="utf-8")
     assert "trust_remote_code" not in text and "A DeBERTa v2 or v3 masked language model (DebertaV2ForMaskedLM)" in text

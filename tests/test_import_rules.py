@@ -27,15 +27,17 @@ OPTIONAL = {"triton"}
 ALLOWED = {
     "__main__": {"commands"},
     "attention_parts": {"model"},
+    "checkpoint_files": {"model"},
     "checkpoints": {"model"},
     # The command line stands on top, as the examples do: it takes public names of all parts.
     "commands": {
-        "", "attention_parts", "checkpoints", "hub", "model", "plots", "pretraining", "runs", "scoring", "tokenization",
+        "", "attention_parts", "checkpoint_files", "checkpoints", "hub", "model", "plots", "pretraining", "runs", "scoring",
+        "tokenization",
     },
     "divergence": set(),
     "export": {"model"},
     # Cards have one frame, which the runs fill at their end as well.
-    "hub": {"model", "runs"},
+    "hub": {"checkpoint_files", "model", "runs"},
     "plots": {"model"},
     "pretraining": {"model", "plots", "runs", "tokenization"},
     "replace_attention": {"model"},

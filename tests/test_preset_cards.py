@@ -395,3 +395,18 @@ def test_a_size_of_a_published_part_is_compared_in_percent(monkeypatch):
     twice = Size("total", 2 * count_parameters("base").total / 1e6, Source("a page", "https://example.org/page"))
     monkeypatch.setitem(PUBLISHED, "base", Published(**(fields | {"sizes": (twice,)})))
     assert "([a page](https://example.org/page)); counted: 50.0 % less |" in preset_card("base")
+
+
+@pytest.mark.parametrize("file", ["README.md", "deberta-v3-base.md"])
+def test_files_of_somebody_else_are_not_replaced(file, tmp_path):
+    """A README.md of any project was, without a word."""
+    (tmp_path / file).write_text("# My project", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="is not one of these cards"):
+        write_preset_cards(tmp_path)
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {file: "# My project"}
+
+
+def test_cards_are_written_again_over_older_ones(tmp_path):
+    first = {path: path.read_text(encoding="utf-8") for path in write_preset_cards(tmp_path)}
+    (tmp_path / "deberta-base.md").write_text("# DeBERTa-Base\n\nan older card", encoding="utf-8")
+    assert {path: path.read_text(encoding="utf-8") for path in write_preset_cards(tmp_path)} == first

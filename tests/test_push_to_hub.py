@@ -189,11 +189,13 @@ def test_save_pretrained_can_push_as_well(hub, model, tokenizer, tmp_path):
     assert hub.repos["org/twice"].files()["model.safetensors"] == written != files["model.safetensors"]
 
 
-def test_a_configuration_alone_brings_the_code(hub, model):
+def test_a_configuration_alone_brings_the_code(hub, model, tmp_path):
     model.config.push_to_hub("name")
-    files = hub.repos["user/name"].files()
-    assert {name: data for name, data in files.items() if name.endswith(".py")} == FILES
-    assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+    model.config.save_pretrained(tmp_path / "saved", push_to_hub=True)
+    for repo_id in ("user/name", "user/saved"):
+        files = hub.repos[repo_id].files()
+        assert {name: data for name, data in files.items() if name.endswith(".py")} == FILES
+        assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
 
 
 # ------- weights of earlier

@@ -60,6 +60,7 @@ def test_help_is_quick_and_names_every_control():
         assert f"--{name}" in printed
 
 
+@pytest.mark.slow
 def test_short_run_leaves_everything_that_it_promises(finished):
     folder, printed, (first, _) = finished
     for name in ("model.safetensors", "tokenizer.json", "loss_curves.png", "report.md", "modeling_deberta_ext.py"):
@@ -75,12 +76,14 @@ def test_short_run_leaves_everything_that_it_promises(finished):
     assert all(f"[{i}/8]" in printed for i in range(1, 9))
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_give_the_same_numbers(finished):
     _, _, (first, second) = finished
     assert first["results"] == second["results"]
     assert first["timings"] != second["timings"]
 
 
+@pytest.mark.slow
 def test_report_is_readable_and_holds_no_path(finished):
     folder, _, (first, _) = finished
     text = (folder / "report.md").read_text(encoding="utf-8")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi
 from remote_code_worker import answers, state
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -156,27 +155,6 @@ def test_a_foreign_file_of_the_same_name_is_refused_and_the_folder_left_as_it_wa
     with pytest.raises(ValueError, match=f"{name} exists and is not part of the model"):
         (model if what == "model" else model.config).save_pretrained(tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "# somebody else's\n"}
-
-
-def test_pushing_while_saving_uploads_the_code(tmp_path, monkeypatch):
-    """The copy ran before transformers noted the time, so config.save_pretrained(push_to_hub=True) left it out."""
-    uploaded = []
-
-    def create_commit(*args, operations, **kwargs):
-        uploaded.extend(operation.path_in_repo for operation in operations)
-
-    def create_repo(*args, **kwargs):
-        return type("RepoUrl", (str,), {"repo_id": "someone/tiny"})()
-
-    for owner in (HfApi, transformers.utils.hub, transformers.configuration_utils, transformers.modeling_utils):
-        monkeypatch.setattr(owner, "create_commit", create_commit, raising=False)
-        monkeypatch.setattr(owner, "create_repo", create_repo, raising=False)
-    model = tiny_model(DebertaExtModel)
-    model.save_pretrained(str(tmp_path / "model"), push_to_hub=True, repo_id="someone/tiny")
-    assert {*FILES, "config.json", "model.safetensors"} <= {*uploaded}
-    uploaded.clear()
-    model.config.save_pretrained(str(tmp_path / "config"), push_to_hub=True, repo_id="someone/tiny")
-    assert {*FILES, "config.json"} <= {*uploaded}
 
 
 # ------- loading with the package

@@ -229,6 +229,14 @@ def test_the_model_index_has_scores_by_configuration_and_split():
     )  # fmt: skip
 
 
+def test_metrics_of_groups_and_averages_are_those_that_the_hub_knows():
+    measured = dict(PER_f1=0.5, macro_f1=0.4, HasAns_exact=70.0, matthews_correlation=0.3)
+    common = dict(task_type="other", dataset=None, dataset_name="text", sets={})
+    assert [(result.metric_type, result.metric_name) for result in eval_results(measured, **common)] == [
+        ("f1", "PER_f1"), ("f1", "macro_f1"), ("HasAns_exact", None), ("matthews_correlation", None),
+    ]  # fmt: skip
+
+
 def test_a_note_stands_behind_the_name_of_a_metric():
     common = dict(task_type="other", dataset=None, dataset_name="text", sets={"": (None, None)})
     (result,) = eval_results({"f1": 0.123456}, note="mean of 3 seeds", **common)

@@ -2,16 +2,35 @@
 """The folder of a run: new, resumed, or refused."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from hf_deberta_ext.runs import whole_files
 from hf_deberta_ext.runs.folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
+from hf_deberta_ext.runs.whole_files import (
+    has_weights,
+    remove_folder,
+    replace_text,
+    replaced_folder,
+    replaced_model,
+    sweep,
+    why_not_whole,
+)
 
 
 def checkpoint(folder, step):
+    """What Trainer leaves, with as little in it as can be."""
     made = folder / f"checkpoint-{step}"
     made.mkdir(parents=True)
-    (made / "trainer_state.json").write_text("{}", encoding="utf-8")
+    (made / "config.json").write_text("{}", encoding="utf-8")
+    save_file({"weight": torch.full((3,), float(step))}, made / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"step": step}, made / name)
+    (made / "trainer_state.json").write_text(json.dumps(dict(global_step=step)), encoding="utf-8")
     return made
 
 
@@ -65,7 +84,7 @@ def test_resuming_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no checkpoint"):
         resume_checkpoint(tmp_path, "last")
     (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(ValueError, match="checkpoint-5 is no whole checkpoint"):
+    with pytest.raises(ValueError, match=r"checkpoint-5 is no whole checkpoint: its trainer_state\.json is not there"):
         resume_checkpoint(tmp_path, "last")
     with pytest.raises(ValueError, match="elsewhere is no whole checkpoint"):
         resume_checkpoint(tmp_path, str(tmp_path / "elsewhere"))
@@ -78,3 +97,204 @@ def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
     begin_run(tmp_path / "run", begun, resuming=True)
     with pytest.raises(ValueError, match="masking = 'word', begun with 'span'; seed = 2, begun with 1"):
         begin_run(tmp_path / "run", begun | dict(masking="word", seed=2), resuming=True)
+
+
+# ------- what a kill leaves
+
+
+NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_checkpoint_without_one_of_its_files_is_passed_over(name, tmp_path):
+    """As a kill leaves it that comes while Trainer removes the folder, file by file."""
+    before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
+    assert why_not_whole(cut) is None and sorted(os.listdir(cut)) == NEEDED
+    (cut / name).unlink()
+    assert why_not_whole(cut).startswith(f"its {name} is not there")
+    assert resume_checkpoint(tmp_path, "last") == str(before)
+    with pytest.raises(ValueError, match=f"checkpoint-4 is no whole checkpoint: its {name} is not there"):
+        resume_checkpoint(tmp_path, str(cut))
+
+
+@pytest.mark.parametrize("kept", ["nothing", "half", "all but a byte"])
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_checkpoint_with_a_file_that_is_cut_is_passed_over(name, kept, tmp_path):
+    before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
+    content = (cut / name).read_bytes()
+    (cut / name).write_bytes(content[: {"nothing": 0, "half": len(content) // 2, "all but a byte": len(content) - 1}[kept]])
+    assert "cut" in why_not_whole(cut) and name in why_not_whole(cut)
+    assert resume_checkpoint(tmp_path, "last") == str(before)
+
+
+def test_a_state_of_another_step_is_not_taken_for_that_of_the_checkpoint(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    (made / "trainer_state.json").write_text('{"global_step": 2}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"its trainer_state\.json is of step 2"):
+        resume_checkpoint(tmp_path, str(made))
+    # Elsewhere a checkpoint may have any name.
+    assert why_not_whole(made.rename(tmp_path / "best")) is None
+
+
+def test_a_checkpoint_in_shards_needs_all_of_them(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (made / "model.safetensors").rename(made / names[0])
+    save_file({"bias": torch.zeros(2)}, made / names[1])
+    assert why_not_whole(made) == "its model.safetensors is not there"
+    index = json.dumps(dict(weight_map=dict(weight=names[0], bias=names[1])))
+    (made / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    assert why_not_whole(made) is None
+    (made / names[1]).unlink()
+    assert why_not_whole(made) == f"its {names[1]} is not there"
+    (made / "model.safetensors.index.json").write_text(index[:20], encoding="utf-8")
+    assert why_not_whole(made) == "its model.safetensors.index.json is cut"
+
+
+def test_checkpoints_of_adapters_and_of_sharded_training_are_whole(tmp_path):
+    adapter = checkpoint(tmp_path, 2)
+    (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+    (adapter / "config.json").rename(adapter / "adapter_config.json")
+    assert why_not_whole(adapter) is None
+    fsdp = checkpoint(tmp_path, 4)
+    for name, folder in {"model.safetensors": "pytorch_model_fsdp_0", "optimizer.pt": "optimizer_0"}.items():
+        (fsdp / name).unlink()
+        (fsdp / folder).mkdir()
+    (fsdp / "rng_state.pth").rename(fsdp / "rng_state_0.pth")
+    assert why_not_whole(fsdp) is None
+
+
+def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
+    """Trainer would train on with a new optimizer."""
+    made = checkpoint(tmp_path, 4)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (made / name).unlink()
+    with pytest.raises(ValueError, match=r"its optimizer\.pt is not there, as with --save_only_model"):
+        resume_checkpoint(tmp_path, str(made))
+
+
+def test_a_run_killed_while_it_writes_its_arguments_begins_anew(tmp_path, monkeypatch):
+    """Arguments that were cut were neither read when the run was resumed nor told from those of another run."""
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        begin_run(tmp_path / "run", dict(seed=1), resuming=False)
+    monkeypatch.undo()
+    assert not (tmp_path / "run" / ARGUMENTS_FILE).exists()
+    assert resume_checkpoint(tmp_path / "run", None) is None
+    begin_run(tmp_path / "run", dict(seed=1), resuming=False)
+    assert os.listdir(tmp_path / "run") == [ARGUMENTS_FILE]
+
+
+def stopped(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
+    file = tmp_path / "results.json"
+    replace_text(file, "old")
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        replace_text(file, "new")
+    monkeypatch.undo()
+    assert file.read_text(encoding="utf-8") == "old"
+    replace_text(file, "newer")
+    assert file.read_text(encoding="utf-8") == "newer" and os.listdir(tmp_path) == ["results.json"]
+
+
+def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
+    made = checkpoint(tmp_path, 4)
+    monkeypatch.setattr(whole_files.shutil, "rmtree", lambda *args, **kwargs: None)
+    remove_folder(made)
+    monkeypatch.undo()
+    # Nobody takes what is left for a checkpoint.
+    assert not made.exists() and not [*tmp_path.glob("checkpoint-*")] and len(os.listdir(tmp_path)) == 1
+    sweep(tmp_path)
+    assert not os.listdir(tmp_path)
+    for content in ("old", "new"):
+        with replaced_folder(tmp_path / "tokenizer") as part:
+            (part / content).touch()
+            assert not (tmp_path / "tokenizer" / content).exists()
+        assert os.listdir(tmp_path / "tokenizer") == [content]
+    assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def saved(folder, step, *more):
+    """What is saved of a model: settings, code, tokenizer, and weights as the names in `more`."""
+    for name in ("config.json", "modeling.py", "tokenizer.json", *more):
+        Path(folder, name).write_text(f"{name} of {step}", encoding="utf-8")
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("new", [("model.safetensors",), SHARDS], ids=["one file", "shards"])
+@pytest.mark.parametrize("old", [(), ("model.safetensors",), SHARDS], ids=["no model", "one file", "shards"])
+def test_new_settings_never_lie_beside_old_weights(old, new, tmp_path, monkeypatch):
+    """Stopped before each change to the folder in turn: it holds the old model, the new one, or none that loads."""
+    outcomes = []
+    for stop in range(20):
+        folder = tmp_path / f"run-{stop}"
+        folder.mkdir()
+        if old:
+            saved(folder, "old", *old)
+        (folder / "notes.txt").touch()
+        changes = iter(range(20))
+
+        def counted(change, stop=stop, changes=changes):
+            def change_unless_stopped(*args, **kwargs):
+                if next(changes) == stop:
+                    raise KeyboardInterrupt
+                return change(*args, **kwargs)
+
+            return change_unless_stopped
+
+        with monkeypatch.context() as patch:
+            try:
+                with replaced_model(folder) as part:
+                    saved(part, "new", *new)
+                    patch.setattr(os, "replace", counted(os.replace))
+                    patch.setattr(Path, "unlink", counted(Path.unlink))
+            except KeyboardInterrupt:
+                pass
+        outcomes.append(which(folder))
+    first = "old" if old else "none"
+    assert outcomes[0] == first and outcomes[-1] == "new" and {*outcomes} <= {first, "none", "new"}
+    assert outcomes == sorted(outcomes, key=[first, "none", "new"].index if old else ["none", "new"].index)
+    left = {"config.json", "modeling.py", "tokenizer.json", "notes.txt", *new}
+    assert {*os.listdir(tmp_path / "run-19")} == left
+
+
+def which(folder):
+    """Of which step the model is that loads from the folder: with one file of weights, or with an index and its shards."""
+    names = ["model.safetensors"] if (folder / "model.safetensors").exists() else [*SHARDS]
+    if not all((folder / name).exists() for name in names):
+        return "none"
+    of = {(folder / name).read_text(encoding="utf-8").split()[-1] for name in ("config.json", "modeling.py", *names)}
+    return of.pop() if len(of) == 1 else f"mixed: {sorted(of)}"
+
+
+def test_weights_that_did_not_change_are_not_touched(tmp_path):
+    """A model that is saved again, when a finished run is resumed or pushed, is there all the time."""
+    for step in ("old", "new"):
+        with replaced_model(tmp_path) as part:
+            saved(part, step)
+            (part / "model.safetensors").write_text("weights of both", encoding="utf-8")
+            assert has_weights(tmp_path) == (step == "new")
+        assert (tmp_path / "config.json").read_text(encoding="utf-8") == f"config.json of {step}"
+    assert has_weights(tmp_path)
+
+
+def test_the_card_of_a_run_stays_when_its_model_is_saved_again(tmp_path):
+    (tmp_path / "README.md").write_text("the run's", encoding="utf-8")
+    with replaced_model(tmp_path) as part:
+        (part / "README.md").write_text("a template", encoding="utf-8")
+        (part / "adapter_model.safetensors").touch()
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "the run's"
+
+
+def test_a_model_that_could_not_be_saved_leaves_the_one_before(tmp_path):
+    saved(tmp_path, "old", "model.safetensors")
+    with pytest.raises(OSError, match="no space"), replaced_model(tmp_path) as part:
+        saved(part, "new", "model.safetensors")
+        raise OSError("no space")
+    assert which(tmp_path) == "old"

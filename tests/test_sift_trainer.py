@@ -193,6 +193,7 @@ def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=0.05) and losses["bf16"] != losses["plain"]
 
 
+@pytest.mark.slow
 def test_torch_compile_changes_nothing(tiny_config, tmp_path):
     losses = []
     for more in ({}, dict(torch_compile=True, torch_compile_backend="aot_eager")):

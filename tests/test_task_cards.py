@@ -217,6 +217,11 @@ def test_what_was_not_measured_is_not_known():
     assert "measured on dev.tsv" not in limits and "too good" not in limits
 
 
+def test_results_on_the_data_of_the_training_are_named():
+    assert "it was trained on, too" in limits_of(seen=True) and "it was trained on, too" not in limits_of()
+    assert "it was trained on, too" not in limits_of(metrics={}, seen=True)
+
+
 def test_lengths_are_those_of_windows_and_choices():
     assert "windows of at most 384 tokens" in limits_of(longest=384, facts=dict(pipeline="question-answering"))
     assert "choices of at most 64 tokens" in limits_of(longest=64, facts=dict(pipeline="multiple-choice"))

@@ -81,6 +81,15 @@ def test_a_data_set_in_a_folder_is_named_and_no_id(hub, folder_of, tmp_path, mon
     assert "| data | mine |" in card.text and "data/mine" not in card.content
 
 
+def test_results_on_the_data_of_the_training_are_named(folder_of, tmp_path):
+    texts(6).to_json(tmp_path / "rows.jsonl")
+    texts(3).to_json(tmp_path / "other.jsonl")
+    for name, said in (("rows", True), ("other", False)):
+        files = dict(train_file=tmp_path / "rows.jsonl", validation_file=f"x={tmp_path}/{name}.jsonl")
+        run_texts(folder_of("bert"), tmp_path / name, max_steps=1, **files)
+        assert ("the results say nothing of other texts" in card_of(tmp_path / name).text) == said
+
+
 def test_seeds_have_a_card_over_all_of_them(folder_of, tmp_path):
     folder = tmp_path / "run"
     argv = ("--do_train", "--do_eval", "--seeds", 1, 2, "--second_set", "--license", "mit")
@@ -97,10 +106,10 @@ def test_seeds_have_a_card_over_all_of_them(folder_of, tmp_path):
 
 def test_a_resumed_run_says_from_where_its_seconds_count(folder_of, tmp_path):
     saving = dict(save_strategy="steps", save_steps=2)
-    run(folder_of("bert"), tmp_path / "first", "--do_train", **saving)
+    run(folder_of("ours"), tmp_path / "first", "--do_train", **saving)
     assert "| seconds of training | " in card_of(tmp_path / "first").text
     checkpoint = tmp_path / "first" / "checkpoint-2"
-    run(folder_of("bert"), tmp_path / "second", "--do_train", resume_from_checkpoint=checkpoint)
+    run(folder_of("ours"), tmp_path / "second", "--do_train", resume_from_checkpoint=checkpoint)
     results = json.loads((tmp_path / "second" / "all_results.json").read_text(encoding="utf-8"))
     assert results["train_resumed_at_step"] == 2
     card = card_of(tmp_path / "second")

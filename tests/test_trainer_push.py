@@ -4,6 +4,7 @@
 import json
 import logging
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from local_hub import LocalHub
 from safetensors.torch import load, load_file
 from test_push_to_hub import FILES, HEADS, TOKENIZER, job, make_tokenizer, read_back
 from test_remote_code import TINY, tiny_model
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from hf_deberta_ext.runs.card import pin_loading_lines
@@ -223,10 +224,26 @@ def test_a_push_does_not_wait_if_told_so(hub, tmp_path):
     assert job.result().oid == hub.repos["user/run"].branches["main"] and hub.repos["user/run"].private
 
 
-def test_a_slow_push_is_not_overtaken_unless_asked(hub, tmp_path):
-    hub.fail("PUT /lfs/", kind="slow")
-    make_trainer(HubTrainer, tmp_path / "run", hub_always_push=False).train()
-    assert [*pushes(hub.repos["user/run"])] == ["Training in progress, step 1"]
+class Gate(TrainerCallback):
+    """Opens when the second checkpoint has been written, and perhaps pushed."""
+
+    def __init__(self):
+        self.open = threading.Event()
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.open.set()
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_push_that_takes_long_is_not_followed_by_another_unless_asked(hub, tmp_path, always):
+    gate = Gate()
+    hub.before("PUT /lfs/", lambda: gate.open.wait(60))
+    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_always_push=always)
+    trainer.add_callback(gate)
+    trainer.train()
+    expected = ["Training in progress, step 1", *(["Training in progress, step 2"] if always else [])]
+    assert [*pushes(hub.repos["user/run"])] == expected
 
 
 # ------- the scripts

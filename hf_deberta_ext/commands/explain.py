@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
     parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the model's largest")
-    parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png"], help="default: png")
+    parser.add_argument(
+        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: png svg"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace figures that are there already")
 
 
@@ -74,9 +76,11 @@ def run(arguments: argparse.Namespace) -> int | None:
     asked = [name for name in FIGURES if getattr(arguments, name) not in (None, False)]
     names = asked or list(FIGURES)
     formats = list(dict.fromkeys(arguments.formats))
-    _refuse_existing(arguments, [f"{name}.{ending}" for name in names for ending in formats] + [NUMBERS_FILE])
+    _refuse_existing(arguments, [f"{name}.{ending}" for name in names for ending in formats])
     if arguments.model is None and (names != ["curves"] or not arguments.curves):
         raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
+    about = {} if names == ["curves"] else {"model": arguments.model, "text": arguments.text}
+    earlier = _earlier_numbers(arguments, about, names)
     from ..plots.figure import new_figure
 
     # Says at once that matplotlib is missing, not after the model is loaded.
@@ -97,8 +101,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         paths = [arguments.output_dir / f"{name}.{ending}" for ending in formats]
         draw(paths)
         print(*paths, sep="\n")
-    about = {} if model is None else {"model": arguments.model, "text": arguments.text}
-    print(_write_numbers(arguments.output_dir / NUMBERS_FILE, about | numbers))
+    print(_write_numbers(arguments.output_dir / NUMBERS_FILE, about | earlier | numbers))
     return None
 
 
@@ -106,6 +109,25 @@ def _refuse_existing(arguments: argparse.Namespace, names: Sequence[str]):
     there = [str(arguments.output_dir / name) for name in names if (arguments.output_dir / name).exists()]
     if there and not arguments.overwrite:
         raise ValueError(f"{', '.join(there)} would be overwritten: give --overwrite, or another --output_dir")
+
+
+def _earlier_numbers(arguments: argparse.Namespace, about: dict, names: Sequence[str]) -> dict:
+    """What explain.json has of other figures of the same model and text; it is kept.
+
+    Raises:
+        ValueError: it has numbers that would be lost.
+    """
+    file = arguments.output_dir / NUMBERS_FILE
+    if not file.exists():
+        return {}
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+        is_of_this = all(there.get(name, value) == value for name, value in about.items())
+    except (ValueError, AttributeError):
+        there, is_of_this = {}, False
+    if not arguments.overwrite and (not is_of_this or {*names} & {*there}):
+        raise ValueError(f"numbers in {file} would be overwritten: give --overwrite, or another --output_dir")
+    return {name: value for name, value in there.items() if name not in names} if is_of_this else {}
 
 
 def _write_numbers(path: Path, numbers: dict) -> Path:
@@ -152,8 +174,6 @@ def _load(arguments: argparse.Namespace) -> _Model:
             raise
         reason = str(error).partition("\n")[0]
         raise OSError(f"{source} is no folder, and cannot be read as a repository: {reason}") from error
-    if there.get("model_type") != DebertaExtConfig.model_type:
-        raise ValueError(f"{source} is a model of type {there.get('model_type')!r}: the figures are DeBERTa's")
     if is_joint(there):
         joint, _ = _load_one(DebertaExtForPreTraining, source, **revision)
         sharing = joint.config.embedding_sharing

@@ -3,20 +3,15 @@
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-__all__ = ["FileChange", "PushReport", "compare_files", "is_same", "shown_size"]
+from ..runs.published_files import stale_weights
+
+__all__ = ["FileChange", "PushReport", "compare_files", "is_same", "shown_size", "stale_graphs"]
 
 CHANGES = ("new", "changed", "deleted", "unchanged")
-# Files of one kind replace each other: what is on the Hub of a kind, and not in the folder, is of an older model.
-KINDS = {
-    "weights": re.compile(r"(?:pytorch_)?model(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?"),
-    "adapter": re.compile(r"adapter_model\.(?:safetensors|bin)"),
-    "graphs": re.compile(r".*\.onnx(?:[._]data)?"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +93,15 @@ def compare_files(files: Mapping[str, Path], there: Mapping[str, Any]) -> tuple[
     for path, file in files.items():
         change = "new" if path not in there else "unchanged" if is_same(file, there[path]) else "changed"
         changes.append(FileChange(path, file.stat().st_size, change))
-    return (*changes, *(FileChange(path, there[path].size, "deleted") for path in _replaced({*files}, there)))
+    return (*changes, *(FileChange(path, there[path].size, "deleted") for path in stale_weights(there, files)))
+
+
+def stale_graphs(changes: Iterable[FileChange], kept: Iterable[str]) -> list[str]:
+    """Graphs of ONNX that stay on the Hub though the weights that they were perhaps exported from are replaced."""
+    has_new_weights = any(
+        file.change in ("new", "changed") and file.path.endswith((".safetensors", ".bin", ".onnx")) for file in changes
+    )
+    return [path for path in kept if path.endswith(".onnx")] if has_new_weights else []
 
 
 def is_same(file: Path, there: Any) -> bool:
@@ -111,13 +114,3 @@ def is_same(file: Path, there: Any) -> bool:
         while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest() == (there.blob_id if there.lfs is None else there.lfs.sha256)
-
-
-def _replaced(files: set[str], there: Iterable[str]) -> list[str]:
-    """Files on the Hub of a kind that the folder has too: they would be loaded in place of the new ones, or are stale."""
-    found = []
-    for kind in KINDS.values():
-        places = {PurePosixPath(path).parent for path in files if kind.fullmatch(PurePosixPath(path).name)}
-        gone = (PurePosixPath(path) for path in there if path not in files)
-        found += [str(path) for path in gone if path.parent in places and kind.fullmatch(path.name)]
-    return sorted(found)

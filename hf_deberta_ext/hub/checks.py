@@ -17,14 +17,19 @@ from huggingface_hub import get_token
 
 from .._version import __version__
 from ..model.configuration_deberta_ext import AUTO_MAP, CODE_MARK, DebertaExtConfig
+from ..runs.leaks import text_problems
 from .card_checks import ELSEWHERE, IMAGE, card_problems
-from .leaks import text_problems
 
-__all__ = ["check_folder", "code_problems", "load_problems", "readme_problems", "size_problems"]
+__all__ = ["check_folder", "code_problems", "leak_problems", "load_problems", "readme_problems", "size_problems"]
 
 CODE = Path(__file__).resolve().parent.parent / "model"
 # What transformers itself requires, and so everybody has.
-REQUIRED = {"torch", "transformers", "safetensors", "huggingface_hub"}
+REQUIRED = {"torch", "transformers", "safetensors", "huggingface_hub", "numpy"}
+# What a process needs to run at all. Everything else may hold a secret, or change what is loaded.
+ENVIRONMENT = (
+    "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT",
+    "WINDIR", "PATHEXT", "LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY",
+)  # fmt: skip
 # Folders of a joint model that are models by themselves.
 PARTS = ("discriminator", "generator")
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
@@ -38,7 +43,9 @@ SHOWN = 5
 SAVE_AGAIN = "save the model again with model.save_pretrained(folder)"
 
 
-def check_folder(folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None) -> list[str]:
+def check_folder(
+    folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None, *, needs_card: bool = True
+) -> list[str]:
     """The problems of a folder that is to be published; empty if there is none.
 
     Nothing is sent, nothing in the folder is changed. The models in it are loaded in a process of their own.
@@ -46,14 +53,15 @@ def check_folder(folder: str | os.PathLike, files: Mapping[str, Path], token: st
     Args:
         folder (`str` or path): the folder of a model or of an adapter.
         files (`dict[str, Path]`): what of it is published: path in the repository -> file.
-        token (`str`, *optional*): the token of the one who pushes, which is in none of the files; None = the saved one.
+        token (`str`, *optional*): the token of the one who pushes, which is in none of the files, as the saved one is.
+        needs_card (`bool`): False where the Hub has a card that stays.
     """
-    folder, token = Path(folder), token or get_token()
+    folder = Path(folder)
     problems = [
         *code_problems(folder, files),
         *size_problems(files),
-        *text_problems(files, [folder.resolve(), Path.cwd()], [token] if token else []),
-        *readme_problems(folder, files),
+        *leak_problems(folder, files, token),
+        *(readme_problems(folder, files) if needs_card or "README.md" in files else ()),
     ]
     # It would only say the same of a folder in which something is missing, and take longer.
     return problems or load_problems(files)
@@ -201,8 +209,9 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
     """What does not load in a clean process: AutoConfig, AutoTokenizer, the model with its weights, on two tokens, and
     every other Auto class without weights.
 
-    The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no network, no cache. Of an
-    adapter no weights are loaded, because its base model is elsewhere.
+    The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no cache, no token, no
+    variables but those that it needs to run. huggingface_hub is told to stay offline in it; code that makes connections of
+    its own is not kept from that. Of an adapter no weights are loaded, because its base model is elsewhere.
     """
     parts = model_folders(files)
     if not parts:
@@ -252,8 +261,11 @@ def _place(file: Path, target: Path):
 
 
 def _clean_environment(scratch: str) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_", "PYTHON"))}
-    return ours | {
+    # Of Windows they have any case.
+    needed = {name: value for name, value in os.environ.items() if name.upper() in ENVIRONMENT}
+    return needed | {
+        "HOME": scratch,
+        "USERPROFILE": scratch,
         "HF_HOME": os.path.join(scratch, "home"),
         "HF_MODULES_CACHE": os.path.join(scratch, "modules"),
         "HF_HUB_OFFLINE": "1",
@@ -263,6 +275,15 @@ def _clean_environment(scratch: str) -> dict[str, str]:
 
 
 # ------- what is in it
+
+
+def leak_problems(
+    folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None, *, tokens_alone: bool = False
+) -> list[str]:
+    """Tokens in the files, among them `token` and the one that is saved on this machine; and paths of this machine."""
+    place = Path(folder).resolve()
+    own = {own for own in (token, get_token()) if own}
+    return text_problems(files, [place, place.parent, Path.cwd()], sorted(own), tokens_alone=tokens_alone)
 
 
 def size_problems(files: Mapping[str, Path]) -> list[str]:

@@ -80,10 +80,17 @@ def write_preset_cards(folder: str | os.PathLike) -> list[Path]:
         folder (`str` or path): made if it is not there; other files in it stay.
     Returns:
         `list[Path]`: the files, README.md last.
+
+    Raises:
+        FileExistsError: a file of such a name is there that this function has not written.
     """
     folder = Path(folder)
     # Everything is made before anything is written.
     cards = {file: preset_card(name) for name, file in PRESET_CARDS.items()} | {"README.md": preset_index()}
+    for file, text in cards.items():
+        there, title = folder / file, next(line for line in text.splitlines() if line.startswith("# "))
+        if there.exists() and title not in there.read_text(encoding="utf-8").splitlines():
+            raise FileExistsError(f"{there} is not one of these cards and stays as it is: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in cards.items():
         (folder / file).write_text(text, encoding="utf-8", newline="\n")

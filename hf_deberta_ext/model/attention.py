@@ -157,8 +157,8 @@ class DisentangledSelfAttention(nn.Module):
         return super().train(mode)
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., N, H·d] -> [..., H, N, d]"""
-        return x.unflatten(-1, (self.num_heads, self.head_size)).transpose(-2, -3)
+        """[..., N, H·d] -> [..., H, N, d]; of a tensor-parallel process, the heads that it has."""
+        return x.unflatten(-1, (-1, self.head_size)).transpose(-2, -3)
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         """The modules that make K_r and Q_r; None where no term needs it."""

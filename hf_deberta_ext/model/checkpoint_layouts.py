@@ -2,16 +2,16 @@
 # hf_deberta_ext model code
 """Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
-import json
-import pickle
+import os
 import re
 from dataclasses import dataclass, field
 
 import torch
-from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-__all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict"]
+from .damaged_checkpoints import read_json, read_weights, shards_of
+
+__all__ = ["LoadingReport", "check_index", "convert_official", "read_generator", "read_state_dict"]
 
 # In the order in which transformers looks for them.
 WEIGHT_FILES = (
@@ -94,7 +94,8 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
 
     Raises:
         OSError: none of the files is there.
-        ValueError: a .bin file holds other pickled objects than tensors and plain values.
+        ValueError: a file is damaged, a .bin file holds other pickled objects than tensors and plain values, or an index
+            names a file that is not beside it.
     """
     names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
     if variant is not None:
@@ -110,26 +111,23 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
         if path is None:
             continue
         if not name.endswith(".json"):
-            return _read_file(path)
-        with open(path, encoding="utf-8") as file:
-            shards = sorted(set(json.load(file)["weight_map"].values()))
+            return read_weights(path)
         state_dict: dict = {}
-        for shard in shards:
-            state_dict.update(_read_file(cached_file(name_or_path, shard, **download)))
+        for shard in shards_of(path):
+            state_dict.update(read_weights(cached_file(name_or_path, shard, **download)))
         return state_dict
     raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
 
 
-def _read_file(path: str) -> dict:
-    if path.endswith(".safetensors"):
-        return load_file(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} holds pickled objects that are not tensors; they are not run. If you trust the file, load it "
-            "with torch yourself and save its tensors as safetensors"
-        ) from error
+def check_index(folder: str | os.PathLike, subfolder: str = ""):
+    """Looks at the index of the shards in a local folder, which transformers would follow anywhere; none, no matter.
+
+    Raises:
+        ValueError: it is damaged, or names files elsewhere.
+    """
+    there = [path for path in (os.path.join(folder, subfolder, name) for name in WEIGHT_FILES) if os.path.isfile(path)]
+    if there and there[0].endswith(".json"):
+        shards_of(there[0])
 
 
 def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:
@@ -141,9 +139,8 @@ def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | 
         return None
     stock = cached_file(name_or_path, "generator_config.json", **optional)
     if stock is None:
-        return _read_file(weights), None
-    with open(stock, encoding="utf-8") as file:
-        return _read_file(weights), json.load(file)
+        return read_weights(weights), None
+    return read_weights(weights), read_json(stock)
 
 
 def convert_official(

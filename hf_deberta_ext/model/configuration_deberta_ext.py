@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import functools
+import math
 import os
 import shutil
 from dataclasses import fields
@@ -282,6 +283,9 @@ class DebertaExtConfig(PreTrainedConfig):
         _check_names_and_numbers_of_labels(self.id2label, self.label2id, self.num_labels)
         _check_dtype("dtype", self.dtype)
         _require(self, "problem_type", self.problem_type is None or self.problem_type in PROBLEMS, f"None or in {PROBLEMS}")
+        names = self.architectures
+        right = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
+        _require(self, "architectures", right, "a list of names, or None")
         for name in ("output_attentions", "output_hidden_states", "return_dict"):
             value = getattr(self, name)
             _require(self, name, value is None or isinstance(value, bool), "True, False or None")
@@ -390,11 +394,34 @@ class DebertaExtConfig(PreTrainedConfig):
         return cls(**(PRESETS[name] | overrides))
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
+        """As in transformers; takes official configs too.
+
+        Raises:
+            ValueError: a wrong value, in the file or among the fields that `kwargs` replace; it names both.
+            OSError: there is no config.json, or it is no JSON.
+        """
+        where = str(pretrained_model_name_or_path)
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        except ValueError as error:
+            if where in str(error):
+                raise
+            raise ValueError(f"{error} (while reading the configuration of {where})") from error
+
+    @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        where = pretrained_model_name_or_path
+        config, kwargs = json_object(where, super().get_config_dict, where, **kwargs)
         if not config:
             # transformers would build a model of the default size.
-            raise OSError(f"{pretrained_model_name_or_path} has no config.json; pass config=")
+            raise OSError(f"{where} has no config.json, or an empty one; pass config=")
+        kind = config.get("model_type", cls.model_type)
+        if kind not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):
+            raise ValueError(
+                f"the config.json of {where} is of model_type {kind!r}; {cls.__name__} reads "
+                f"{', '.join(map(repr, (cls.model_type, *OFFICIAL_TYPES)))}"
+            )
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
         return (_from_official(config) if config.get("model_type") in OFFICIAL_TYPES else config), kwargs
 
@@ -446,9 +473,26 @@ def _single_fields() -> list[str]:
     return [name for name in DebertaExtConfig.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
 
 
+def json_object(where, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`read(*args, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    wrong = f"the config.json of {where} holds no JSON object, {{...}}"
+    try:
+        config, unused = read(*args, **kwargs)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{wrong} ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{wrong}, but a {type(config).__name__}")
+    return config, unused
+
+
 def is_joint(config: dict[str, Any]) -> bool:
     """Whether a config.json is that of generator and discriminator in one model."""
-    return config.get("generator") is not None and not _SINGLE_MODELS & {*(config.get("architectures") or [])}
+    names = config.get("architectures")
+    return config.get("generator") is not None and not _SINGLE_MODELS & {*(names if isinstance(names, list) else [])}
 
 
 def _require(config, name: str, condition: bool, wanted: str):
@@ -495,6 +539,15 @@ def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
         ValueError: the checkpoint uses something that no released model has (talking heads, a head size of its own).
     """
     config = _STOCK_DEFAULTS[stock["model_type"]] | {k: v for k, v in stock.items() if k not in _STOCK_IGNORED}
+    # What is computed with here; the rest is checked as fields of ours.
+    for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
+        value, least = config.get(name, 1), 1 if name in ("hidden_size", "num_attention_heads") else -math.inf
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} = {value!r} must be an integer{' of at least 1' if least == 1 else ''}")
+    for name, kinds in (("norm_rel_ebd", str), ("pooling", dict)):
+        value = config.get(name)
+        if not (value is None or isinstance(value, kinds)):
+            raise ValueError(f"{name} = {value!r} must be a {kinds.__name__}")
     config["model_type"] = DebertaExtConfig.model_type
     # The code map of a stock repo would be that of somebody else's class.
     config.pop("auto_map", None)
@@ -515,7 +568,7 @@ def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
     ]:
         if value != wanted:
             raise ValueError(f"{name} = {value!r} is not supported, only {wanted!r}; no released checkpoint has it")
-    norms = config["norm_rel_ebd"].lower().split("|")
+    norms = (config["norm_rel_ebd"] or "none").lower().split("|")
     config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
     for name in ("position_buckets", "max_relative_positions"):
         if config.get(name, -1) < 1:

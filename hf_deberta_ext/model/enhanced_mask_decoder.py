@@ -85,11 +85,10 @@ class LMTransform(nn.Module):
         self.decoder = nn.Linear(E, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.decode(self.LayerNorm(self.activation(self.dense(hidden_states))))
-
-    def decode(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., E] -> [..., V] logits."""
+    def forward(self, states: torch.Tensor, transformed: bool = False) -> torch.Tensor:
+        """[..., hidden], or [..., E] of states that another head has `transformed` -> [..., V] logits."""
+        if not transformed:
+            states = self.LayerNorm(self.activation(self.dense(states)))
         return self.decoder(states) + self.bias
 
 

@@ -3,7 +3,6 @@
 """`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
 
 import copy
-import json
 import os
 import re
 from pathlib import Path
@@ -16,8 +15,9 @@ from transformers import initialization as init
 from transformers.utils import cached_file, logging
 
 from .attention import DisentangledSelfAttention, choose_backend
-from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint
+from .checkpoint_layouts import LoadingReport, check_index, convert_official, read_state_dict
+from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint, json_object
+from .damaged_checkpoints import not_numbers, read_json, without_sizes
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_checks import check_batch, check_embeds, check_ids, check_labels, check_switches, require_tensor, values_at_hand
@@ -342,8 +342,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
-                configuration has no counterpart, of which nothing fits, a joint checkpoint of generator and
-                discriminator for another class, or an adapter for a v1 checkpoint.
+                configuration has no counterpart, of which nothing fits or sizes differ, a joint checkpoint of generator
+                and discriminator for another class, an adapter for a v1 checkpoint, or a damaged file.
         """
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         source = pretrained_model_name_or_path
@@ -360,11 +360,55 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
                 f"export_generator(){'; it was done already: ' + ', '.join(exported) if exported else ''}"
             )
         if there.get("model_type") not in OFFICIAL_TYPES:
-            result = super().from_pretrained(source, *model_args, config=config, **kwargs)
-            (result[0] if isinstance(result, tuple) else result)._freeze_unread_positions()
-            return result
+            with_info = kwargs.pop("output_loading_info", False)
+            if source is not None and not given:
+                check_index(source, kwargs.get("subfolder") or "")
+            model, info = cls._load(source, source, *model_args, config=config, **kwargs)
+            changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+            if source is not None and not given and changed >= {name for name, _ in model.named_parameters()}:
+                raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
+            return (model, info) if with_info else model
         kwargs |= dict(config=config, download=download, delta_bases=delta_bases)
         return cls._from_official_checkpoint(source, *model_args, **kwargs)
+
+    @classmethod
+    def _load(cls, place, source, *model_args, **kwargs):
+        """The model and transformers' loading info; damaged files of `place` are named, and NaN is warned about."""
+        load = super().from_pretrained
+        try:
+            model, info = load(source, *model_args, **kwargs, output_loading_info=True)
+        except Exception as error:
+            if "ignore_mismatched_sizes" in str(error):
+                again = kwargs | dict(ignore_mismatched_sizes=True, output_loading_info=True)
+                sizes = load(source, *model_args, **again)[1]["mismatched_keys"]
+                raise ValueError(without_sizes(str(place), sizes)) from error
+            damage = cls._damage(source, error, kwargs)
+            if damage is None:
+                raise
+            raise damage from error
+        model._freeze_unread_positions()
+        if broken := not_numbers(model):
+            more = f" and {len(broken) - 5} more" if broken[5:] else ""
+            logger.warning(
+                f"{place}: NaN or infinity in {', '.join(broken[:5])}{more}; such a model computes nothing. Did its "
+                "training diverge?"
+            )
+        return model, info
+
+    @staticmethod
+    def _damage(source, error: Exception, kwargs: dict) -> Exception | None:
+        """What is wrong with the files of `source`, where transformers failed with an error that does not say."""
+        says = isinstance(error, ImportError | NotImplementedError | torch.OutOfMemoryError) or "keyword" in str(error)
+        if source is None or says or (isinstance(error, OSError | ValueError) and str(source) in str(error)):
+            return None
+        names = (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant")
+        try:
+            read_state_dict(str(source), **{name: kwargs[name] for name in names if name in kwargs})
+        except (OSError, ValueError) as damage:
+            return damage
+        if isinstance(error, LookupError | AttributeError):
+            return ValueError(f"{source} could not be loaded: {type(error).__name__}: {error}; is one of its files damaged?")
+        return None
 
     @classmethod
     def _from_official_checkpoint(cls, source, *model_args, config, download, delta_bases, **kwargs):
@@ -380,7 +424,10 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             config = copy.deepcopy(config)
         else:
             config, kwargs = cls.config_class.from_pretrained(config or source, return_unused_kwargs=True, **kwargs)
-        state_dict, report = convert_official(state_dict, config, delta_bases)
+        try:
+            state_dict, report = convert_official(state_dict, config, delta_bases)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
         report.source = str(source)
         positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
         decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
@@ -394,10 +441,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors"):
             kwargs.pop(name, None)
         with_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            None, *model_args, config=config, state_dict=state_dict, output_loading_info=True, **own, **kwargs
-        )
-        model._freeze_unread_positions()
+        model, info = cls._load(source, None, *model_args, config=config, state_dict=state_dict, **own, **kwargs)
         model.name_or_path = model.config.name_or_path = str(source)
         report.complete({*model.state_dict()}, info)
         if not report.loaded:
@@ -422,8 +466,7 @@ def _refuse_adapter_of_v1(source, download: dict):
     )
     if not path:
         return
-    with open(path, encoding="utf-8") as file:
-        base = json.load(file).get("base_model_name_or_path")
+    base = read_json(path).get("base_model_name_or_path")
     if base and (config_dict(base, {}) or {}).get("model_type") == "deberta":
         raise ValueError(
             f"{source} is an adapter for the official v1 checkpoint {base}: load that first, then the adapter, "
@@ -432,9 +475,13 @@ def _refuse_adapter_of_v1(source, download: dict):
 
 
 def config_dict(source, download: dict) -> dict | None:
-    """The config.json of a folder or repo; None without one."""
+    """The config.json of a folder or repo; None without one.
+
+    Raises:
+        ValueError: it holds no JSON object.
+    """
     try:
-        return PreTrainedConfig.get_config_dict(source, **download)[0]
+        return json_object(source, PreTrainedConfig.get_config_dict, source, **download)[0]
     except OSError:
         # transformers loads weights alone where it is given a config, or says what is missing.
         return None

@@ -121,7 +121,8 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             is_target, before, after, position = span_boundaries(labels, attention_mask, document_ids)
             rows = is_target.nonzero()[:, 0]
             y = self.span_boundary(states[rows, before], states[rows, after], position)
-            logits = self.lm_predictions.lm_head.decode(y)
+            # By the module's own call: ZeRO gathers its bias for that alone.
+            logits = self.lm_predictions.lm_head(y, transformed=True)
             statistics["sbo"] = self._statistics(logits, labels[is_target], rows, B)
         means = [rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1) for rows in statistics.values()]
         return MultiObjectiveOutput(loss=sum(means), statistics=statistics)

@@ -14,6 +14,7 @@ from ..runs.card import shown_source
 from ..runs.card_metadata import is_hub_id
 from ..runs.folder import TOKENIZER_FOLDER
 from ..runs.hardware import hardware_facts, versions
+from ..runs.whole_files import replace_text, replaced_folder
 from ..tokenization import check_tokenizer, load_tokenizer
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
@@ -105,8 +106,9 @@ def trained_tokenizer(
         few = len(tokenizer) < model_args.vocab_size
         note = f" of {model_args.vocab_size} asked for: the text has no more" if few else ""
         print(f"tokenizer: {len(tokenizer)} tokens{note}", flush=True)
-        tokenizer.save_pretrained(folder)
-        facts.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        with replaced_folder(folder) as part:
+            tokenizer.save_pretrained(part)
+            (part / facts.name).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
         return tokenizer, made
 
 
@@ -171,6 +173,9 @@ def first(dataset: Any, count: int | None) -> Any:
 
 def train_and_evaluate(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     """Trains, from a checkpoint if one is given, saves the model, evaluates; metrics and state go to the output folder."""
+    if checkpoint is not None:
+        # Now: the checkpoint may be gone when the training ends.
+        resumed = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json"))).global_step
     result = trainer.train(resume_from_checkpoint=checkpoint)
     # Pushed once, at the end, with card and results.
     trainer.save_model(_internal_call=True)
@@ -178,8 +183,7 @@ def train_and_evaluate(trainer: Trainer, checkpoint: str | None) -> dict[str, fl
     if result.metrics:
         if checkpoint is not None:
             # The seconds of what was before are lost.
-            state = TrainerState.load_from_json(Path(checkpoint, "trainer_state.json"))
-            result.metrics["train_resumed_at_step"] = state.global_step
+            result.metrics["train_resumed_at_step"] = resumed
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
     metrics = trainer.evaluate()
@@ -199,7 +203,7 @@ def write_run_report(
         packing={name: report.as_dict() for name, report in reports.items()},
         versions=versions(),
     )
-    Path(folder, "run_report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    replace_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
     return facts
 
 
@@ -253,8 +257,10 @@ def card_content(
     hub = [source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)]
     # Of a run that was resumed nobody knows how long it took.
     whole = {"seconds of all stages": run_report["seconds"]} if args.resume_from_checkpoint is None else {}
+    hardware = hardware_facts(args, results=train)
+    used = {"versions": hardware.pop("versions")}
     return dict(
-        hardware=hardware_facts(args, results=train) | whole,
+        hardware=hardware | whole | used,
         limits=pretraining_limits(
             seed=args.seed, max_length=data_args.max_length, held_out=names or None,
             tokens=None if packed is None else packed.packed_tokens, language=data_args.language,

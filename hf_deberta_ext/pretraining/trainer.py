@@ -5,14 +5,16 @@
 """
 
 import math
-import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import EvalPrediction, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from ..model.encoder import DebertaExtLayer
+from ..runs.checkpoint_trainer import CheckpointTrainer, checkpoint_metrics
 from ..runs.hub_trainer import HubTrainer
 from ..runs.processes import use_cpu_without_accelerator
 from .dynamic_masking import EpochCallback, spread_seed
@@ -85,7 +87,7 @@ class PretrainingArguments(TargetArguments):
         return {name: weight for name, weight in weights.items() if weight > 0}
 
 
-class TargetTrainer(HubTrainer):
+class TargetTrainer(CheckpointTrainer, HubTrainer):
     """Trains a weighted sum of losses, each the mean over its own targets.
 
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
@@ -151,15 +153,28 @@ class TargetTrainer(HubTrainer):
         fsdp = self.args.fsdp
         if fsdp and not self.is_fsdp_enabled:
             raise ValueError(f"fsdp = {fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out")
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        layers = [module for module in self.model.modules() if isinstance(module, DebertaExtLayer)]
+        borrowing = any(not (layer.owns_attention and layer.owns_feed_forward) for layer in layers)
+        if self.is_fsdp_enabled and borrowing and plugin.auto_wrap_policy is not None:
+            raise ValueError(
+                f"share_layers = {self.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
+                'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
+            )
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step."""
+        """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step.
+
+        What that training had measured is in its output folder; if it was killed before it wrote it there, only what the
+        checkpoint tells is left.
+        """
         if isinstance(resume_from_checkpoint, str):
-            state = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, "trainer_state.json"))
+            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, "trainer_state.json")))
             if 0 < state.max_steps <= state.global_step:
                 self._load_from_checkpoint(resume_from_checkpoint)
                 self.state = state
-                return TrainOutput(state.global_step, 0.0, {})
+                measured = Path(self.args.output_dir, "train_results.json").is_file()
+                return TrainOutput(state.global_step, 0.0, {} if measured else checkpoint_metrics(state))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _check_targets(self, dataset):
@@ -256,6 +271,14 @@ class TargetTrainer(HubTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             rows = self.row_sums(model, inputs)
         return None, rows, rows[:, 0, 2]
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
+        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
+        return output
 
     def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         return self.evaluation_metrics(torch.as_tensor(prediction.predictions))

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers.utils import logging
 
+from .whole_files import is_part, replace_text, why_not_whole
+
 logger = logging.get_logger(__name__)
 
 __all__ = ["ARGUMENTS_FILE", "TOKENIZER_FOLDER", "begin_run", "resume_checkpoint"]
@@ -24,16 +26,16 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     Args:
         folder (`str` or path): the run's output folder.
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last whole checkpoint in `folder` (a run that is
-            killed while it writes one leaves a part); a checkpoint's folder; None, False or "false" for a new run, which
-            needs a folder that is not there, is empty, or holds the beginnings of a run that was stopped before its first
-            checkpoint.
+            killed while it writes one leaves a part, which is passed over); a checkpoint's folder; None, False or "false":
+            a new run, which needs a folder that is not there, is empty, or holds the beginnings of one that was stopped
+            before its first checkpoint.
 
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a whole checkpoint.
     """
     folder = Path(folder)
     if resume in (None, False) or str(resume).lower() == "false":
-        if folder.exists() and (not folder.is_dir() or {file.name for file in folder.iterdir()} - BEGINNINGS):
+        if folder.exists() and (not folder.is_dir() or not all(map(_is_beginning, folder.iterdir()))):
             last = _last_whole(folder)
             advice = "" if last is None else f"go on from {last} with --resume_from_checkpoint last, or "
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
@@ -41,11 +43,9 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     if resume is True or str(resume).lower() in ("true", "last"):
         checkpoints, last = _checkpoints(folder), _last_whole(folder)
         if last is None:
-            cut = (
-                f" ({checkpoints[0].name} is no whole checkpoint: the run was killed while it wrote it)"
-                if checkpoints
-                else ""
-            )
+            cut = ""
+            if checkpoints:
+                cut = f" ({checkpoints[0].name} is no whole checkpoint: {why_not_whole(checkpoints[0])})"
             raise ValueError(
                 f"there is no checkpoint-* in {folder} to resume from{cut}; leave --resume_from_checkpoint out"
                 + (", and choose another --output_dir" if cut else "")
@@ -54,10 +54,8 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
             logger.warning(f"{', '.join(cut)} in {folder} is not whole: the run goes on from {Path(last).name}")
     else:
         last = str(resume)
-    if not _is_whole(Path(last)):
-        raise ValueError(
-            f"{last} is no whole checkpoint: its trainer_state.json is not there, or cut; resume from an earlier one"
-        )
+    if (problem := why_not_whole(Path(last))) is not None:
+        raise ValueError(f"{last} is no whole checkpoint: {problem}; resume from an earlier one")
     return last
 
 
@@ -67,7 +65,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _last_whole(folder: Path) -> str | None:
-    return next((str(checkpoint) for checkpoint in _checkpoints(folder) if _is_whole(checkpoint)), None)
+    return next((str(checkpoint) for checkpoint in _checkpoints(folder) if why_not_whole(checkpoint) is None), None)
 
 
 def _step(checkpoint: Path) -> int:
@@ -75,13 +73,8 @@ def _step(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Trainer writes the state behind everything else."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+def _is_beginning(file: Path) -> bool:
+    return file.name in BEGINNINGS or is_part(file.name)
 
 
 def begin_run(folder: str | os.PathLike, arguments: Mapping[str, Any], resuming: bool):
@@ -103,4 +96,4 @@ def begin_run(folder: str | os.PathLike, arguments: Mapping[str, Any], resuming:
             )
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    replace_text(file, json.dumps(wanted, indent=2) + "\n")

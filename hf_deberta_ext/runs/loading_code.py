@@ -94,7 +94,7 @@ JOINT = """from transformers import AutoModelForPreTraining, AutoTokenizer
 {loading}
 model = AutoModelForPreTraining.from_pretrained(repo{options})
 tokenizer = AutoTokenizer.from_pretrained(repo{options})
-# What to fine-tune, and what fills masks: as models of their own, in the folders discriminator and generator, too.
+# What to fine-tune and what fills masks; each is a model of its own, too: subfolder="discriminator", "generator".
 discriminator, generator = model.export_discriminator(), model.export_generator()"""
 
 

@@ -2,17 +2,24 @@
 """Which files of a model's folder go to the Hub, and why the others stay where they are."""
 
 import os
+import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-__all__ = ["CODE_MARK", "MODEL_FILES", "MODEL_FOLDERS", "published_files", "stale_weights"]
+from .card import PUBLISHED_LINES, UNPINNED_LINES, pin_loading_lines
+
+__all__ = [
+    "CODE_MARK", "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files", "stale_weights",
+]  # fmt: skip
 
 # Second line of the code that goes with a model.
 CODE_MARK = "# hf_deberta_ext model code"
 # A joint model's parts, and its exports.
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
+# Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.
+MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]\w*")
 # What is published of a model's folder and of these folders in it.
 MODEL_FILES = (
     "config.json", "generation_config.json",
@@ -20,10 +27,14 @@ MODEL_FILES = (
     "adapter_config.json", "adapter_model.*", "*.onnx", "*.onnx.data", "*.onnx_data",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spm.model",
     "sentencepiece*.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template*",
-    "README.md", "LICENSE*", "*.png", "*.svg", "*_results.json", ".gitattributes",
+    "README.md", "LICENSE*", "*_results.json",
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
+PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
+SHOWN_PICTURE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)|<img\b[^>]*?\bsrc\s*=\s*[\"']([^\"']+)", re.IGNORECASE)
 # Why well-known files stay; the first that fits says it. Folders end in a slash.
 LEFT_OUT = {
+    ".gitattributes": "the Hub keeps its own",
     "checkpoint-*/": "a checkpoint of the training, with the state of its optimizer",
     "training_args.bin": "Trainer's arguments, which name files of this machine; a pickle besides",
     "optimizer.*": "state of the training",
@@ -49,17 +60,26 @@ LEFT_OUT = {
 # Weights of a model, whole or in shards, without variants (model.fp16.safetensors); and an adapter.
 WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 ADAPTER = re.compile(r"adapter_(config\.json|model\.(safetensors|bin))")
+# Where a graph of ONNX has its weights.
+GRAPH_DATA = re.compile(r"(.*\.onnx)[._]data")
 NOT_OURS = "not a file of a model: --include {} adds it"
+# How a card loads a model that is a folder of a repository.
+PART_LINES = """from huggingface_hub import snapshot_download
+
+repo = snapshot_download("{repo}", revision="{revision}", allow_patterns="{part}/*") + "/{part}"
+revision = None  # {note}"""
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], dict[str, str]]:
     """Sorts the files in the folder of a model, or of a run that has trained one.
 
-    Published are the files of a model (`MODEL_FILES`), in it and in `MODEL_FOLDERS`, and its code: Python with our mark.
+    Published are the files of a model (`MODEL_FILES`) and its code (Python with our mark), in it, in `MODEL_FOLDERS` and in
+    the module folders of sentence-transformers; and the pictures that a card among them shows.
 
     Args:
-        include (`list[str]`): patterns of more files, for a path below `folder` or for a name alone ("*.txt",
-            "figures/*"). Hidden files need a pattern that begins with a dot.
+        include (`list[str]`): patterns of more files. One without a slash is for names in `folder` itself ("*.txt"), one
+            with a slash for paths below it ("figures/*"). What is left out for a reason of its own (`LEFT_OUT`, hidden
+            files) has to be named by its whole path.
 
     Returns:
         (path in the repository -> file, what is left out -> why), both sorted. Folders end in a slash, and stand for all
@@ -71,17 +91,17 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     folder, include = Path(folder), tuple(include)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found, left_out, met = {}, {}, set()
-    for path, file in _files(folder):
-        asked = [pattern for pattern in include if _fits(path, pattern)]
-        met |= {*asked}
-        if asked or _is_of_model(path, file):
-            found[path] = file
-        else:
-            name, reason = _reason(path)
-            left_out[name] = reason
-    if unmet := [pattern for pattern in include if pattern not in met]:
-        raise ValueError(f"--include {' '.join(unmet)} fits no file in {folder}")
+    here = dict(_files(folder))
+    found = {path: file for path, file in here.items() if _is_of_model(path, file, here)}
+    found |= {path: here[path] for path in _shown_pictures(found) if path in here and _reason_of_its_own(path) is None}
+    asked = {pattern: [path for path in here if _fits(path, pattern)] for pattern in include}
+    if unmet := [pattern for pattern, paths in asked.items() if not paths]:
+        raise ValueError(
+            f"--include {' '.join(unmet)} fits no file in {folder}; files that are hidden or left out for a reason of their "
+            "own, and files in folders, have to be named by their path"
+        )
+    found |= {path: here[path] for paths in asked.values() for path in paths}
+    left_out = dict(_reason(path) for path in here if path not in found)
     return dict(sorted(found.items())), dict(sorted(left_out.items()))
 
 
@@ -99,19 +119,44 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _fits(path: str, pattern: str) -> bool:
-    hidden = any(part.startswith(".") for part in path.split("/"))
-    if hidden and not any(part.startswith(".") for part in pattern.split("/")):
+    if path == pattern:
+        return True
+    if _reason_of_its_own(path) is not None:
         return False
-    return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
+    return ("/" in pattern or "/" not in path) and fnmatchcase(path, pattern)
 
 
-def _is_of_model(path: str, file: Path) -> bool:
+def _is_of_model(path: str, file: Path, here: Iterable[str]) -> bool:
     *folders, name = path.split("/")
-    if len(folders) > 1 or not {*folders} <= {*MODEL_FOLDERS}:
+    if len(folders) > 1:
+        return False
+    if folders and folders[0] not in MODEL_FOLDERS and not (MODULE_FOLDER.fullmatch(folders[0]) and "modules.json" in here):
         return False
     if name.endswith(".py"):
         return CODE_MARK in file.read_text(encoding="utf-8", errors="replace")[:200]
     return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
+
+
+def _shown_pictures(files: Mapping[str, Path]) -> Iterator[str]:
+    """Paths of the pictures in the cards, whether they are there or not."""
+    for path, file in files.items():
+        if path.rpartition("/")[2] == "README.md":
+            for match in SHOWN_PICTURE.finditer(file.read_text(encoding="utf-8", errors="replace")):
+                link = match[1] or match[2]
+                if link.lower().endswith(PICTURES) and ":" not in link:
+                    yield posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+
+
+def _reason_of_its_own(path: str) -> str | None:
+    """Why a file, or a folder that it is in, stays where it is; None if only because it is not of a model."""
+    *folders, name = path.split("/")
+    for part in (*(f"{folder}/" for folder in folders), name):
+        for pattern, reason in LEFT_OUT.items():
+            if fnmatchcase(part, pattern) and pattern.endswith("/") == part.endswith("/"):
+                return reason
+        if part.startswith("."):
+            return "hidden"
+    return None
 
 
 def _reason(path: str) -> tuple[str, str]:
@@ -119,24 +164,44 @@ def _reason(path: str) -> tuple[str, str]:
     *folders, name = path.split("/")
     inside = f"{folders.pop(0)}/" if folders and folders[0] in MODEL_FOLDERS else ""
     # A folder is one entry, whatever it holds.
-    shown = f"{folders[0]}/" if folders else name
-    if shown.startswith("."):
-        return f"{inside}{shown}", "hidden"
-    for pattern, reason in LEFT_OUT.items():
-        if fnmatchcase(shown, pattern) and pattern.endswith("/") == shown.endswith("/"):
-            return f"{inside}{shown}", reason
+    shown = f"{inside}{folders[0]}/" if folders else f"{inside}{name}"
+    # What is said of a folder is not said of one of its files.
+    if reason := _reason_of_its_own(shown):
+        return shown, reason
+    if shown.endswith(PICTURES):
+        return shown, f"a picture that no card shows: --include {shown} adds it"
     if shown.endswith(".py"):
-        return f"{inside}{shown}", f"not of the model's code: --include {inside}{shown} adds it"
-    wanted = f"{inside}{shown}*" if folders else f"{inside}{shown}"
-    return f"{inside}{shown}", NOT_OURS.format(wanted)
+        return shown, f"not of the model's code: --include {shown} adds it"
+    return shown, NOT_OURS.format(f"{shown}*" if folders else shown)
+
+
+def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned: bool) -> str:
+    """The card with the lines that load the model from the Hub.
+
+    Args:
+        path (`str`): of the card in the repository. Of the part of a joint model the folder is downloaded: some ways to
+            load one (`pipeline`) take no folder of a repository.
+        revision (`str`): a tag, or if not `pinned` a branch.
+    """
+    text = pin_loading_lines(text, repo_id, revision, pinned=pinned)
+    part = posixpath.dirname(path)
+    if not part:
+        return text
+    whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
+    note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
+    return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
 
 
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
     """Files in a repository that would be loaded instead of the `new` ones, or beside them, folder by folder: of a model its
-    shards, index or whole file of earlier, and an adapter, which would be put on top; of an adapter only an older one."""
+    shards, index or whole file of earlier, and an adapter, which would be put on top; of an adapter only an older one. And
+    the data of a graph of ONNX that is replaced; other graphs are models of their own."""
     new, gone = {*new}, []
     for name in sorted({*published} - new):
         folder, slash, file = name.rpartition("/")
+        if (data := GRAPH_DATA.fullmatch(name)) and data[1] in new:
+            gone.append(name)
+            continue
         beside = {other.removeprefix(folder + slash) for other in new if other.rpartition("/")[0] == folder}
         is_adapter = "adapter_config.json" in beside
         if not is_adapter and not any(WEIGHTS.fullmatch(other) for other in beside):

@@ -19,6 +19,8 @@ __all__ = [
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
+# What the Hub knows, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
+METRIC = re.compile(r"(?:.*_)?(accuracy|f1|precision|recall)")
 # A score at the threshold that is best on the very data, and that threshold.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
@@ -91,8 +93,9 @@ def eval_results(
             continue
         own = next((part for part in sets if part and name.startswith(f"{part}_")), "")
         metric = name.removeprefix(f"{own}_") if own else name
+        metric = match[1] if (match := METRIC.fullmatch(metric)) else metric
         config, split = sets.get(own, (None, "validation"))
-        named = name if own else None
+        named = name if name != metric else None
         results.append(
             EvalResult(
                 task_type=task_type, task_name=task_name, dataset_type=dataset or "text", dataset_name=dataset_name,

@@ -244,6 +244,7 @@ def task_limits(
     longest: int | None = None,
     seeds: Sequence[int] = (),
     chosen: bool = False,
+    seen: bool = False,
     train_samples: int | None = None,
     eval_samples: int | None = None,
 ) -> list[str]:
@@ -255,6 +256,7 @@ def task_limits(
         longest (`int`, *optional*): tokens of the longest input of the training.
         seeds (`list[int]`): of the training.
         chosen (`bool`): the best of several checkpoints was taken, by the data that the results are of.
+        seen (`bool`): a file that was measured on was trained on, too.
         train_samples, eval_samples (`int`, *optional*): only the first so many examples were taken.
     """
     limits, measured, counts = [], measured_metrics(metrics), number_of_examples(metrics)
@@ -278,6 +280,8 @@ def task_limits(
         limits.append(f"It was measured on {measured_on}{first} and nothing else: other texts may be harder.")
         if (few := min(counts.values(), default=FEW)) < FEW:
             limits.append(f"{few} examples are few: small differences between models are chance there.")
+        if seen:
+            limits.append("What it was measured on it was trained on, too: the results say nothing of other texts.")
         if chosen:
             limits.append(
                 "The best of several checkpoints was chosen on the data of the results, which are too good for it."

@@ -20,8 +20,10 @@ from torch import nn
 from transformers import PretrainedConfig, TrainerState, set_seed
 from transformers.utils import logging
 
+from ..runs.checkpoint_trainer import checkpoint_metrics
 from ..runs.flags import fixed_arguments
 from ..runs.processes import leave_together
+from ..runs.whole_files import has_weights
 from ..sift import SiftArguments, embedding_norm
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .cards import summarise_seeds, summary_table
@@ -284,25 +286,25 @@ def _run_one(prepared: PreparedRun, args: FineTuningArguments, checkpoint: str |
 
 def _train(prepared: PreparedRun, trainer: TaskTrainer, checkpoint: str | None) -> dict[str, float]:
     """Trains, and saves the model. Of a run that had finished nothing is replaced, and nothing returned."""
-    args, model, folder = trainer.args, trainer.model, Path(trainer.args.output_dir)
+    folder = Path(trainer.args.output_dir)
+    if checkpoint is not None:
+        # Now: the checkpoint may be gone when the training ends.
+        resumed = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
     if checkpoint is None or not trainer.is_last(checkpoint):
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         if checkpoint is not None:
             # The seconds of what was before are lost.
-            metrics["train_resumed_at_step"] = TrainerState.load_from_json(Path(checkpoint, STATE_FILE)).global_step
-    elif (folder / "train_results.json").is_file():
+            metrics["train_resumed_at_step"] = resumed
+    elif (folder / "train_results.json").is_file() and has_weights(folder):
         trainer.restore(folder)
         return {}
     else:
         # Stopped behind its last checkpoint: what the training measured is lost.
         trainer.restore(checkpoint)
-        metrics = {"epoch": trainer.state.epoch}
+        metrics = checkpoint_metrics(trainer.state)
     # Pushed once, at the end, with card and results.
     trainer.save_model(_internal_call=True)
     trainer.save_state()
-    if hasattr(model, "peft_config") and args.should_save:
-        # The adapter alone does not know the labels.
-        model.get_base_model().config.save_pretrained(folder)
     return _note(trainer, "train", metrics | {"train_samples": prepared.data.num_train})
 
 

@@ -140,6 +140,8 @@ def _xnli_languages(data: TaskData) -> list[str] | None:
 def _limits(
     prepared: PreparedRun, args: FineTuningArguments, facts: TaskFacts, results: Mapping[str, Any], seeds: Sequence[int]
 ) -> list[str]:
+    files = named_files(prepared.data_args.validation_file, what="--validation_file")
+    measured = {Path(path).resolve() for paths in files.values() for path in paths}
     return task_limits(
         facts,
         metrics=results,
@@ -147,6 +149,7 @@ def _limits(
         longest=longest_row(prepared.task.train),
         seeds=seeds,
         chosen=args.load_best_model_at_end,
+        seen=bool(measured & {Path(path).resolve() for path in prepared.data_args.train_file}),
         train_samples=prepared.data_args.max_train_samples,
         eval_samples=prepared.data_args.max_eval_samples,
     )

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
+from ..runs.checkpoint_trainer import CheckpointTrainer
 from ..runs.hub_trainer import HubTrainer
 from ..sift import SiftArguments, SiftTrainer
 from .task import EncodedTask, EvaluationSet
@@ -55,8 +56,15 @@ class _TaskLossTrainer(Trainer):
         loss = self.task.loss(outputs, labels)
         return (loss, outputs) if return_outputs else loss
 
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
+        super()._save(output_dir, state_dict)
+        model = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "peft_config") and self.args.should_save:
+            # The adapter alone does not know the labels.
+            model.get_base_model().config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
 
-class TaskTrainer(HubTrainer, SiftTrainer, _TaskLossTrainer):
+
+class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
     """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
 
     - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.

@@ -6,6 +6,7 @@ scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own 
 DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
 """
 
+import inspect
 import os
 
 import hypothesis
@@ -94,7 +95,7 @@ def cases(name: str):
 
     def decorate(test):
         def counting(data):
-            checked = test(data)
+            checked = test(data, **fixtures)
             COUNTED[name] += 1 if checked is None else checked
 
         # Hypothesis names the failing test by this.
@@ -108,12 +109,17 @@ def cases(name: str):
         )
         fuzzed = settings(hypothesis.seed(SEED * 1000 + list(CASES).index(name))(hypothesis.given(st.data())(counting)))
 
-        # Without its wrapped function, of which pytest would take `data` for a fixture.
-        def checked():
+        def checked(**given):
             COUNTED[name] = 0
+            fixtures.update(given)
             fuzzed()
             assert COUNTED[name] >= examples * each, f"only {COUNTED[name]} of {examples * each} cases ran"
 
+        # pytest gives what the test asks for besides `data`.
+        fixtures: dict = {}
+        parameters = [p for p in inspect.signature(test).parameters.values() if p.name != "data"]
+        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        checked.__signature__ = inspect.Signature(keywords)
         checked.__name__, checked.__doc__ = test.__name__, test.__doc__
         return checked
 

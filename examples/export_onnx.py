@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a model as ONNX, in float32 and int8, and measures both files against the model in torch.
+
+A fine-tuned classifier, with the accuracy of all three on rows of a file, and inputs taken from a text:
+
+    python examples/export_onnx.py --model sst2 --output onnx/model.onnx --int8 --text_file article.txt \\
+        --rows_file validation.jsonl --text_columns sentence --label_column label
+
+Without --model it takes random weights of v3-xsmall's shape with 3 layers and 8,000 words; a minute on two CPU cores:
+
+    python examples/export_onnx.py --int8 --output random/model.onnx
+
+Beside the file come model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table's columns: the largest
+absolute difference of any output at a real token, the share of equal decisions (labels, words, ends of answers), and the time
+of a call relative to torch, as the model is otherwise used: medians of calls in turns, with as many threads. It ends with
+exit status 1 if the float32 file is further from the model than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
+"""
+
+import argparse
+import csv
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx
+from hf_deberta_ext.tokenization import load_tokenizer
+
+TASKS = {
+    "feature-extraction": DebertaExtModel,
+    "fill-mask": DebertaExtForMaskedLM,
+    "replaced-token-detection": DebertaExtForReplacedTokenDetection,
+    "text-classification": DebertaExtForSequenceClassification,
+    "token-classification": DebertaExtForTokenClassification,
+    "question-answering": DebertaExtForQuestionAnswering,
+    "multiple-choice": DebertaExtForMultipleChoice,
+}
+RANDOM = dict(preset="v3-xsmall", num_hidden_layers=3, vocab_size=8000)
+# Relative to the largest output: float32 has 24 bits, and a hundred rounded sums are behind each.
+ROUNDING = 1e-4
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse_args(argv)
+    try:
+        results = run(args)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        # What a user can mend; anything else deserves its traceback.
+        sys.exit(f"export_onnx: {error}")
+    worst = max(row["difference"] / max(row["largest"], 1e-12) for row in results["parity"]["float32"])
+    if worst > ROUNDING:
+        sys.exit(f"export_onnx: {args.output} is off by {worst:.1e} of the largest output, more than {ROUNDING:.0e}")
+    return results
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or Hub id of a model, ours or a stock DeBERTa; none: random weights")
+    parser.add_argument("--task", default="auto", choices=["auto", *TASKS], help="auto: what the model was saved as")
+    parser.add_argument("--output", type=Path, default=Path("onnx/model.onnx"))
+    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
+    parser.add_argument("--opset", type=int, default=18)
+    parser.add_argument("--int8", action="store_true", help="write model_int8.onnx too: dynamic quantisation")
+    parser.add_argument("--int8_embeddings", action="store_true", help="with --int8: the embeddings as well")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 16, 128, 600], help="tokens of the measured inputs")
+    parser.add_argument("--batch", type=int, default=2, help="rows of the measured inputs; every second one is padded")
+    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each side (default 5)")
+    parser.add_argument("--text_file", type=Path, help="inputs are taken from this text; none: random tokens")
+    parser.add_argument("--rows_file", type=Path, help=".jsonl, .csv or .tsv: measure the accuracy of a classifier on it")
+    parser.add_argument("--text_columns", nargs="+", default=["sentence"], help="one, or two for pairs")
+    parser.add_argument("--label_column", default="label", help="numbers or names of labels")
+    parser.add_argument("--threads", type=int, help="of torch and onnxruntime")
+    args = parser.parse_args(argv)
+    for name in ("lengths", "batch", "repeats", "threads"):
+        values = getattr(args, name)
+        if values is not None and min(values if isinstance(values, list) else [values]) < 1:
+            parser.error(f"--{name} must be positive, got {values}")
+    if args.int8_embeddings and not args.int8:
+        parser.error("--int8_embeddings needs --int8")
+    return args
+
+
+def run(args: argparse.Namespace) -> dict:
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    # 1. Load
+    model = load(args)
+    needs_tokenizer = args.text_file is not None or args.rows_file is not None
+    tokenizer = load_tokenizer(args.model) if needs_tokenizer and args.model else None
+    if needs_tokenizer and tokenizer is None:
+        raise ValueError("--text_file and --rows_file need a --model, which has a tokenizer")
+    if args.rows_file is not None and not isinstance(model, DebertaExtForSequenceClassification):
+        raise ValueError(f"--rows_file is for text classification, and this is a {type(model).__name__}")
+    tokens = None
+    if args.text_file is not None:
+        tokens = tokenizer(args.text_file.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False).input_ids
+    rows = None if args.rows_file is None else encode(args, tokenizer, model)
+
+    # 2. Write
+    files = {"float32": export_onnx(model, args.output, opset=args.opset, overwrite=args.overwrite)}
+    if args.int8:
+        int8 = args.output.with_name(f"{args.output.stem}_int8.onnx")
+        files["int8"] = quantise_onnx(args.output, int8, embeddings=args.int8_embeddings, overwrite=args.overwrite)
+
+    # 3. Measure
+    shapes = [(1, length, "none") for length in args.lengths]
+    shapes += [(args.batch, length, "right") for length in args.lengths if length > 1 and args.batch > 1]
+    limit = longest(model)
+    if limit is not None and max(args.lengths) > limit:
+        print(f"The model reads absolute positions, so longer inputs than {limit} tokens are cut to that.")
+        shapes = list(dict.fromkeys((batch, min(length, limit), padding) for batch, length, padding in shapes))
+    parity = {name: onnx_parity(model, file, shapes, tokens=tokens, repeats=args.repeats) for name, file in files.items()}
+    sizes = {name: sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")) for name, file in files.items()}
+    results = {
+        "model": args.model or "random weights: " + ", ".join(f"{name} {value}" for name, value in RANDOM.items()),
+        "architecture": type(model).__name__,
+        "parameters": model.num_parameters(),
+        "opset": args.opset,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "versions": {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")},
+        "bytes": sizes,
+        "parity": {name: [vars(row) for row in measured] for name, measured in parity.items()},
+    }
+    if rows is not None:
+        results["accuracy"] = {name: accuracy(model, file, rows) for name, file in {"torch": None, **files}.items()}
+
+    # 4. Report
+    print(f"{results['architecture']}, {results['parameters'] / 1e6:.1f} million parameters ({results['model']})")
+    print(", ".join(f"{name}: {size / 1e6:.1f} MB" for name, size in sizes.items()) + "\n")
+    print(table(parity))
+    for name, score in results.get("accuracy", {}).items():
+        print(f"\naccuracy of {name} on {score['rows']} rows: {100 * score['accuracy']:.2f} %", end="")
+        if name != "torch":
+            print(f", {100 * score['agreement']:.2f} % of the decisions as torch", end="")
+    print()
+    # The folder may be published, and the model's path is this machine's affair.
+    results["model"] = Path(results["model"]).name
+    file = args.output.with_name("parity.json")
+    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return results
+
+
+def load(args: argparse.Namespace):
+    if args.model is None:
+        model_class = TASKS["fill-mask" if args.task == "auto" else args.task]
+        torch.manual_seed(0)
+        fields = dict(RANDOM)
+        return model_class(DebertaExtConfig.from_preset(fields.pop("preset"), **fields)).eval()
+    model_class = TASKS.get(args.task)
+    if model_class is None:
+        names = DebertaExtConfig.from_pretrained(args.model).architectures or []
+        # Stock models have the same heads: DebertaV2ForMaskedLM.
+        found = [
+            cls
+            for cls in TASKS.values()
+            for name in names
+            if name.partition("For")[2] == cls.__name__[10:].partition("For")[2]
+        ]
+        if not found:
+            raise ValueError(
+                f"{args.model} was saved as {', '.join(names) or 'nothing'}; choose a --task: {', '.join(TASKS)}"
+            )
+        model_class = found[0]
+    # Checkpoints in half precision run in float32 everywhere.
+    return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
+
+
+def longest(model) -> int | None:
+    """Tokens of the longest input, where the model reads absolute positions."""
+    config = model.config
+    decoder = isinstance(model, DebertaExtForMaskedLM) and config.emd_input != "hidden"
+    return config.max_position_embeddings if config.position_biased_input or decoder else None
+
+
+def table(parity: dict[str, list[OnnxParity]]) -> str:
+    header = ["rows x tokens", "padding", "largest output"]
+    for name in parity:
+        header += [f"{name}: difference", "equal decisions", "time / torch"]
+    lines = [header, ["---"] * len(header)]
+    for rows in zip(*parity.values(), strict=True):
+        cells = [f"{rows[0].batch} x {rows[0].length}", rows[0].padding, f"{rows[0].largest:.2f}"]
+        for row in rows:
+            agreement = "" if row.agreement is None else f"{100 * row.agreement:.1f} %"
+            cells += [f"{row.difference:.1e}", agreement, f"{row.onnx_seconds / row.torch_seconds:.2f}"]
+        lines.append(cells)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def read_rows(args: argparse.Namespace) -> list[dict]:
+    with args.rows_file.open(encoding="utf-8", newline="") as file:
+        if args.rows_file.suffix == ".jsonl":
+            rows = [json.loads(line) for line in file if line.strip()]
+        elif args.rows_file.suffix in (".csv", ".tsv"):
+            tabs = dict(delimiter="\t", quoting=csv.QUOTE_NONE) if args.rows_file.suffix == ".tsv" else {}
+            rows = list(csv.DictReader(file, **tabs))
+        else:
+            raise ValueError(f"--rows_file must end in .jsonl, .csv or .tsv, got {args.rows_file}")
+    missing = [name for name in (*args.text_columns, args.label_column) if not rows or name not in rows[0]]
+    if missing:
+        raise ValueError(f"{args.rows_file} has no column {', '.join(missing)}")
+    return rows
+
+
+def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """Batches of rows of similar length: inputs and labels."""
+    rows = read_rows(args)
+    names = {name: number for number, name in model.config.id2label.items()}
+    names |= {str(number): number for number in model.config.id2label}
+    unknown = {str(row[args.label_column]) for row in rows} - names.keys()
+    if unknown:
+        raise ValueError(f"the model has no label {', '.join(sorted(unknown))}; it has {', '.join(names)}")
+    rows.sort(key=lambda row: sum(len(row[name]) for name in args.text_columns))
+    batches = []
+    for part in (rows[first : first + 32] for first in range(0, len(rows), 32)):
+        texts = [[row[name] for row in part] for name in args.text_columns]
+        length = model.config.max_position_embeddings
+        inputs = tokenizer(*texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
+        batches.append((inputs, torch.tensor([names[str(row[args.label_column])] for row in part])))
+    return batches
+
+
+def decisions(model, file: Path | None, batches) -> Iterator[torch.Tensor]:
+    """The labels chosen by the ONNX file, or without one by the model."""
+    if file is None:
+        with torch.inference_mode():
+            yield from (model(**inputs).logits.argmax(-1) for inputs, _ in batches)
+        return
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    for inputs, _ in batches:
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
+        yield torch.from_numpy(session.run(["logits"], arrays)[0]).argmax(-1)
+
+
+def accuracy(model, file: Path | None, batches) -> dict:
+    chosen, own = (torch.cat([*decisions(model, source, batches)]) for source in (file, None))
+    labels = torch.cat([labels for _, labels in batches])
+    score = {"rows": len(labels), "accuracy": (chosen == labels).float().mean().item()}
+    return score if file is None else score | {"agreement": (chosen == own).float().mean().item()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CheckpointTrainer`: what it writes is whole or not there, so that a killed run leaves nothing that is taken for more."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerState
+from transformers.utils import logging
+
+from .whole_files import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["CheckpointTrainer", "checkpoint_metrics"]
+
+RESULTS_FILE = "all_results.json"
+
+
+class CheckpointTrainer(Trainer):
+    """Trainer whose files can be trusted when its process was killed at any moment.
+
+    - A checkpoint that is written again, because the run was resumed from an earlier one, is removed before: Trainer would
+      write into it, and its state, which is old, would say that it is whole.
+    - Checkpoints beyond `save_total_limit` are renamed before they are removed. Those that are cut go first, then those of
+      later steps than the present one, which a resumed run replaces, then the oldest. Trainer goes by the time of the
+      folder, which a folder that is half removed has changed last.
+    - A saved model takes the place of the one before in one go, as `replaced_model` says.
+    - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
+    """
+
+    _limit: int | None = None
+
+    def _save_checkpoint(self, model, trial):
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save and checkpoint.exists():
+            remove_folder(checkpoint)
+        if self.args.world_size > 1:
+            # All processes write into it.
+            self.accelerator.wait_for_everyone()
+        # None: Trainer removes no checkpoints.
+        self._limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._limit, self.args.save_total_limit = None, self._limit
+        if self.args.should_save:
+            self._remove_checkpoints(folder, checkpoint)
+            sweep(folder)
+
+    def _remove_checkpoints(self, folder: Path, newest: Path):
+        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+        if limit is None or limit <= 0:
+            return
+        kept = {newest.resolve()} | ({Path(best).resolve()} if best is not None and Path(best).is_dir() else set())
+        present = self.state.global_step
+        steps = {path: int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*") if path.is_dir()}
+        order = sorted(steps, key=lambda path: (why_not_whole(path) is None, steps[path] <= present, steps[path]))
+        removable = [path for path in order if path.resolve() not in kept]
+        for path in removable[: max(0, len(steps) - max(limit, len(kept)))]:
+            remove_folder(path)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
+        if not self.args.should_save:
+            super()._save(output_dir, state_dict)
+            return
+        # The arguments, which are saved with the model, have the limit that was given.
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = limit if self._limit is None else self._limit
+        try:
+            with replaced_model(Path(self.args.output_dir if output_dir is None else output_dir)) as part:
+                super()._save(str(part), state_dict)
+        finally:
+            self.args.save_total_limit = limit
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        if combined:
+            file, together = folder / RESULTS_FILE, {}
+            try:
+                together = json.loads(file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                pass
+            except ValueError:
+                logger.warning(f"{file} is cut: it is written anew")
+            replace_text(file, _json(together | metrics))
+        replace_text(folder / f"{split}_results.json", _json(metrics))
+
+    def save_state(self):
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        part = folder / f".{STATE_FILE}.part"
+        self.state.save_to_json(str(part))
+        os.replace(part, folder / STATE_FILE)
+        sweep(folder)
+
+
+def checkpoint_metrics(state: TrainerState) -> dict[str, Any]:
+    """What is left of the results of a training that was killed behind its last checkpoint."""
+    return {"epoch": state.epoch, "total_flos": state.total_flos}
+
+
+def _json(metrics: dict[str, Any]) -> str:
+    return json.dumps(metrics, indent=4, sort_keys=True)
