@@ -216,6 +216,13 @@ def checkpoints(folder: Path) -> dict[str, float]:
     return found
 
 
+def count_files(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except FileNotFoundError:
+        return 0
+
+
 def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
     """Looks once for each value it yields."""
     old, seen = checkpoints(folder), set()
@@ -233,7 +240,7 @@ def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
         sizes = {}
         while True:
             yield False
-            names = {name: len(os.listdir(folder / name)) for name in checkpoints(folder) if (folder / name).is_dir()}
+            names = {name: count_files(folder / name) for name in checkpoints(folder)}
             lost = [name for name, size in sizes.items() if names.get(name, 0) < size]
             if lost:
                 break

@@ -234,3 +234,79 @@ def test_published_v3_config_file_becomes_the_preset(tmp_path):
 def test_stock_features_without_counterpart_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} = {value}"):
         DebertaExtConfig.from_dict(DebertaV2Config().to_dict() | {field: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(num_labels=0), dict(num_labels=-1), dict(num_labels="3"), dict(num_labels=2.5), dict(id2label=3),
+        dict(id2label=["a"]), dict(label2id="a"), dict(problem_type="foo"), dict(dtype="foo"), dict(dtype="int8"),
+        dict(torch_dtype="foo"), dict(output_attentions="yes"), dict(output_hidden_states="no"), dict(architectures="x"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_of_transformers_are_checked_too(wrong):
+    """They were not: problem_type = "foo" computed the loss of several labels, "no" counted as yes, 0 labels made an empty
+    head, and dtype = "foo" was an AttributeError."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=name) as error:
+        DebertaExtConfig(**wrong)
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["a", None, 2.5, True])
+def test_a_size_of_the_generator_that_is_no_integer_is_named(value):
+    """Others are computed from it before fields are checked: "unsupported operand type(s) for //"."""
+    with pytest.raises(ValueError, match=f"hidden_size = {value!r} must be an integer"):
+        DebertaExtConfig(generator={"hidden_size": value})
+
+
+@pytest.mark.parametrize("text", ["3", "null", '"x"', "true"])
+def test_a_config_file_that_holds_no_object_is_named(text, tmp_path):
+    """transformers looked for keys in it: "argument of type 'int' is not iterable"."""
+    (tmp_path / "config.json").write_text(text)
+    for load in (DebertaExtConfig.from_pretrained, DebertaExtModel.from_pretrained):
+        with pytest.raises(ValueError, match="holds no JSON object") as error:
+            load(tmp_path)
+        assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]"])
+def test_an_empty_config_file_is_not_a_model_of_the_default_size(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(OSError, match=r"has no config.json, or an empty one; pass config="):
+        DebertaExtConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["bert", 5, ["a"], None])
+def test_the_configuration_of_another_model_is_refused(model_type, tmp_path):
+    """It was read as ours, with the default of every field that has another name there."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "hidden_size": 64}))
+    with pytest.raises(ValueError, match="model_type") as error:
+        DebertaExtConfig.from_pretrained(tmp_path)
+    assert repr(model_type) in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("model_type", ["deberta", "deberta-v2", "deberta-ext"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(hidden_size="a"), dict(hidden_size=None), dict(num_attention_heads=0), dict(position_buckets="x"),
+        dict(norm_rel_ebd=5), dict(max_relative_positions=2.5), dict(vocab_size="x"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_value_in_a_file_is_named_with_the_file(model_type, wrong, tmp_path):
+    """In files of official models these were TypeError, AttributeError and ZeroDivisionError; nowhere was the file named."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | wrong))
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=name) as error:
+        DebertaExtConfig.from_pretrained(tmp_path)
+    assert repr(value) in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_stock_files_may_leave_norms_out_and_give_any_number_below_one(tmp_path):
+    stock = {"model_type": "deberta-v2", "norm_rel_ebd": None, "position_buckets": 0, "max_relative_positions": -1}
+    (tmp_path / "config.json").write_text(json.dumps(stock))
+    config = DebertaExtConfig.from_pretrained(tmp_path)
+    assert (config.norm_rel_ebd, config.position_buckets, config.max_relative_positions) == ("none", -1, -1)

@@ -176,3 +176,113 @@ def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, tiny_
     assert frozen == (
         [] if head is DebertaExtForMaskedLM else [n for n in frozen if n.endswith("position_embeddings.weight")]
     )
+
+
+# What callers get wrong about labels, in every spelling that the fuzzer found.
+
+IDS = torch.ones(2, 4).long()
+
+
+@pytest.mark.parametrize("head", [DebertaExtForMaskedLM, DebertaExtForTokenClassification])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (IDS * 64, r"labels must be in \[0, \d+\), or -100 \(not counted\), got 64"),
+        (-IDS, r"labels must be in \[0, \d+\), or -100 \(not counted\), got -1"),
+        (IDS * 0.7, "labels must be integers, got torch.float32"),
+        (IDS.T, r"labels must have shape \[2, 4\] or \[8\], got \[4, 2\]"),
+        (IDS[:1], r"labels must have shape \[2, 4\] or \[8\], got \[1, 4\]"),
+    ],
+)
+def test_labels_of_tokens_are_refused_by_shape_and_value(head, labels, message, tiny_config):
+    """0.7 was taken for 0, labels [N, B] for [B, N], and one out of range was an IndexError."""
+    with pytest.raises(ValueError, match=message):
+        head(tiny_config())(IDS, labels=labels)
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        head(tiny_config())(IDS, labels=labels.tolist())
+
+
+@pytest.mark.parametrize("masked_only", [True, False])
+def test_flat_labels_are_taken_at_masked_positions_too(masked_only, tiny_config):
+    """masked_only looked for the second dimension."""
+    model = DebertaExtForMaskedLM(tiny_config()).eval()
+    labels = torch.tensor([[5, -100, 7, -100], [-100, -100, -100, 3]])
+    flat = model(IDS, labels=labels.flatten(), masked_only=masked_only)
+    assert torch.equal(flat.loss, model(IDS, labels=labels, masked_only=masked_only).loss)
+    with pytest.raises(TypeError, match="masked_only must be True, False or None, got 'no'"):
+        model(IDS, labels=labels, masked_only="no")
+
+
+def test_flat_labels_are_taken_beside_document_ids(tiny_config):
+    """They were compared with ids [B, N]."""
+    model = DebertaExtForTokenClassification(tiny_config()).eval()
+    documents = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
+    flat = model(IDS, labels=IDS.flatten(), document_ids=documents).loss
+    assert torch.equal(flat, model(IDS, labels=IDS, document_ids=documents).loss)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(5.0, "5.0"), (-0.25, "-0.25"), (float("nan"), "nan")])
+def test_rtd_labels_are_fractions(value, shown, tiny_config):
+    """Labels of 5 gave a loss without a lower end."""
+    model = DebertaExtForReplacedTokenDetection(tiny_config())
+    with pytest.raises(ValueError, match=rf"labels must be in \[0, 1\], or -100 \(not counted\), got {shown}"):
+        model(IDS, labels=torch.full((2, 4), value))
+    assert model(IDS, labels=IDS * -100).loss == 0
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels", "message"),
+    [
+        (None, torch.zeros(3), r"labels of shape \[3\] do not fit"),
+        (None, torch.tensor([0, 3]), r"labels must be in \[0, 3\).* got 3"),
+        (None, torch.zeros(2), "integer labels, got torch.float32"),
+        ("multi_label_classification", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
+        ("regression", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
+        ("multi_label_classification", torch.full((2, 3), 5.0), r"labels must be in \[0, 1\], .* got 5.0"),
+        ("regression", torch.full((2, 3), float("nan")), "labels must be finite, got nan"),
+    ],
+)
+def test_refused_labels_do_not_decide_the_problem_for_those_that_follow(problem, labels, message, tiny_config):
+    """The first call fixed config.problem_type before it looked at its labels: after labels that did not fit, right ones were
+    refused. Labels [C, B] were reshaped to [B, C]."""
+    model = DebertaExtForSequenceClassification(tiny_config(num_labels=3, problem_type=problem))
+    with pytest.raises(ValueError, match=message):
+        model(IDS, labels=labels)
+    assert model.config.problem_type == problem
+    if problem is None:
+        assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
+
+
+def test_one_end_of_an_answer_is_no_answer(tiny_config):
+    """There was no loss, and no word about it."""
+    model = DebertaExtForQuestionAnswering(tiny_config())
+    with pytest.raises(ValueError, match="start_positions and end_positions come together"):
+        model(IDS, start_positions=torch.zeros(2).long())
+    with pytest.raises(ValueError, match="start_positions must be integers, got torch.float32"):
+        model(IDS, start_positions=torch.zeros(2), end_positions=torch.zeros(2).long())
+    with pytest.raises(ValueError, match=r"end_positions must have shape \[2\] or \[2, 1\], got \[3\]"):
+        model(IDS, start_positions=torch.zeros(2).long(), end_positions=torch.zeros(3).long())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(token_type_ids=IDS), r"token_type_ids must have shape \[batch = 2, choices = 3, ...\], got \[2, 4\]"),
+        (dict(attention_mask=IDS), r"attention_mask must have shape \[batch = 2, choices = 3, ...\], got \[2, 4\]"),
+        (dict(position_ids=IDS[:1]), r"position_ids must have shape \[batch = 2, choices = 3, ...\], got \[1, 4\]"),
+        (dict(labels=torch.tensor([0, 3])), r"labels must be in \[0, 3\), .* got 3"),
+        (dict(labels=torch.zeros(3).long()), r"labels must have shape \[2\] or \[2, 1\], got \[3\]"),
+        (dict(input_ids=torch.ones(2, 3, 0).long()), "input_ids of shape .* holds nothing"),
+    ],
+)
+def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments, message, tiny_config):
+    """Errors gave the shapes of the flattened batch, or sizes that do not match somewhere inside."""
+    model = DebertaExtForMultipleChoice(tiny_config("v3", type_vocab_size=2))
+    with pytest.raises(ValueError, match=message):
+        model(**(dict(input_ids=torch.ones(2, 3, 4).long()) | arguments))
+
+
+@pytest.mark.parametrize("items", [-1, -2.0, float("nan")])
+def test_a_count_below_zero_is_refused(items, tiny_config):
+    with pytest.raises(ValueError, match="num_items_in_batch must be a count"):
+        DebertaExtForMaskedLM(tiny_config())(IDS, labels=IDS, num_items_in_batch=items)

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from hf_deberta_ext import DebertaExtModel
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 
 KINDS = ["v1", "v2", "v3"]
 
@@ -146,3 +146,90 @@ def test_relative_positions_alone_take_inputs_beyond_the_table(tiny_config, shak
     ids, _ = batch(1, 130)
     with torch.no_grad():
         assert torch.isfinite(model(ids).last_hidden_state).all()
+
+
+# What callers get wrong, in every spelling that the fuzzer found.
+
+IDS = torch.ones(2, 4).long()
+WIDE = torch.zeros(2, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(input_ids=-IDS), r"input_ids must be in \[0, 64\), got -1; vocab_size = 64"),
+        (dict(input_ids=IDS * 64), r"input_ids must be in \[0, 64\), got 64; vocab_size = 64"),
+        (dict(input_ids=IDS.int() * 70), r"input_ids must be in \[0, 64\), got 70"),
+        (dict(input_ids=IDS.float()), "input_ids must be int64 or int32, got torch.float32"),
+        (dict(input_ids=IDS.bool()), "input_ids must be int64 or int32, got torch.bool"),
+        (dict(input_ids=IDS.short()), "input_ids must be int64 or int32, got torch.int16"),
+        (dict(input_ids=IDS[0]), r"input_ids must have shape \[batch, length\], got \[4\]"),
+        (dict(input_ids=IDS[None]), r"input_ids must have shape \[batch, length\], got \[1, 2, 4\]"),
+        (dict(input_ids=IDS[:0]), r"input_ids of shape \[0, 4\] holds nothing"),
+        (dict(input_ids=IDS[:, :0]), r"input_ids of shape \[2, 0\] holds nothing"),
+        (dict(inputs_embeds=WIDE[..., :1]), r"inputs_embeds must have shape .*embedding_size = 32\], got \[2, 4, 1\]"),
+        (dict(inputs_embeds=WIDE[0]), r"inputs_embeds must have shape .* got \[4, 32\]"),
+        (dict(inputs_embeds=WIDE.long()), "inputs_embeds must be of a floating dtype, got torch.int64"),
+        (dict(inputs_embeds=WIDE * 1j), "inputs_embeds must be of a floating dtype, got torch.complex64"),
+        (dict(token_type_ids=IDS * 2), r"token_type_ids must be in \[0, 2\), got 2; type_vocab_size = 2"),
+        (dict(token_type_ids=IDS[0]), r"token_type_ids must have shape \[1 or B, 4\], got \[4\]"),
+        (dict(token_type_ids=IDS[:, :1]), r"token_type_ids must have shape \[1 or B, 4\], got \[2, 1\]"),
+        (dict(position_ids=IDS * 64), r"position_ids must be in \[0, 64\), got 64; max_position_embeddings = 64"),
+        (dict(position_ids=-IDS), r"position_ids must be in \[0, 64\), got -1"),
+        (dict(position_ids=IDS[0]), r"position_ids must have shape \[1 or B, 4\], got \[4\]"),
+        (dict(position_ids=IDS.float()), "position_ids must be int64 or int32, got torch.float32"),
+        (dict(attention_mask=IDS * 2), "attention_mask has the value 2; give 1 where attention is allowed"),
+        (dict(attention_mask=-IDS), "attention_mask has negative values; give 1"),
+        (dict(attention_mask=IDS / 2), "attention_mask has the value 0.5"),
+        (dict(attention_mask=IDS * float("nan")), "attention_mask has the value nan"),
+        (dict(attention_mask=IDS * 1j), "attention_mask must be of int, float or bool, got torch.complex64"),
+        (dict(attention_mask=torch.ones(2, 3, 4, 4)), r"\[2, 3, 4, 4\] must have 1 or 4 heads, got 3"),
+        (dict(document_ids=IDS, attention_mask=torch.ones(2, 5)), r"attention_mask must have shape .* got \[2, 5\]"),
+        (dict(document_ids=IDS, attention_mask=-IDS), "attention_mask has negative values"),
+    ],
+    ids=lambda x: x[:60] if isinstance(x, str) else "",
+)
+@pytest.mark.parametrize("unpadding", [True, False])
+def test_wrong_tensors_are_refused_by_name_and_value(unpadding, arguments, message, tiny_config):
+    """IndexError, RuntimeError and ZeroDivisionError from somewhere inside, or no error: a mask of -1 was read as a mask of
+    1, one of 3 heads was taken for 4, and embeddings of width 1 and token types of one row or column were repeated."""
+    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
+    model.set_unpadding(unpadding)
+    if not {"input_ids", "inputs_embeds"} & {*arguments}:
+        arguments = dict(input_ids=IDS) | arguments
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "position_ids", "attention_mask", "document_ids"])
+@pytest.mark.parametrize("value", [[[1] * 4] * 2, "text", 1])
+def test_what_is_no_tensor_is_refused_by_name(name, value, tiny_config):
+    """AttributeError: 'list' object has no attribute 'dim'."""
+    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
+    with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got {type(value).__name__}"):
+        model(**(dict(input_ids=IDS) | {name: value}))
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_a_switch_that_is_a_word_is_refused(name, tiny_config):
+    """Any text counted as True, "no" as well."""
+    with pytest.raises(TypeError, match=f"{name} must be True, False or None, got 'no'"):
+        DebertaExtModel(tiny_config())(IDS, **{name: "no"})
+
+
+def test_positions_that_nothing_reads_may_be_any_and_a_larger_table_of_the_users_counts(tiny_config):
+    model = DebertaExtModel(tiny_config("v3")).eval()
+    with torch.no_grad():
+        assert torch.equal(model(IDS, position_ids=IDS * 900).last_hidden_state, model(IDS).last_hidden_state)
+        model.set_input_embeddings(torch.nn.Embedding(100, 32))
+        assert model(IDS * 99).last_hidden_state.isfinite().all()
+        with pytest.raises(ValueError, match=r"in \[0, 100\), got 100"):
+            model(IDS * 100)
+
+
+def test_the_decoder_alone_reads_positions_where_the_input_does_not(tiny_config):
+    model = DebertaExtForMaskedLM(tiny_config("v3"))
+    with pytest.raises(ValueError, match=r"position_ids must be in \[0, 64\), got 64"):
+        model(IDS, position_ids=IDS * 64)
+    with pytest.raises(ValueError, match=r"position_ids must have shape \[1 or B, 4\], got \[2, 9\]"):
+        model(IDS, position_ids=torch.zeros(2, 9).long(), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]))

@@ -21,11 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--revision", metavar="BRANCH", help="push to this branch, which is made from main if it is not there")
     add("--create_pr", action="store_true", help="propose the commit as a pull request")
     add("--tag", help="name the commit, as v1.0; the card then loads it by this name")
-    add("--message", help="title of the commit")
-    add("--include", nargs="+", default=[], metavar="PATTERN", help="publish these files of the folder too")
+    add("--message", help="title of the commit; further lines are its text")
+    add(
+        "--include",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="publish these files of the folder too: *.txt in it, notes/* below it; hidden files and what is left out for a "
+        "reason of its own need their whole path",
+    )
     add("--token", help="of the Hub; by default HF_TOKEN, or that of `hf auth login`")
     add("--dry_run", action="store_true", help="send nothing: list each file, what would change, and what the checks find")
-    add("--skip_checks", action="store_true", help="send the folder even if the checks would find something")
+    add(
+        "--skip_checks",
+        action="store_true",
+        help="send the folder whatever the checks of code, loading, card and local paths find; tokens are looked for all the same",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int | None:

@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import re
 import tempfile
@@ -11,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, validate_repo_id
 
 from .._version import __version__
-from ..runs.card import pin_loading_lines
-from ..runs.published_files import published_files
-from .changes import FileChange, PushReport, compare_files, is_same
-from .checks import check_folder
+from ..model.publishing import AUTOMATIC, new_card
+from ..runs.published_files import published_card, published_files
+from .changes import FileChange, PushReport, compare_files, is_same, stale_graphs
+from .checks import check_folder, leak_problems
 from .model_card import write_model_card
 from .transfer import PushError, Transfer, patient_session
 
@@ -27,6 +28,9 @@ __all__ = ["push"]
 
 # The Hub makes this one by itself.
 NOT_LISTED = {".gitattributes"}
+CARD = "README.md"
+# What messages call a source that is no folder.
+MODEL = "the model"
 
 
 def push(
@@ -49,23 +53,27 @@ def push(
     """Publishes a model: weights, configuration, code, tokenizer and card, checked, and in one commit.
 
     Of a folder goes along what belongs to a model, so that the output folder of a run may be given as it is. The lines of
-    the card that load the model get the repository and its tag or branch; the folder itself is never written to. Weights on
-    the Hub that the new ones replace are deleted in the same commit. Where nothing differs, there is no commit.
+    the card that load the model get the repository and its tag or branch; the folder itself is never written to. Weights and
+    adapters on the Hub that would be loaded instead of the new ones are deleted in the same commit. Where nothing differs,
+    there is no commit.
 
     Args:
-        source: the folder of a model or of an adapter; or a model, which is saved to a temporary one and gets a card.
+        source: the folder of a model or of an adapter; or a model, which is saved to a temporary one and gets a card, unless
+            somebody has written one on the Hub.
         repo_id (`str`): "user/name" or "organisation/name"; is made if it is not there.
         tokenizer (*optional*): goes along with a model.
         private (`bool`, *optional*): of a repository that is made. None = the account's default.
         revision (`str`, *optional*): the branch, main by default; is made from main if it is not there.
         create_pr (`bool`): propose the commit as a pull request.
         tag (`str`, *optional*): a name for the commit, with which the card loads the model.
-        commit_message, commit_description (`str`, *optional*): title and text of the commit.
-        include (`Iterable[str]`): patterns of further files of the folder.
+        commit_message, commit_description (`str`, *optional*): title and text of the commit; further lines of a message
+            are text too.
+        include (`Iterable[str]`): patterns of further files of the folder, as for `published_files`.
         token (`str`, *optional*): None = HF_TOKEN or that of `hf auth login`.
         endpoint (`str`, *optional*): of another Hub; None = HF_ENDPOINT or huggingface.co.
         dry_run (`bool`): send nothing, only say what would change and what the checks find.
-        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.hub.check_folder`.
+        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.hub.check_folder`, all but the search
+            for tokens.
 
     Returns:
         `PushReport`: each file with its size and what becomes of it.
@@ -80,17 +88,25 @@ def push(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_")))
         folder, named = _folder_of(source, tokenizer, scratch / repo_id.split("/")[1])
         files, left_out = published_files(folder, include)
-        if "README.md" in files:
-            files["README.md"] = _pinned_card(files["README.md"], scratch, repo_id, branch, tag)
+        for path in [path for path in files if path.rpartition("/")[2] == CARD]:
+            files[path] = _pinned_card(files[path], path, scratch, repo_id, branch, tag)
         stack.enter_context(patient_session())
         sending = _Sending(HfApi(endpoint=endpoint, token=token), Transfer(repo_id, named), branch, create_pr, files)
-        notes = ["the folder was not checked"] if skip_checks else []
+        notes = ["the folder was searched for tokens alone, and not checked"] if skip_checks else []
         remote = _look_without_need(sending, notes) if dry_run else sending.look()
         _check_remote(remote, repo_id, branch, private)
-        problems = [] if skip_checks else check_folder(folder, files, token)
+        if named == MODEL and CARD in remote.files and _is_written(sending.card(remote, scratch), files):
+            # As model.push_to_hub does. A folder has a card that somebody has put there, and that one counts.
+            del files[CARD]
+            notes.append(
+                "somebody has written the card on the Hub, and it stays; the README.md of a folder would replace it"
+            )
+        if skip_checks:
+            problems = leak_problems(folder, files, token, tokens_alone=True)
+        else:
+            problems = check_folder(folder, files, token, needs_card=CARD not in remote.files)
         if problems and not dry_run:
-            lines = "".join(f"\n- {problem}" for problem in problems)
-            raise ValueError(f"{named} cannot be published as it is, and nothing was sent:{lines}")
+            raise _refusal(named, problems)
         changes = compare_files(files, remote.files)
         is_unchanged = all(file.change == "unchanged" for file in changes)
         if tag in remote.tags and not (is_unchanged and remote.tags[tag] == remote.head):
@@ -98,22 +114,30 @@ def push(
                 f"{repo_id} has a tag {tag} already, at the commit {remote.tags[tag][:12]}, and what a tag names must not "
                 "change: choose another --tag; nothing was sent"
             )
+        kept = tuple(sorted({*remote.files} - {file.path for file in changes} - NOT_LISTED))
+        if stale := stale_graphs(changes, kept):
+            notes.append(f"perhaps of an older model, and not replaced: {', '.join(stale)}")
+        if CARD in files and tag is None and not create_pr:
+            notes.append(f"no tag: the card loads the moving branch {branch}; --tag NAME pins it")
         report = PushReport(
             repo_id, f"{sending.api.endpoint}/{repo_id}" + (f"/tree/{branch}" if branch != "main" else ""), branch,
             commit=remote.head, tag=tag, pull_request=None, files=changes, left_out=left_out,
-            kept_on_hub=tuple(sorted({*remote.files} - {file.path for file in changes} - NOT_LISTED)),
-            problems=tuple(problems), dry_run=dry_run,
+            kept_on_hub=kept, problems=tuple(problems), dry_run=dry_run,
         )  # fmt: skip
         commit, pull_request = remote.head, None
         if is_unchanged:
             notes.append("nothing differs from what is on the Hub, so there is no new commit")
         if not dry_run:
+            if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
+                # Before gigabytes are on their way, to be refused at their end.
+                if refused := sending.card_problems():
+                    raise _refusal(named, [f"{CARD}: the Hub says {problem}" for problem in refused])
             remote = sending.prepare(remote, private)
             if not is_unchanged:
                 # The repository may have been made just now, and is not quite empty.
                 changes = compare_files(files, remote.files)
-                message = commit_message or f"Upload a model with hf_deberta_ext {__version__}"
-                commit, pull_request = sending.commit(changes, remote, message, commit_description)
+                message, description = _split_message(commit_message, commit_description)
+                commit, pull_request = sending.commit(changes, remote, message, description)
             if tag is not None and tag not in remote.tags:
                 sending.make_tag(tag, commit)
         return dataclasses.replace(report, commit=commit, pull_request=pull_request, notes=tuple(notes))
@@ -164,19 +188,55 @@ def _folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
         if each is not None:
             each.save_pretrained(scratch)
     write_model_card(scratch)
-    return scratch, "the model"
+    return scratch, MODEL
 
 
-def _pinned_card(card: Path, scratch: Path, repo_id: str, branch: str, tag: str | None) -> Path:
+def _pinned_card(card: Path, path: str, scratch: Path, repo_id: str, branch: str, tag: str | None) -> Path:
     """The card as it is published. The one in the folder stays as it is."""
     try:
         text = card.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         # One of the problems that the checks find.
         return card
-    published = scratch / "README.md"
-    published.write_bytes(pin_loading_lines(text, repo_id, tag or branch, pinned=tag is not None).encode("utf-8"))
+    published = scratch / "cards" / path
+    published.parent.mkdir(parents=True, exist_ok=True)
+    published.write_bytes(published_card(text, path, repo_id, tag or branch, pinned=tag is not None).encode("utf-8"))
     return published
+
+
+def _is_written(there: Path, files: Mapping[str, Path]) -> bool:
+    """Whether somebody has written in the card on the Hub: it is neither transformers' own nor one of those that this
+    package writes, whatever its metadata, its numbers, and what it loads."""
+    found = _words(there)
+    config = json.loads(files["config.json"].read_text(encoding="utf-8")) if "config.json" in files else {}
+    name = next(iter(config.get("architectures") or []), "")
+    ours = [
+        new_card(name, there.parent.name, revision="main", parameters=0, has_tokenizer=has_tokenizer, metadata={})
+        for has_tokenizer in (True, False)
+    ]
+    return AUTOMATIC not in there.read_text(encoding="utf-8", errors="replace") and found not in map(
+        _words, [files[CARD], *ours]
+    )
+
+
+def _words(card: Path | str) -> str:
+    text = card if isinstance(card, str) else card.read_text(encoding="utf-8", errors="replace")
+    body = ModelCard(text, ignore_metadata_errors=True).text
+    # A title is the name of the folder that it was written in.
+    body = re.sub(r"^(repo|revision) = .*$|^# .*$|\d[\d.,]*", "", body, flags=re.MULTILINE)
+    return " ".join(body.split())
+
+
+def _split_message(message: str | None, description: str | None) -> tuple[str, str | None]:
+    """(title, text) of a commit, as git has them: the title is the first line."""
+    title, _, rest = (message or "").strip().partition("\n")
+    text = "\n\n".join(part for part in (rest.strip(), description) if part)
+    return title.strip() or f"Upload a model with hf_deberta_ext {__version__}", text or None
+
+
+def _refusal(named: str, problems: Iterable[str]) -> ValueError:
+    lines = "".join(f"\n- {problem}" for problem in problems)
+    return ValueError(f"{named} cannot be published as it is, and nothing was sent:{lines}")
 
 
 def _look_without_need(sending: "_Sending", notes: list[str]) -> _Remote:
@@ -251,6 +311,29 @@ class _Sending:
         entries = self.api.list_repo_tree(self.transfer.repo_id, recursive=True, revision=commit)
         # Folders have no blob.
         return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
+
+    def card(self, remote: _Remote, scratch: Path) -> Path:
+        """The card on the Hub."""
+        load = functools.partial(
+            self.api.hf_hub_download, self.transfer.repo_id, CARD, revision=remote.head, cache_dir=scratch / "cache"
+        )
+        return Path(self.transfer.step("reading the card", load))
+
+    def card_problems(self) -> list[str]:
+        """What the Hub says against the metadata of the card, which would make it refuse the commit."""
+
+        def ask() -> list[str]:
+            response = get_session().post(
+                f"{self.api.endpoint}/api/validate-yaml",
+                json={"content": self.files[CARD].read_text(encoding="utf-8"), "repoType": "model"},
+                headers=build_hf_headers(token=self.api.token),
+            )
+            if response.status_code == 400:
+                return [str(error.get("message")) for error in response.json().get("errors", ())]
+            hf_raise_for_status(response)
+            return []
+
+        return self.transfer.step("asking the Hub about the card", ask)
 
     def prepare(self, remote: _Remote, private: bool | None) -> _Remote:
         """Makes the repository and the branch where they are not there; what is on the Hub then."""
@@ -366,11 +449,22 @@ class _Sending:
         """
         repo_id, transfer = self.transfer.repo_id, self.transfer
 
+        def target() -> str | None:
+            return {ref.name: ref.target_commit for ref in self._refs().tags}.get(tag)
+
         def is_made() -> bool | None:
-            return {ref.name: ref.target_commit for ref in self._refs().tags}.get(tag) == commit or None
+            return target() == commit or None
 
         def make() -> bool:
-            self.api.create_tag(repo_id, tag=tag, revision=commit)
+            try:
+                self.api.create_tag(repo_id, tag=tag, revision=commit)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 409 or (there := target()) is None:
+                    raise
+                if there != commit:
+                    failure = f"making the tag {tag} failed: somebody else has made it meanwhile, at the commit {there[:12]}"
+                    advice = "Choose another --tag: pushing again makes that alone, beside the card that names it."
+                    raise transfer.error(failure, advice, 409) from error
             return True
 
         transfer.step(f"making the tag {tag}", make, settled=is_made, advice="Push again: that makes the tag alone.")

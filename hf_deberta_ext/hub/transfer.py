@@ -4,13 +4,15 @@
 import contextlib
 import dataclasses
 import http
+import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from time import sleep
 from typing import TypeVar
 
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import get_session, parse_ratelimit_headers
+from huggingface_hub.utils import get_session, hf_raise_for_status, parse_ratelimit_headers
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -26,6 +28,9 @@ RATE_LIMIT_SECONDS = 300
 # huggingface_hub itself waits for ever.
 SILENCE_SECONDS = 300
 TRANSIENT = (408, 429, 500, 502, 503, 504)
+# The timeout that a session had before the first push that uses it; how many do so.
+_patient: dict = {}
+_lock = threading.Lock()
 
 
 class PushError(OSError):
@@ -53,12 +58,17 @@ class RateLimitError(Exception):
 def patient_session() -> Iterator[None]:
     """Inside, requests of huggingface_hub wait neither for ever for an answer, nor for a rate limit longer than one window.
 
-    Its retries would wait as long as they are told, five times.
+    Its retries would wait as long as they are told, five times. Pushes in several threads share one session, and what they
+    are told to wait.
     """
     waited = 0
 
-    def stop_waiting(response):
+    def look_at(response):
         nonlocal waited
+        if response.status_code >= 500 and response.request.url.path.endswith("/validate-yaml"):
+            # huggingface_hub would read it as JSON before it looks at the status.
+            response.read()
+            hf_raise_for_status(response)
         if response.status_code != 429:
             return
         seconds = asked_to_wait(response)
@@ -69,13 +79,22 @@ def patient_session() -> Iterator[None]:
             logger.warning(f"The Hub has too many requests and asks to wait {seconds} s; going on then.")
 
     client = get_session()
-    hooks, timeout = client.event_hooks, client.timeout
-    client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), stop_waiting]}
-    client.timeout = SILENCE_SECONDS
+    with _lock:
+        timeout, users = _patient.get(client, (client.timeout, 0))
+        _patient[client] = timeout, users + 1
+        client.timeout = SILENCE_SECONDS
+        client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks.get("response", ()), look_at]}
     try:
         yield
     finally:
-        client.event_hooks, client.timeout = hooks, timeout
+        with _lock:
+            hooks = client.event_hooks
+            client.event_hooks = {**hooks, "response": [hook for hook in hooks["response"] if hook is not look_at]}
+            timeout, users = _patient.pop(client)
+            if users > 1:
+                _patient[client] = timeout, users - 1
+            else:
+                client.timeout = timeout
 
 
 def asked_to_wait(response) -> int:
@@ -136,7 +155,7 @@ class Transfer:
         try:
             return attempt(action, **retries)
         except Exception as error:
-            if not _is_of_transfer(error):
+            if isinstance(error, PushError) or not _is_of_transfer(error):
                 raise
             if file := re.search(r"Error while uploading '([^']+)'", str(error)):
                 what = f"{what} {file[1]}"
@@ -148,6 +167,8 @@ class Transfer:
 
     def _advice(self, error: Exception) -> str:
         cause, status = _cause(error), status_of(error)
+        if _local_file(cause):
+            return "Make it readable, and push again."
         if isinstance(cause, OfflineModeIsEnabled):
             return "Take HF_HUB_OFFLINE out of the environment, or look only, with a dry run."
         if isinstance(cause, RateLimitError):
@@ -164,6 +185,14 @@ class Transfer:
         }
         if status in known:
             return known[status]
+        if isinstance(cause, PermissionError):
+            # XetAuthenticationError of hf_xet.
+            return known[401]
+        if isinstance(cause, (OSError, RuntimeError)) and not isinstance(cause, HTTPError):
+            return (
+                "Push again: files that were uploaded are not sent again. Should hf_xet fail again, HF_HUB_DISABLE_XET=1 in "
+                "the environment uploads without it."
+            )
         if status is None:
             return "Look at the connection and push again: files that were uploaded are not sent again."
         if status >= 500:
@@ -192,14 +221,21 @@ def _response(error: BaseException):
 
 def _is_transient(error: Exception) -> bool:
     cause = _cause(error)
-    # An HTTPError without an answer is one of the connection.
+    # An HTTPError without an answer is one of the connection; an answer that is no JSON, of a machine before the Hub.
+    if isinstance(cause, json.JSONDecodeError):
+        return True
     return status_of(cause) in TRANSIENT if isinstance(cause, HfHubHTTPError) else isinstance(cause, HTTPError)
 
 
 def _is_of_transfer(error: Exception) -> bool:
-    # RuntimeError: of hf_xet. ValueError: an answer that huggingface_hub does not understand, or a refused card.
+    # RuntimeError and OSError: of hf_xet, or of a local file. ValueError: an answer that huggingface_hub does not understand.
     kinds = (HTTPError, OfflineModeIsEnabled, RateLimitError)
-    return isinstance(_cause(error), kinds) or type(error) in (RuntimeError, ValueError)
+    return isinstance(_cause(error), kinds) or isinstance(error, (OSError, RuntimeError, ValueError))
+
+
+def _local_file(error: BaseException) -> str | None:
+    """The file that could not be read, if that is what the error says; those of hf_xet about the Hub name none."""
+    return getattr(error, "filename", None) if isinstance(error, OSError) and not isinstance(error, HTTPError) else None
 
 
 def _reason(error: BaseException) -> str:
@@ -216,6 +252,10 @@ def _reason(error: BaseException) -> str:
             phrase = str(status)
         said = " ".join((cause.server_message or "").split())[:300].rstrip(".")
         return f"{phrase}, {said}" if said else phrase
+    if file := _local_file(cause):
+        return f"{file} cannot be read ({cause.strerror})"
+    if isinstance(cause, json.JSONDecodeError):
+        return "the answer was no JSON, perhaps a page of a proxy or of a Hub in trouble"
     text = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
     if "Timeout" in type(cause).__name__:
         return f"no answer for {SILENCE_SECONDS} s ({text})"

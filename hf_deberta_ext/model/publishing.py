@@ -17,7 +17,7 @@ from .configuration_deberta_ext import AUTO_MAP
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["new_card", "push_model", "stale_weights"]
+__all__ = ["AUTOMATIC", "new_card", "push_model", "stale_weights"]
 
 # One file, shards, and their index. Not variants (model.fp16.safetensors), which nobody loads unasked.
 WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
@@ -92,6 +92,12 @@ def push_model(
 
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if private is not None and (is_private := bool(api.model_info(repo_id).private)) != private:
+            state, asked = ("private", "public") if is_private else ("public", "private")
+            raise ValueError(
+                f"{repo_id} is there already and {state}, and a push does not make it {asked}: leave private={private} out, "
+                "or change it in the settings of the repository; nothing was sent"
+            )
         if revision is not None and not revision.startswith("refs/pr/"):
             _make_branch(api, repo_id, revision, create_pr)
         there = api.model_info(repo_id, revision=revision)

@@ -84,7 +84,7 @@ def replaced_model(folder: Path) -> Iterator[Path]:
 
 def remove_folder(folder: Path):
     """Under its name it is whole or gone; `sweep` removes what a kill leaves of it under another."""
-    removed = _part(folder)
+    removed = _part(folder.with_name(f"{folder.name}.removed"))
     shutil.rmtree(removed, ignore_errors=True)
     os.replace(folder, removed)
     shutil.rmtree(removed, ignore_errors=True)
