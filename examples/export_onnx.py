@@ -6,14 +6,14 @@ A fine-tuned classifier, with the accuracy of all three on rows of a file, and i
     python examples/export_onnx.py --model sst2 --output onnx/model.onnx --int8 --text_file article.txt \\
         --rows_file validation.jsonl --text_columns sentence --label_column label
 
-Without --model it takes random weights of v3-xsmall's shape with 3 layers and 8,000 words; a minute on two CPU cores:
+Without --model it takes a classifier of v3-xsmall's shape with random weights, 3 layers, 8,000 words; a minute on two cores:
 
     python examples/export_onnx.py --int8 --output random/model.onnx
 
-Beside the file come model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table's columns: the largest
-absolute difference of any output at a real token, the share of equal decisions (labels, words, ends of answers), and the time
-of a call relative to torch, as the model is otherwise used: medians of calls in turns, with as many threads. It ends with
-exit status 1 if the float32 file is further from the model than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
+Beside the file come model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table shows the largest
+absolute difference of any output at a real token, the share of equal decisions (labels, words, ends of answers), and the
+time of a call relative to torch, as the model is otherwise used: medians of calls in turns, with as many threads. The exit
+status is 1 if the float32 file is further from the model than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> dict:
 
 def load(args: argparse.Namespace):
     if args.model is None:
-        model_class = TASKS["fill-mask" if args.task == "auto" else args.task]
+        model_class = TASKS["text-classification" if args.task == "auto" else args.task]
         torch.manual_seed(0)
         fields = dict(RANDOM)
         return model_class(DebertaExtConfig.from_preset(fields.pop("preset"), **fields)).eval()
@@ -165,12 +165,8 @@ def load(args: argparse.Namespace):
     if model_class is None:
         names = DebertaExtConfig.from_pretrained(args.model).architectures or []
         # Stock models have the same heads: DebertaV2ForMaskedLM.
-        found = [
-            cls
-            for cls in TASKS.values()
-            for name in names
-            if name.partition("For")[2] == cls.__name__[10:].partition("For")[2]
-        ]
+        heads = {name.partition("For")[2] for name in names}
+        found = [model_class for model_class in TASKS.values() if model_class.__name__.partition("For")[2] in heads]
         if not found:
             raise ValueError(
                 f"{args.model} was saved as {', '.join(names) or 'nothing'}; choose a --task: {', '.join(TASKS)}"

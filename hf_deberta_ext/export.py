@@ -43,6 +43,8 @@ JOINT, MASKED_LM, CHOICES = "DebertaExtForPreTraining", "DebertaExtForMaskedLM",
 OF_THE_ROW = ("DebertaExtForSequenceClassification", CHOICES)
 # The first with LayerNormalization, which onnxruntime runs as one operation, and all that the graphs need.
 OPSET = 18
+# torch 2.6 refuses sizes without an end.
+ANY = 2**31 - 1
 # The shape that is traced. No two sizes are equal, or the graph would hold them to be one.
 TRACED = dict(batch=2, choices=3, length=20)
 
@@ -78,10 +80,10 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     if model.config.type_vocab_size > 0:
         inputs["token_type_ids"] = torch.zeros_like(mask)
 
-    longest = {"max": model.base_model.embeddings.max_positions} if _reads_absolute_positions(model) else {}
-    dims = [torch.export.Dim("batch", min=1), torch.export.Dim("sequence", min=1, **longest)]
+    longest = model.base_model.embeddings.max_positions if _reads_absolute_positions(model) else ANY
+    dims = [torch.export.Dim("batch", min=1, max=ANY), torch.export.Dim("sequence", min=1, max=longest)]
     if name == CHOICES:
-        dims.insert(1, torch.export.Dim("choices", min=1) if choices is None else None)
+        dims.insert(1, torch.export.Dim("choices", min=1, max=ANY) if choices is None else None)
     dynamic = {axis: dim for axis, dim in enumerate(dims) if dim is not None}
     with _ready_for_tracing(model), torch.no_grad():
         return torch.export.export(

@@ -34,7 +34,7 @@ from pathlib import Path
 __all__ = ["SCRIPTS", "Aim", "Run", "look", "main", "make_material", "undisturbed"]
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, SAVE_STEPS = 24, 2
+STEPS, SAVE_STEPS = 18, 2
 SHAPE = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
     "position_buckets=16"
@@ -223,6 +223,13 @@ def count_files(folder: Path) -> int:
         return 0
 
 
+def changed(place: Path) -> int | None:
+    try:
+        return place.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
 def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
     """Looks once for each value it yields."""
     old, seen = checkpoints(folder), set()
@@ -247,8 +254,8 @@ def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
             sizes = names
     else:
         place = folder / kind
-        was = place.stat().st_mtime_ns if place.exists() else None
-        while (place.stat().st_mtime_ns if place.exists() else None) == was:
+        was = changed(place)
+        while changed(place) in (was, None):
             yield False
     while True:
         yield True
@@ -268,12 +275,14 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
     def at_random():
         return Aim("random", rng.uniform(0, seconds))
 
-    begin = (
-        []
-        if script == "run_glue"
-        else [Aim("tokenizer", rng.uniform(0, 0.01)), Aim("tokenizer/training.json", rng.uniform(0, 0.3))]
-    )
+    begin = []
+    if script != "run_glue":
+        # While the tokenizer is trained, while it is saved, while the text is packed.
+        begin.append(Aim("run_arguments.json", rng.uniform(0, 0.02 * seconds)))
+        begin.append(Aim(".tokenizer.part", rng.uniform(0, 0.01)))
+        begin.append(Aim("tokenizer/training.json", rng.uniform(0, 0.02 * seconds)))
     end = [
+        Aim(".model.part", rng.uniform(0, 1.1 * writing)),
         Aim("config.json", rng.uniform(0, 0.02)),
         Aim("train_results.json", rng.uniform(0, 0.02)),
         Aim("eval_results.json", rng.uniform(0, 0.2)),
@@ -283,15 +292,10 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
     chains = [
         [*begin, checkpoint(1), checkpoint(), Aim("removal"), at_random(), checkpoint(2), *end],
         [
-            at_random(),
-            checkpoint(4),
-            checkpoint(1),
-            Aim("removal", rng.uniform(0, 0.005)),
-            checkpoint(),
-            at_random(),
+            at_random(), checkpoint(4), checkpoint(1), Aim("removal", rng.uniform(0, 0.005)), checkpoint(), at_random(),
             Aim(WEIGHTS, rng.uniform(0, 0.03)),
         ],
-    ]
+    ]  # fmt: skip
     while sum(map(len, chains)) < kills:
         chains.append([checkpoint(5), at_random(), checkpoint(), checkpoint()])
     return chains
@@ -362,7 +366,7 @@ def look(folder: Path, reference: Path) -> tuple[list[str], list[str]]:
     wrong, there = [], []
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         wrong += [f"{checkpoint.name}: {problem}" for problem in look_at_checkpoint(checkpoint, reference / checkpoint.name)]
-        files = sum(file.is_file() for file in checkpoint.iterdir())
+        files = sum(file.is_file() for file in checkpoint.rglob("*"))
         all_files = sum(file.is_file() for file in (reference / checkpoint.name).iterdir())
         there.append(f"{checkpoint.name} {'whole' if is_whole(checkpoint) else f'cut ({files} of {all_files} files)'}")
     for part in ("", "discriminator", "generator", "tokenizer"):

@@ -400,7 +400,10 @@ class HubEndpoints:
         problem = metadata_problem(card) if card is not None and card != base.files.get("README.md") else None
         if problem:
             raise Refusal(400, f"Invalid metadata in README.md: {problem}")
-        words = (header["summary"], header.get("description", ""), call.user.name)
+        # As git does it: the title is the first line.
+        title, _, rest = header["summary"].partition("\n")
+        text = "\n\n".join(part for part in (rest.strip(), header.get("description", "")) if part)
+        words = (title, text, call.user.name)
         commit = self._new_commit(repo, base.oid, files, lfs, *words)
         answer = {"success": True, "commitOid": commit.oid, "commitUrl": f"{self.endpoint}/{repo_id}/commit/{commit.oid}"}
         if makes_request:

@@ -3,7 +3,8 @@
 
     python tests/print_fault_table.py > fault_table.md
 
-Prints a table in Markdown. tests/test_push_faults.py checks each row of it.
+Prints a table in Markdown. tests/test_push_faults.py checks each row of it. The uploads are those of LFS: what hf_xet does,
+over which the real Hub takes large files, no server here can answer, and only its errors are tried there.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 import types
@@ -31,6 +33,18 @@ STAGES = {
     "commit": f"POST /api/models/{REPO}/commit/main",
     "tag": f"POST /api/models/{REPO}/tag/",
 }
+# Asked at most once more by push itself or by huggingface_hub, and of less interest one by one.
+MORE_STAGES = {
+    "look": re.compile(f"GET /api/models/{REPO}$"),
+    "refs": f"GET /api/models/{REPO}/refs",
+    "tree": f"GET /api/models/{REPO}/tree/",
+    "card": "POST /api/validate-yaml",
+    "batch": f"POST /{REPO}.git/info/lfs/objects/batch",
+    "branch": f"POST /api/models/{REPO}/branch/",
+}
+PAGE = dict(
+    status=502, message="Bad Gateway", headers={"Content-Type": "text/html"}, body=b"<html><h1>502 Bad Gateway</h1></html>"
+)
 FAULTS = {
     "401": dict(status=401, message="Invalid username or password."),
     "403": dict(status=403, message="Forbidden: you must use a write token to upload to a repository."),
@@ -42,14 +56,19 @@ FAULTS = {
     ),
     "500": dict(status=500, message="Internal Error"),
     "500, for ever": dict(status=500, message="Internal Error", times=None),
+    "502, a page of HTML": PAGE,
+    "502, a page of HTML, for ever": PAGE | dict(times=None),
     "cut": dict(kind="cut"),
     "cut, for ever": dict(kind="cut", times=None),
     "cut after the work": dict(kind="cut_after"),
     "slow": dict(kind="slow"),
 }
+# Those that may strike any request.
+COMMON = ("429, Retry-After: 20", "502, a page of HTML", "502, a page of HTML, for ever", "cut", "cut, for ever", "slow")
 CASES = [(fault, stage) for fault in FAULTS for stage in STAGES]
+CASES += [(fault, stage) for fault in COMMON for stage in MORE_STAGES]
 # What a push survives without the user's help.
-SURVIVED = {"429, Retry-After: 20", "500", "cut", "cut after the work", "slow"}
+SURVIVED = {"429, Retry-After: 20", "500", "502, a page of HTML", "cut", "cut after the work", "slow"}
 
 
 @dataclasses.dataclass
@@ -123,10 +142,11 @@ def run_case(fault: str, stage: str, scratch: Path) -> Outcome:
 
     folder = make_folder(scratch / "model")
     before = on_disk(folder)
+    branch = "fast" if stage == "branch" else None
 
     def once() -> str:
         try:
-            push(folder, REPO, tag=TAG, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+            push(folder, REPO, revision=branch, tag=TAG, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
         except PushError as error:
             return str(error).replace(str(folder), "FOLDER")
         return ""
@@ -135,11 +155,12 @@ def run_case(fault: str, stage: str, scratch: Path) -> Outcome:
         repo = hub.repos.get(REPO)
         if repo is None:
             return False, 0, set(), {}
-        commits = [commit for commit in repo.history() if commit.title != "initial commit"]
-        return True, len(commits), {*repo.files()} - {".gitattributes"}, dict(repo.tags)
+        revision = branch if branch in repo.branches else "main"
+        commits = [commit for commit in repo.history(revision) if commit.title != "initial commit"]
+        return True, len(commits), {*repo.files(revision)} - {".gitattributes"}, dict(repo.tags)
 
     with LocalHub() as hub, no_waiting() as waits:
-        hub.fail(STAGES[stage], **FAULTS[fault])
+        hub.fail((STAGES | MORE_STAGES)[stage], **FAULTS[fault])
         message = once()
         exists, commits, files, tags = server()
         first_waits = list(waits)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DebertaV2Config
 
 from hf_deberta_ext import (
@@ -306,3 +306,115 @@ def test_save_and_load_in_our_own_layout_is_exact(kind, tmp_path):
     assert loaded.loading_report is None
     for key, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], value), key
+
+
+# Damaged files, as the fuzzer found them.
+
+FILES = [("v1", "model.safetensors"), ("v3", "pytorch_model.bin"), ("ours", "model.safetensors")]
+
+
+def whole(kind, file, folder):
+    """A folder whose weights are in `file`."""
+    folder.mkdir()
+    if kind == "ours":
+        DebertaExtForMaskedLM(DebertaExtConfig(**SIZES, position_buckets=16)).save_pretrained(folder)
+    else:
+        write(folder, kind, microsoft(kind), file)
+    return folder / file
+
+
+@pytest.mark.parametrize(("kind", "file"), FILES)
+@pytest.mark.parametrize("length", [0, 5, 50, -1], ids=["empty", "5 bytes", "50 bytes", "all but one"])
+def test_a_file_that_is_cut_off_is_named(kind, file, length, tmp_path):
+    """SafetensorError, EOFError, KeyError or "Invalid argument", and never a name."""
+    path = whole(kind, file, tmp_path / "model")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"no whole .* download or save it again|is damaged, or holds pickled") as error:
+        DebertaExtForMaskedLM.from_pretrained(tmp_path / "model")
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "file"), [FILES[1], FILES[2]])
+def test_weights_of_another_size_are_listed(kind, file, tmp_path):
+    """transformers said "For details look at the above report!"."""
+    path = whole(kind, file, tmp_path / "model")
+    config = json.loads((path.parent / "config.json").read_text())
+    (path.parent / "config.json").write_text(json.dumps(config | dict(intermediate_size=20)))
+    message = r"0\.intermediate\.dense\.bias is \[48\] in the file and \[20\] in the model; .* \(and \d+ more\)"
+    with pytest.raises(ValueError, match=message) as error:
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert str(path.parent) in str(error.value)
+    model = DebertaExtForMaskedLM.from_pretrained(path.parent, ignore_mismatched_sizes=True)
+    assert model.config.intermediate_size == 20
+
+
+def test_fused_weights_of_another_size_are_refused_with_the_folder(tmp_path):
+    write(tmp_path, "v1", microsoft("v1"), hidden_size=16)
+    with pytest.raises(ValueError, match=r"in_proj.weight must have shape \[48, 16\], got \[96, 32\]") as error:
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_folder_of_ours_with_the_weights_of_another_model_is_refused(tmp_path):
+    """It gave a model of nothing but new weights, with a table in the log."""
+    path = whole("ours", "model.safetensors", tmp_path / "model")
+    save_file({"bert.embeddings.word_embeddings.weight": torch.ones(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"no tensor of .* belongs in DebertaExtForMaskedLM"):
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON file"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "must have a weight_map"),
+        ('{"weight_map": {"a": 5}}', "must have a weight_map"),
+        (
+            '{"weight_map": {"a": "../secret.safetensors"}}',
+            r"names the file '\.\./secret\.safetensors', which is not beside it",
+        ),
+        ('{"weight_map": {"a": "..\\\\secret.safetensors"}}', "which is not beside it"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["v3", "ours"])
+def test_a_damaged_index_is_named_and_followed_nowhere(kind, content, message, tmp_path):
+    """KeyError, AttributeError, and files of other folders were opened."""
+    path = whole(kind, "model.safetensors", tmp_path / "model")
+    path.rename(tmp_path / "secret.safetensors")
+    index = path.parent / "model.safetensors.index.json"
+    index.write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert str(index) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [[1], None, "x", {1: torch.ones(1)}, torch.ones(2)], ids=str)
+@pytest.mark.parametrize("kind", ["v3", "ours"])
+def test_a_bin_file_without_names_is_refused(kind, content, tmp_path):
+    path = whole(kind, "model.safetensors", tmp_path / "model")
+    path.unlink()
+    torch.save(content, path.parent / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin must hold tensors by name, got"):
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+
+
+@pytest.mark.parametrize("kind", ["v3", "ours"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_warned_about(kind, value, tmp_path, caplog):
+    """A model whose training diverged loaded without a word. It still loads: somebody may want to look at it."""
+    path = whole(kind, "model.safetensors", tmp_path / "model")
+    tensors = load_file(path)
+    tensors["deberta.encoder.layer.1.output.dense.bias"][3] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+    model = DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert f"{path.parent}: NaN or infinity in deberta.encoder.layer.1.output.dense.bias; " in caplog.text
+    assert not model.deberta.encoder.layer[1].output.dense.bias.isfinite().all()
+
+
+def test_a_damaged_adapter_configuration_is_named(tmp_path):
+    path = whole("ours", "model.safetensors", tmp_path / "model").parent / "adapter_config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is no JSON file") as error:
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert str(path) in str(error.value)

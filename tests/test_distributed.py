@@ -35,7 +35,6 @@ from transformers import default_data_collator
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForPreTraining,
-    DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
 )
 from hf_deberta_ext.model.encoder import DebertaExtLayer
@@ -54,15 +53,23 @@ processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), r
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 runs on CPUs from torch 2.7 on")
 FSDP = {
-    "masked lm": dict(fsdp_config=dict(cpu_ram_efficient_loading=True)),
+    "masked lm, v2": dict(fsdp_config=dict(cpu_ram_efficient_loading=True, activation_checkpointing=True)),
     "masked lm, dropout": dict(save_strategy="steps", save_steps=2),
-    "masked lm, v2": dict(fsdp_config=dict(activation_checkpointing=True)),
     "masked lm, three objectives": {},
+    "masked lm, checkpointed": {},
     "replaced tokens, joint": {},
     "task with sift": {},
 }
 RESUMED = "masked lm, dropout"
-BORROWING = {"a group a layer": {}, "one group": dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))}
+BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
+REFUSED = {
+    "layers that borrow": (BORROWED, "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"),
+    "dropout drawn anew": (
+        dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)),
+        "activation_checkpointing in fsdp_config gives wrong gradients with dropout",
+    ),
+}
+ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
 
@@ -80,9 +87,9 @@ class Processes:
             checkpoint = str(Path(self.place("fsdp", RESUMED), "checkpoint-2"))
             resumed = dict(training=RESUMED, folder=self.place("resumed", RESUMED), resume=checkpoint)
             jobs.append(dict(wrapper="fsdp", **resumed))
-            for name, more in BORROWING.items():
-                fields = dict(training="masked lm", fields=dict(share_layers="attention"))
-                jobs.append(dict(wrapper="fsdp", folder=self.place("borrowing", name), **fields, **more))
+            for name, (more, _) in REFUSED.items():
+                jobs.append(dict(wrapper="fsdp", folder=self.place("refused", name), **more))
+            jobs.append(dict(wrapper="fsdp", folder=self.place("fsdp", "one group"), **ONE_GROUP))
         for backend in BACKENDS:
             jobs.append(dict(wrapper="tensor", backend=backend, folder=self.place("tensor", backend)))
         (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
@@ -129,7 +136,9 @@ def assert_same_log(entries: list[dict], expected: list[dict]):
         names = {name for name in wanted if not name.endswith(("runtime", "per_second"))}
         assert names <= {*entry} and "loss" in names
         for name in names:
-            assert entry[name] == pytest.approx(wanted[name], **LOSSES), name
+            # A small difference of large losses: rounding shows.
+            tolerance = dict(rel=1e-3) if name == "sift_change" else LOSSES
+            assert entry[name] == pytest.approx(wanted[name], **tolerance), name
 
 
 def assert_same_weights(state: dict, expected: dict):
@@ -216,12 +225,19 @@ def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
 @shards
 @accumulates
 @processes_talk
-def test_fsdp_of_layers_that_borrow_weights_needs_one_group(processes, tmp_path):
-    with pytest.raises(AssertionError, match="borrow weights from the first. Set .auto_wrap_policy.: .NO_WRAP."):
-        processes.result("borrowing", "a group a layer")
-    result = processes.result("borrowing", "one group")
+def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path):
+    result = processes.result("fsdp", "one group")
     assert 0.5 <= result["kept"] < 0.51 and result["whole"] == []
-    assert_same_log(result["log"], train("masked lm", str(tmp_path), fields=dict(share_layers="attention"))["log"])
+    assert_same_log(result["log"], train(folder=str(tmp_path), **BORROWED)["log"])
+
+
+@shards
+@processes_talk
+@pytest.mark.parametrize("name", REFUSED)
+def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
+    """accelerate wraps layers in checkpoints that do not keep the random state: gradients of other dropout masks."""
+    error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
+    assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
 
 
 # ------- tensor parallel
@@ -339,10 +355,7 @@ SAVED = {
     "masked lm": lambda: DebertaExtForMaskedLM(make_config("v2")),
     "classifier": lambda: DebertaExtForSequenceClassification(make_config("v1")),
     "shared attention": lambda: DebertaExtForMaskedLM(make_config(share_layers="attention")),
-    "shared ffn": lambda: DebertaExtForReplacedTokenDetection(make_config(share_layers="ffn")),
     "gdes": lambda: joint_model("gdes"),
-    "es": lambda: joint_model("es"),
-    "nes": lambda: joint_model("nes"),
     "all": lambda: joint_model("all", generator=dict(num_hidden_layers=3)),
 }
 

@@ -202,6 +202,8 @@ def test_a_model_is_after_a_failed_export_as_it_was(build, monkeypatch):
 def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
     """Without `export_program`; it stopped at heads that read the [CLS] state, and chose a form that ONNX cannot have."""
     model = build(DebertaExtForSequenceClassification, "v3")
+    # torch 2.6 does not tell an export from a compilation.
+    old = name is None and not hasattr(torch.compiler, "is_exporting")
     if name is not None:
         model.set_attn_implementation(name)
     batch = inputs(DebertaExtForSequenceClassification, 2, 20)
@@ -210,7 +212,7 @@ def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
     exported = torch.export.export(model, (), batch, dynamic_shapes=dynamic, strict=False)
     graphs = [module.graph for module in exported.graph_module.modules() if hasattr(module, "graph")]
     operations = {str(node.target) for graph in graphs for node in graph.nodes}
-    assert any("scaled_dot_product_attention" in operation for operation in operations) == (name == "sdpa")
+    assert any("scaled_dot_product_attention" in operation for operation in operations) == (name == "sdpa" or old)
     for B, N in ((1, 3), (3, 63), (4, FAR)):
         batch = inputs(DebertaExtForSequenceClassification, B, N)
         with torch.no_grad():

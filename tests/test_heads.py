@@ -243,8 +243,8 @@ def test_rtd_labels_are_fractions(value, shown, tiny_config):
     ],
 )
 def test_refused_labels_do_not_decide_the_problem_for_those_that_follow(problem, labels, message, tiny_config):
-    """The first call fixed config.problem_type before it looked at its labels: after labels that did not fit, right ones were
-    refused. Labels [C, B] were reshaped to [B, C]."""
+    """The first call fixed config.problem_type before it looked at its labels: after labels that did not fit, right ones
+    were refused. Labels [C, B] were reshaped to [B, C]."""
     model = DebertaExtForSequenceClassification(tiny_config(num_labels=3, problem_type=problem))
     with pytest.raises(ValueError, match=message):
         model(IDS, labels=labels)
@@ -258,7 +258,7 @@ def test_one_end_of_an_answer_is_no_answer(tiny_config):
     model = DebertaExtForQuestionAnswering(tiny_config())
     with pytest.raises(ValueError, match="start_positions and end_positions come together"):
         model(IDS, start_positions=torch.zeros(2).long())
-    with pytest.raises(ValueError, match="start_positions must be integers, got torch.float32"):
+    with pytest.raises(ValueError, match=r"start_positions must be integers, got torch.float32"):
         model(IDS, start_positions=torch.zeros(2), end_positions=torch.zeros(2).long())
     with pytest.raises(ValueError, match=r"end_positions must have shape \[2\] or \[2, 1\], got \[3\]"):
         model(IDS, start_positions=torch.zeros(2).long(), end_positions=torch.zeros(3).long())

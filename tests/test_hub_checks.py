@@ -2,6 +2,8 @@
 """What is looked at before a folder is published: each problem is found, named with its place, and has a way out."""
 
 import json
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -16,11 +18,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
-from hf_deberta_ext.hub import check_folder, checks, leaks
+from hf_deberta_ext.hub import check_folder, checks
 from hf_deberta_ext.hub.checks import code_problems, load_problems, readme_problems, size_problems
-from hf_deberta_ext.hub.leaks import text_problems
 from hf_deberta_ext.hub.load_worker import load
 from hf_deberta_ext.hub.model_card import write_model_card
+from hf_deberta_ext.runs import leaks
+from hf_deberta_ext.runs.leaks import text_problems
 from hf_deberta_ext.runs.published_files import published_files
 
 TINY = dict(
@@ -107,6 +110,10 @@ def test_what_only_looks_like_a_token_is_none(text, tmp_path):
         (f"{TMP}/run-1/x", f"{TMP}/run-1/x"),
         (f"{SLASH}var/folders/zz/x", f"{SLASH}var/folders/zz/x"),
         (f"file://{SLASH}data/x", f"file://{SLASH}data/x"),
+        (f"see {SLASH}mnt/disk1", f"{SLASH}mnt/disk1"),
+        (f"`{SLASH}data/ann`", f"{SLASH}data/ann"),
+        (f"{SLASH}scratch/7/x", f"{SLASH}scratch/7/x"),
+        (f"{SLASH}workspace/run", f"{SLASH}workspace/run"),
     ],
 )
 def test_a_path_of_a_machine_is_found_with_its_line(text, shown, tmp_path):
@@ -118,7 +125,7 @@ def test_a_path_of_a_machine_is_found_with_its_line(text, shown, tmp_path):
     "text",
     [
         f"https://example.org{HOME}/ann/x", f"src{HOME}/ann", f"./x{TMP}/y", f"~{HOME}/x", f'"{HOME}"', f'"{SLASH}root"',
-        f'"{TMP}/"', "/usr/bin/env python", "and/or", "profile: x",
+        f'"{TMP}/"', "/usr/bin/env python", "train/data/x", f"{SLASH}data", "https://e.org/mnt/x", "and/or", "profile: x",
     ],
 )  # fmt: skip
 def test_addresses_relative_paths_and_pieces_of_a_vocabulary_are_no_paths_of_a_machine(text, tmp_path, monkeypatch):
@@ -128,7 +135,7 @@ def test_addresses_relative_paths_and_pieces_of_a_vocabulary_are_no_paths_of_a_m
 
 
 def test_paths_that_nobody_should_read_are_found_wherever_they_are(tmp_path):
-    private = f"{SLASH}data/ann/run"
+    private = f"{SLASH}place/ann/run"
     found = leaks_in(tmp_path, f"from {private}/x.json, {private}\n{private}-other\n", private_paths=[private])
     assert found == [
         f"notes.txt:1 has '{private}/x.json', a path on this machine: write a name or a Hub id in its place",
@@ -149,12 +156,95 @@ def test_a_token_of_any_form_is_found_if_it_is_the_users_own(tmp_path):
 
 
 def test_a_file_is_text_by_what_is_in_it(tmp_path):
-    token = TOKENS["Hugging Face"].encode()
-    assert leaks_in(tmp_path, b"\0\1 " + token, name="notes.txt") == []
-    assert len(leaks_in(tmp_path, token, name="weights.bin")) == 1
+    token, place = TOKENS["Hugging Face"].encode(), f"{HOME}/ann/model.py".encode()
+    assert leaks_in(tmp_path, b"\0\1 " + place, name="notes.txt") == []
+    assert len(leaks_in(tmp_path, token, name="weights.dat")) == 1
     # Graphs tell the source files of their nodes, where the exporter was told to.
-    (problem,) = leaks_in(tmp_path, b"\0\1 " + f"{HOME}/ann/model.py".encode(), name="model.onnx")
+    (problem,) = leaks_in(tmp_path, b"\0\1 " + place, name="model.onnx")
     assert problem.startswith("model.onnx has ") and "export it again" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("training_args.bin", 2), ("notes.txt", 2), ("spm.model", 2), ("curves.png", 2), ("model.onnx", 2),
+        ("model.safetensors", 0), ("pytorch_model-00001-of-00002.bin", 0), ("adapter_model.bin", 0), ("optimizer.pt", 0),
+        ("model.onnx.data", 0),
+    ],
+)  # fmt: skip
+def test_tokens_are_found_in_binary_files_that_are_no_weights(name, found, tmp_path):
+    """A pickle of Trainer's arguments knows the token of its run."""
+    data = pickle.dumps({"hub_token": TOKENS["Hugging Face"], "other": "my.own", "numbers": bytes(200)})
+    assert b"\0" in data
+    problems = leaks_in(tmp_path, data, name=name, tokens=["my.own"])
+    assert len(problems) == found and all(problem.startswith(f"{name} has ") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"{SLASH}models/deberta", f"{SLASH}srv/ann/a b/c.txt", f"{SLASH}opt/x/", "C:" + r"\models", "D:/models/x",
+        r"\\server\share\x",
+    ],
+)  # fmt: skip
+def test_a_value_of_a_json_file_is_no_absolute_path_wherever_it_is(place, tmp_path):
+    deep = json.dumps({"a": {"b": [1, place]}}, indent=1)
+    (problem,) = leaks_in(tmp_path, deep, name="config.json")
+    assert problem.startswith(f"config.json:5 has {place!r}, a path to a file of one machine: ")
+    other = json.dumps({"a": "é", "b": f"é{place}", "c": place}, indent=1, ensure_ascii=False)
+    (problem,) = leaks_in(tmp_path, other, name="discriminator.json")
+    assert problem.startswith("discriminator.json:4 has ")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SLASH, f"{SLASH}usr", f"{SLASH}{SLASH}", "and/or", "a/b/c", "ann/deberta", "https://e.org/a/b",
+        f"{SLASH} or {SLASH}", "./x/y", "", 3, None, "C:", "a: b", f"{SLASH}{SLASH}e.org/x",
+    ],
+)  # fmt: skip
+def test_other_values_of_a_json_file_are_no_paths(value, tmp_path):
+    assert leaks_in(tmp_path, json.dumps({"a": [value]}), name="config.json") == []
+
+
+def test_words_of_a_vocabulary_and_names_of_classes_are_no_paths(tmp_path):
+    word = f"{HOME}/usr/x"
+    texts = {
+        "tokenizer.json": {
+            "model": {"vocab": {word: 1}, "merges": [[word, "a"], f"{word} b"]},
+            "added_tokens": [{"id": 1, "content": word}],
+        },
+        "unigram/tokenizer.json": {"model": {"vocab": [[word, -1.5]]}},
+        "tokenizer_config.json": {"added_tokens_decoder": {"1": {"content": word}}},
+        "vocab.json": {word: 1},
+        "added_tokens.json": {word: 1},
+        "config.json": {"id2label": {"0": "/people/person"}, "label2id": {"/people/person": 0}},
+        "vocab.txt": word,
+        "merges.txt": f"{word} a",
+    }  # fmt: skip
+    for name, value in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        assert leaks_in(tmp_path, value if isinstance(value, str) else json.dumps(value), name=name) == [], name
+        # Tokens are looked for there too.
+        secret = {"id2label": {TOKENS["Hugging Face"]: 1}}
+        assert len(leaks_in(tmp_path, json.dumps(secret), name=name)) == 1, name
+
+
+def test_names_in_a_json_file_and_paths_within_a_value_are_found(tmp_path):
+    text = json.dumps({f"{HOME}/ann/a": 1, "b": f"read from {HOME}/ann/b"}, indent=1)
+    first, second = leaks_in(tmp_path, text, name="x.json")
+    assert first.startswith(f"x.json:2 has '{HOME}/ann/a'") and second.startswith(f"x.json:3 has '{HOME}/ann/b'")
+
+
+def test_a_damaged_json_file_is_searched_as_a_text(tmp_path):
+    (problem,) = leaks_in(tmp_path, '{"a": "' + f"{HOME}/ann", name="config.json")
+    assert problem.startswith("config.json:1 has ")
+
+
+def test_the_search_may_be_for_tokens_alone(tmp_path):
+    text = f"{HOME}/ann {TOKENS['GitHub']}"
+    (problem,) = leaks_in(tmp_path, text, tokens_alone=True)
+    assert "token of GitHub" in problem
 
 
 @pytest.mark.parametrize("offset", range(0, 130, 7))
@@ -270,6 +360,7 @@ def test_a_missing_file_is_named_by_those_that_import_it(folder):
         ("from .kernels.fast import x", "`from .kernels.fast import ...`, which the Hub's loader does not follow"),
         ("from ..model import x", "`from ..model import ...`, which the Hub's loader does not follow"),
         ("try:\n    from .fast import x\nexcept ImportError:\n    x = None", "imports .fast, but fast.py does not go along"),
+        ("import scipy", "imports scipy, which not everybody has"),
         ("def f():\n    import triton.language", "imports triton, which not everybody has"),
         ("if True:\n    import hf_deberta_ext", "imports hf_deberta_ext, which not everybody has"),
         ("def f(:", "is no Python"),
@@ -285,7 +376,12 @@ def test_an_import_that_fails_elsewhere_is_named_with_its_line(line, problem, fo
 
 @pytest.mark.parametrize(
     "line",
-    ["try:\n    import triton\nexcept ImportError:\n    triton = None", "import json, torch.nn", "from .losses import x"],
+    [
+        "try:\n    import triton\nexcept ImportError:\n    triton = None",
+        "import json, torch.nn",
+        "import numpy as np",
+        "from .losses import x",
+    ],
 )
 def test_an_import_that_works_elsewhere_is_none(line, folder):
     add_line(folder, line)
@@ -362,18 +458,15 @@ def test_a_card_that_is_missing_is_named_with_the_command_that_writes_it(folder)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("![a](figures/loss.bmp)", "shows figures/loss.bmp, which does not go along: --include figures/loss.bmp"),
         ("[More Information Needed]", "More Information Needed"),
         ("## Empty\n\n## Full\n\ntext", "the heading 'Empty' has no text"),
         ("![curves](loss.png)", "shows loss.png, which is not in the folder"),
-        (
-            '<img alt="x" src="figures/loss.jpg">',
-            "shows figures/loss.jpg, which does not go along: --include figures/loss.jpg",
-        ),
     ],
 )
 def test_a_card_that_is_not_finished_is_named(text, problem, folder):
     (folder / "figures").mkdir()
-    (folder / "figures" / "loss.jpg").write_bytes(b"\0")
+    (folder / "figures" / "loss.bmp").write_bytes(b"\0")
     with open(folder / "README.md", "a") as file:
         file.write(f"\n{text}\n")
     (found,) = readme_problems(folder, files_of(folder))
@@ -389,9 +482,11 @@ def test_a_template_that_nobody_has_filled_in_is_summed_up(folder):
 
 
 def test_pictures_that_go_along_or_are_elsewhere_are_no_problem(folder):
-    (folder / "loss.png").write_bytes(b"\0")
+    (folder / "figures").mkdir()
+    for name in ("loss.png", "figures/loss.jpg"):
+        (folder / name).write_bytes(b"\0")
     with open(folder / "README.md", "a") as file:
-        file.write("\n![a](loss.png) ![b](./loss.png) ![c](https://example.org/x.png)\n")
+        file.write("\n![a](loss.png) ![b](./loss.png) ![c](https://example.org/x.png)\n<img src='figures/loss.jpg'>\n")
     assert readme_problems(folder, files_of(folder)) == []
 
 
@@ -461,15 +556,21 @@ def process(monkeypatch):
     return process
 
 
-def test_the_process_that_loads_has_no_token_no_network_and_nothing_but_what_is_published(folder, process, monkeypatch):
+def test_the_process_that_loads_has_no_secret_is_offline_and_sees_nothing_but_what_is_published(
+    folder, process, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    for name in ("AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "WANDB_API_KEY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "secret")
     (folder / "training_args.bin").write_bytes(b"x")
     process.result = types.SimpleNamespace(returncode=1, stdout="Traceback\nOSError: no space\n")
     (problem,) = load_problems(files_of(folder))
     assert "status 1: OSError: no space" in problem
     environment = process.options["env"]
-    assert not {"HF_TOKEN", "PYTHONPATH"} & {*environment} and environment["HF_HUB_OFFLINE"] == "1"
+    assert "secret" not in environment.values() and "PYTHONPATH" not in environment
+    assert environment["HF_HUB_OFFLINE"] == "1" and environment["PATH"] == os.environ["PATH"]
+    assert environment["HOME"] == environment["USERPROFILE"] == str(process.options["cwd"])
     assert environment["HF_HOME"].startswith(process.options["cwd"]) and process.command[1] == "-I"
     assert process.seen == {*files_of(folder)} and "training_args.bin" not in process.seen
 
@@ -494,6 +595,27 @@ def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
     text = "\n".join(check_folder(folder, files_of(folder), token="my-own-token"))
     for part in ("older or edited", "GB of a file", "path on this machine", "token of GitHub", "your own", "README.md"):
         assert part in text
+
+
+def test_the_saved_token_is_looked_for_beside_the_given_one(folder, process, monkeypatch):
+    monkeypatch.setattr(checks, "get_token", lambda: "the-saved-one")
+    add_line(folder, "the-saved-one", name="README.md")
+    add_line(folder, "the-given-one", name="README.md")
+    for given, count in (("the-given-one", 2), (None, 1)):
+        problems = [problem for problem in check_folder(folder, files_of(folder), token=given) if "your own" in problem]
+        assert len(problems) == count
+
+
+def test_the_folder_that_the_folder_is_in_is_looked_for(folder, process):
+    add_line(folder, f"{folder.parent}/other", name="README.md")
+    (problem,) = check_folder(folder, files_of(folder))
+    assert f"{folder.parent}/other" in problem and "a path on this machine" in problem
+
+
+def test_a_card_is_not_needed_where_the_hub_has_one(folder, process):
+    (folder / "README.md").unlink()
+    process.result = types.SimpleNamespace(returncode=1, stdout="")
+    assert not any("README.md" in problem for problem in check_folder(folder, files_of(folder), needs_card=False))
 
 
 def test_an_adapter_without_a_configuration_is_not_loaded(tmp_path, process):

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -443,21 +444,36 @@ def header(text):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", b"{", "config.json is no JSON"),
-        ("config.json", b"[1]", "config.json must hold fields with values, got list"),
-        ("trainer_state.json", b"{", "trainer_state.json is no JSON"),
-        ("model.safetensors", b"", "model.safetensors is damaged, or no .safetensors: a header of 0 bytes"),
-        ("model.safetensors", header(b"no json"), "model.safetensors is damaged"),
+        ("config.json", b"{", "config.json is not JSON"),
+        ("config.json", b"[1]", "config.json must hold a JSON object, not a list"),
+        ("trainer_state.json", b"{", "trainer_state.json is not JSON"),
+        ("model.safetensors", b"", "model.safetensors is cut off within its header, after 0 bytes"),
+        ("model.safetensors", header(b"no json"), "model.safetensors is no safetensors file: its header is not JSON"),
+        ("model.safetensors", header(b"[1]"), "model.safetensors is no safetensors file: its header is a JSON list"),
         ("model.safetensors", header(b'{"a": {}}'), "model.safetensors is damaged"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}', "lacks model-1.safetensors"),
+        (
+            "model.safetensors",
+            header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}') + b"1234",
+            "model.safetensors is cut off: 73 bytes, where its header tells of 77",
+        ),
+        ("model.safetensors.index.json", b'{"weight_map": ["a"]}', "the weight_map of model.safetensors.index.json must name"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}', "model-1.safetensors is not there"),
     ],
 )
 def test_damaged_files_are_named(name, content, said, tmp_path):
+    """A header that is no object, and a weight_map that is a list, were an AttributeError."""
     AutoConfig.for_model("deberta-ext", **SIZES).save_pretrained(tmp_path)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
         write_model_card(tmp_path)
-    assert not (tmp_path / "README.md").exists()
+    assert str(tmp_path) in str(raised.value) and not (tmp_path / "README.md").exists()
+
+
+def test_settings_of_a_tokenizer_alone_are_no_tokenizer(tmp_path):
+    DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert not read_folder(tmp_path).has_tokenizer
+    assert "AutoTokenizer" not in write_model_card(tmp_path).read_text(encoding="utf-8")
 
 
 # ------- what is wrong with a card

@@ -6,23 +6,28 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard, ModelCardData
 from local_hub import LocalHub
 from print_fault_table import make_folder, on_disk, online
 from test_hub_checks import TINY, save_tokenizer
+from test_push_to_hub import OLD, read_back
 from transformers import AutoTokenizer
 
-from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import push as command
-from hf_deberta_ext.hub import FileChange, PushError, PushReport, push
-from hf_deberta_ext.hub.changes import shown_size
-from hf_deberta_ext.runs.published_files import published_files
+from hf_deberta_ext.hub import FileChange, PushError, PushReport, push, write_model_card
+from hf_deberta_ext.hub.changes import compare_files, shown_size
+from hf_deberta_ext.model import publishing
+from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
+from hf_deberta_ext.runs.published_files import published_files, stale_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).with_name("hub_worker.py")
@@ -59,7 +64,7 @@ def changes(report):
 
 
 def writes(hub):
-    return [request for request in hub.requests if request.method != "GET"]
+    return [request for request in hub.requests if request.method not in ("GET", "HEAD")]
 
 
 # ------- hand-computed
@@ -159,7 +164,8 @@ def test_what_is_only_on_the_hub_stays_and_is_named(hub, send):
         (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"], ...),
         (["pytorch_model.bin"], ...),
         (["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"], ...),
-        (["model.fp16.safetensors", "tf_model.h5", "adapter_model.safetensors", "discriminator/model.safetensors"], []),
+        (["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"], ...),
+        (["model.fp16.safetensors", "tf_model.h5", "discriminator/model.safetensors"], []),
         (["onnx/model.onnx", "onnx/model.onnx.data"], []),
     ],
 )
@@ -172,14 +178,36 @@ def test_weights_that_the_new_ones_replace_are_deleted_in_the_same_commit(there,
     assert len(hub.repos[REPO].history()) == 3 and {*report.kept_on_hub} == {*there} - {*gone}
 
 
-def test_files_of_a_kind_replace_each_other_in_their_own_folder_alone(hub, send, folder):
-    there = ["onnx/old.onnx", "onnx/old.onnx.data", "old.onnx", "generator/pytorch_model.bin", "adapter_model.bin"]
-    hub.create_repo(REPO, dict.fromkeys(there, b"old"))
-    for name in ("onnx/model.onnx", "generator/model.safetensors", "adapter_model.safetensors"):
+def test_files_replace_each_other_in_their_own_folder_alone_and_graphs_with_their_own_data(hub, send, folder):
+    """Other graphs are models of their own; a push of new weights says that they may be of older ones."""
+    gone = {"onnx/model.onnx_data", "generator/pytorch_model.bin", "generator/adapter_config.json"}
+    stays = {"onnx/model_int8.onnx", "onnx/model_int8.onnx.data", "onnx/model.txt", "discriminator/pytorch_model.bin"}
+    hub.create_repo(REPO, dict.fromkeys(gone | stays, b"old"))
+    for name in ("onnx/model.onnx", "generator/model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"new")
     report = send()
-    assert {path for path, change in changes(report).items() if change == "deleted"} == {*there} - {"old.onnx"}
+    assert {path for path, change in changes(report).items() if change == "deleted"} == gone
+    assert {*report.kept_on_hub} == stays
+    assert "perhaps of an older model, and not replaced: onnx/model_int8.onnx" in report.notes
+    assert not any("older model" in note for note in send().notes)
+
+
+@pytest.mark.parametrize(
+    "new", [["model.safetensors"], ["adapter_config.json", "adapter_model.bin"], ["config.json"]], ids=str
+)
+def test_all_three_ways_to_push_delete_the_same(new, folder):
+    """Of a configuration alone the trainers and this one know nothing of weights; nobody pushes one by these ways."""
+    there = types.SimpleNamespace(size=1, lfs=None, blob_id="0")
+    old = dict.fromkeys(OLD, there)
+    files = {}
+    for name in new:
+        files[name] = folder / name
+        files[name].write_bytes(b"new")
+    here = [change.path for change in compare_files(files, old) if change.change == "deleted"]
+    assert here == stale_weights(OLD, new)
+    if new != ["config.json"]:
+        assert here == publishing.stale_weights({*OLD}, new) != []
 
 
 def test_a_smaller_number_of_files_replaces_a_larger_one(hub, send, folder):
@@ -202,6 +230,40 @@ def test_files_that_are_none_of_a_model_stay_here_unless_they_are_asked_for(hub,
     report = send(include=["*.txt"])
     assert {*hub.repos[REPO].files()} == NAMES | {".gitattributes", "notes.txt"}
     assert {*report.left_out} == {"training_args.bin", "checkpoint-2/"}
+
+
+def test_gitattributes_are_the_hubs_own(hub, send, folder):
+    (folder / ".gitattributes").write_text("mine")
+    assert send().left_out == {".gitattributes": "the Hub keeps its own"}
+    assert b"lfs" in hub.repos[REPO].files()[".gitattributes"]
+
+
+@pytest.mark.parametrize(
+    ("message", "description", "title", "text"),
+    [
+        ("One", None, "One", ""),
+        ("One\n\nwhy\n\nand how\n", None, "One", "why\n\nand how"),
+        ("\n One\nwhy", "more", "One", "why\n\nmore"),
+    ],
+)
+def test_the_first_line_of_a_message_is_the_title(message, description, title, text, hub, send):
+    """A lost answer is looked for by the title, which git takes from the first line."""
+    hub.fail("/commit/", kind="cut_after")
+    send(commit_message=message, commit_description=description)
+    made = hub.repos[REPO].history()[0]
+    assert (made.title, made.description, len(hub.repos[REPO].history())) == (title, text, 2)
+
+
+def test_a_blank_message_is_none(hub, send):
+    send(commit_message=" \n")
+    assert hub.repos[REPO].history()[0].title.startswith("Upload a model with hf_deberta_ext")
+
+
+def test_without_a_tag_the_report_says_that_the_branch_moves(send):
+    note = "no tag: the card loads the moving branch fast; --tag NAME pins it"
+    assert note in send(revision="fast", dry_run=True).notes and note in send(revision="fast").notes
+    assert not any("no tag" in note for note in send(tag="v1").notes)
+    assert not any("no tag" in note for note in send(create_pr=True).notes)
 
 
 # ------- where it goes
@@ -268,6 +330,23 @@ def test_a_tag_that_is_taken_is_refused_before_anything_is_sent(hub, send, folde
     assert writes(hub) == []
 
 
+@pytest.mark.parametrize("kind", ["409", "lost"])
+def test_a_tag_that_somebody_makes_meanwhile_is_said_with_its_commit(kind, hub, send):
+    def somebody():
+        repo = hub.repos[REPO]
+        repo.tags["v1.0"] = repo.history()[-1].oid
+
+    hub.before(f"POST /api/models/{REPO}/tag/", somebody)
+    if kind == "lost":
+        hub.fail(f"POST /api/models/{REPO}/tag/", status=500)
+    with pytest.raises(
+        PushError, match=r"somebody else has made it meanwhile, at the commit \w{12}\. The commit \w+ is made.*"
+    ) as f:
+        send(tag="v1.0")
+    assert "Choose another --tag" in str(f.value) and "makes the tag alone." not in str(f.value)
+    assert f.value.commit == hub.repos[REPO].branches["main"] and f.value.status == 409
+
+
 def test_a_tag_is_no_branch(hub, send):
     send(tag="v1.0")
     with pytest.raises(ValueError, match=r"v1\.0 is a tag of user/deberta, and a push goes to a branch"):
@@ -312,7 +391,7 @@ def test_a_dry_run_with_a_wrong_token_says_so(send):
 def problems(monkeypatch):
     found = ["config.json: one thing", "README.md: another"]
     asked = []
-    monkeypatch.setattr(MODULE, "check_folder", lambda *arguments: asked.append(arguments) or found)
+    monkeypatch.setattr(MODULE, "check_folder", lambda *arguments, **more: asked.append((*arguments, more)) or found)
     return found, asked
 
 
@@ -327,7 +406,8 @@ def test_a_folder_with_problems_is_refused_with_all_of_them(problems, hub, send,
 
 def test_the_checks_see_what_would_be_published(problems, send, folder):
     send(skip_checks=False, dry_run=True)
-    ((where, files, token),) = problems[1]
+    ((where, files, token, more),) = problems[1]
+    assert more == {"needs_card": True}
     assert where == folder and token == "hf_write" and {*files} == NAMES
 
 
@@ -335,11 +415,40 @@ def test_a_dry_run_lists_the_problems(problems, hub, send):
     report = send(skip_checks=False, dry_run=True)
     assert report.problems == tuple(problems[0])
     assert "problem: config.json: one thing" in str(report) and "would be refused" in str(report)
-    assert "the folder was not checked" not in report.notes and writes(hub) == []
+    assert not any("not checked" in note for note in report.notes) and writes(hub) == []
 
 
 def test_checks_that_are_skipped_are_named(send):
-    assert "the folder was not checked" in send().notes
+    assert "the folder was searched for tokens alone, and not checked" in send().notes
+
+
+def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder):
+    place = "/" + "home/ann/x"
+    (folder / "tokenizer.json").write_text(json.dumps({"a": f"{place} hf_write", "b": "hf" + "_" + "x1" * 17}))
+    with pytest.raises(ValueError, match="nothing was sent") as refused:
+        send()
+    assert [line for line in str(refused.value).splitlines()[1:] if "tokenizer.json" not in line] == []
+    assert "your own token" in str(refused.value) and "a token of Hugging Face" in str(refused.value)
+    assert place not in str(refused.value) and writes(hub) == []
+    assert len(send(dry_run=True).problems) == 2
+    (folder / "tokenizer.json").write_text(json.dumps({"a": place}))
+    assert send().problems == ()
+
+
+def test_a_card_that_the_hub_refuses_is_refused_before_anything_is_sent(hub, send, folder):
+    (folder / "README.md").write_text("---\nlanguage:\n  a: b\n---\n\n# A model\n")
+    with pytest.raises(ValueError, match=r'README\.md: the Hub says .*"language" must be a string') as refused:
+        send()
+    assert "nothing was sent" in str(refused.value)
+    assert [request.path for request in writes(hub)] == ["/api/validate-yaml"] and hub.repos == {}
+
+
+def test_a_card_that_is_there_already_is_not_asked_about(hub, send, folder):
+    send()
+    (folder / "config.json").write_text("{}")
+    hub.requests.clear()
+    send()
+    assert not hub.sent("validate-yaml")
 
 
 @pytest.mark.parametrize(
@@ -368,6 +477,96 @@ def test_arguments_that_do_not_go_together_are_refused(changed, message, hub, fo
 def test_something_that_is_no_model_is_refused():
     with pytest.raises(TypeError, match="a folder or a model with save_pretrained, got int"):
         push(3, REPO)
+
+
+# ------- the card of a model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).eval()
+
+
+@pytest.fixture
+def send_model(hub, model):
+    return functools.partial(push, model, REPO, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+
+
+def card_on(hub):
+    return hub.repos[REPO].files()["README.md"].decode()
+
+
+WRITTEN = "---\nlicense: mit\n---\n\n# Mine\n\nTrained on tales.\n"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(dry_run, hub, send_model):
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    report = send_model(tag="v1", dry_run=dry_run)
+    assert card_on(hub) == WRITTEN and "README.md" in report.kept_on_hub
+    assert any("somebody has written the card on the Hub, and it stays" in note for note in report.notes)
+    assert ("model.safetensors" in hub.repos[REPO].files()) != dry_run
+
+
+def test_a_card_in_a_folder_replaces_one_on_the_hub(hub, send):
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    assert changes(send())["README.md"] == "changed" and "# A model" in card_on(hub)
+
+
+def test_a_model_passes_the_checks_without_a_card_where_the_hub_has_one(hub, send_model, monkeypatch):
+    monkeypatch.setattr("hf_deberta_ext.hub.checks.load_problems", lambda files: [])
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    assert send_model(skip_checks=False).problems == () and card_on(hub) == WRITTEN
+
+
+def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, send_model, model):
+    automatic = ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC)
+    first = new_card("DebertaExtForMaskedLM", REPO, revision="main", parameters=9, has_tokenizer=True, metadata={})
+    for there in (str(automatic), first):
+        licensed = ModelCard(there)
+        licensed.data.license = "mit"
+        hub.create_repo(REPO, {"README.md": str(licensed).encode()})
+        send_model()
+        card = ModelCard(card_on(hub))
+        assert "## Sizes" in card.text and "More Information Needed" not in card.text
+        assert card.data.license == "mit" and "hf_deberta_ext" in card.data.tags
+        del hub.repos[REPO]
+    send_model()
+    send_model(tag="v1")
+    assert 'revision = "v1"  # pins' in card_on(hub)
+    hub.requests.clear()
+    assert send_model(tag="v1").files and writes(hub) == []
+    hub.commit(REPO, {"README.md": card_on(hub).encode() + b"\nTrained on tales.\n"})
+    send_model(tag="v2")
+    assert "Trained on tales." in card_on(hub)
+
+
+# ------- the parts of a joint model
+
+
+@pytest.mark.parametrize("tag", ["v1", None])
+def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag, hub, tmp_path):
+    """Its code runs as it stands in the published card."""
+    joint = DebertaExtForPreTraining(DebertaExtConfig(**TINY))
+    folder = tmp_path / "joint"
+    joint.save_pretrained(folder)
+    joint.export_discriminator().save_pretrained(folder / "discriminator")
+    joint.export_generator().save_pretrained(folder / "generator")
+    for part in ("", "discriminator", "generator"):
+        save_tokenizer(folder / part)
+    write_model_card(folder)
+    before = on_disk(folder)
+    push(folder, REPO, tag=tag, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+    assert on_disk(folder) == before
+    jobs = []
+    for part in ("discriminator", "generator"):
+        card = hub.repos[REPO].files()[f"{part}/README.md"].decode()
+        code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+        assert f'snapshot_download("{REPO}", revision="{tag or "main"}", allow_patterns="{part}/*")' in code
+        jobs.append({"name": part, "kind": "code", "repo": REPO, "code": code, "show": ["repo", "revision"]})
+    results = read_back(hub, tmp_path / "worker", jobs)
+    for part, result in results.items():
+        assert result.get("repo", "").endswith(f"/{part}") and result["revision"] == "None", result
 
 
 # ------- a model, with all checks, and back
@@ -473,3 +672,41 @@ def test_the_example_runs_without_the_hub(extra, status, example, folder, monkey
 def test_an_error_of_the_example_is_one_line(example, folder, capsys):
     assert example(folder, "no-name", "--dry_run") == 1
     assert capsys.readouterr().err == "push_to_hub: repo_id = 'no-name' must be user/name or organisation/name\n"
+
+
+# ------- for real
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).save_pretrained(folder)
+    save_tokenizer(folder)
+    write_model_card(folder, language="en", license="mit")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "hf_deberta_ext", "push"], [str(ROOT / "examples" / "push_to_hub.py")]], ids=["command", "example"]
+)
+def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(command, hub, whole, tmp_path):
+    before = on_disk(whole)
+    names = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
+    environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+    environment |= hub.environment(tmp_path / "home") | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+
+    def run(*flags):
+        return subprocess.run(
+            [sys.executable, *command, str(whole), REPO, *flags], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+
+    done = run("--private", "--tag", "v1.0")
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos[REPO]
+    assert f"commit {repo.branches['main']}, tag v1.0" in done.stdout.splitlines()[-1]
+    assert repo.private and repo.tags == {"v1.0": repo.branches["main"]}
+    assert {*repo.files()} - {".gitattributes"} == {*published_files(whole)[0]} and on_disk(whole) == before
+    refused = run("--public")
+    assert refused.returncode == 1 and "is there already and private" in refused.stderr
+    assert refused.stderr.count("\n") == 1 and len(repo.commits) == 2

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX files beside their models, int8 copies, and what export refuses."""
 
+import importlib.util
 import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_remote_code import save_tokenizer, tiny_model
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -21,7 +24,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext import export as export_module
-from hf_deberta_ext.export import export_onnx, onnx_parity, parity_shapes, quantise_onnx
+from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, parity_shapes, quantise_onnx
 
 REASON = "the extra `onnx` is not installed"
 onnx = pytest.importorskip("onnx", reason=REASON)
@@ -37,6 +40,7 @@ HEADS = [
     DebertaExtForQuestionAnswering,
     DebertaExtForMultipleChoice,
 ]
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "export_onnx.py"
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # Every head of v3, and what other families have besides: a convolution, one row for each distance, types and positions in
 # the input. Each export takes seconds; the rest of the product is slow.
@@ -324,3 +328,108 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
             onnx_parity(model, file)
         else:
             export_onnx(model, tmp_path / "model.onnx")
+
+
+# ------- examples/export_onnx.py
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("export_onnx_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A classifier of three labels with its tokenizer, rows and a text."""
+    tiny_model(DebertaExtForSequenceClassification, num_hidden_layers=1, pad_token_id=0).save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    rows = [{"sentence": f"w{5 + i} w{50 - i} " * (i % 5 + 1), "label": i % 3} for i in range(50)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{5 + i % 50}" for i in range(400)))
+    return tmp_path
+
+
+def test_the_example_writes_both_files_and_measures_them(script, saved, capsys):
+    flags = ["--model", str(saved / "model"), "--output", str(saved / "onnx" / "model.onnx"), "--int8", "--int8_embeddings"]
+    flags += ["--lengths", "1", "9", "90", "--repeats", "1", "--text_file", str(saved / "text.txt")]
+    results = script.main([*flags, "--rows_file", str(saved / "rows.jsonl")])
+    assert sorted(os.listdir(saved / "onnx")) == ["model.onnx", "model_int8.onnx", "parity.json"]
+    assert json.loads((saved / "onnx" / "parity.json").read_text()) == json.loads(json.dumps(results))
+    assert str(saved) not in (saved / "onnx" / "parity.json").read_text() and results["model"] == "model"
+    assert results["architecture"] == "DebertaExtForSequenceClassification"
+    assert results["bytes"]["int8"] == (saved / "onnx" / "model_int8.onnx").stat().st_size < results["bytes"]["float32"]
+    shapes = [(1, 1), (1, 9), (1, 90), (2, 9), (2, 90)]
+    for rows in results["parity"].values():
+        assert [(row["batch"], row["length"]) for row in rows] == shapes
+    assert all(row["agreement"] == 1.0 for row in results["parity"]["float32"])
+    # By hand: the model on each row alone.
+    model = DebertaExtForSequenceClassification.from_pretrained(saved / "model").eval()
+    right = 0
+    for line in (saved / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        ids = [1, *(int(word[1:]) for word in row["sentence"].split()), 2]
+        with torch.no_grad():
+            right += model(torch.tensor([ids])).logits.argmax().item() == row["label"]
+    scores = results["accuracy"]
+    assert scores["torch"] == {"rows": 50, "accuracy": pytest.approx(right / 50)}
+    assert scores["float32"] == {"rows": 50, "accuracy": pytest.approx(right / 50), "agreement": 1.0}
+    assert {*scores} == {"torch", "float32", "int8"}
+    lines = capsys.readouterr().out.splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + len(shapes) and all(line.count("|") == table[0].count("|") for line in table)
+    with pytest.raises(SystemExit, match=r"model.onnx exists; give overwrite=True"):
+        script.main(flags)
+
+
+def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch):
+    rows = [OnnxParity(1, 4, "none", 0.01, 1.0, 1.0, 1.0, 1.0)]
+    monkeypatch.setattr(script, "onnx_parity", lambda *args, **kwargs: rows)
+    flags = ["--model", str(saved / "model"), "--output", str(saved / "model.onnx"), "--lengths", "4"]
+    with pytest.raises(SystemExit, match=r"model.onnx is off by 1.0e-02 of the largest output"):
+        script.main(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rows_file", "rows.txt", "--model"], "must end in .jsonl, .csv or .tsv"),
+        (["--rows_file", "rows.jsonl", "--text_columns", "text", "--model"], "has no column text"),
+        (["--rows_file", "bad.jsonl", "--model"], "the model has no label 7; it has"),
+        (["--rows_file", "rows.jsonl", "--task", "feature-extraction", "--model"], "this is a DebertaExtModel"),
+        (["--text_file", "text.txt"], "need a --model"),
+    ],
+)
+def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    (saved / "rows.txt").write_text("")
+    (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
+    flags = [*flags, "model"] if flags[-1] == "--model" else flags
+    with pytest.raises(SystemExit, match=f"export_onnx: .*{message}"):
+        script.main(flags)
+    assert not (saved / "onnx").exists()
+
+
+def test_the_example_takes_stock_models_and_names_its_tasks(script, saved, stock_config):
+    from transformers import DebertaV2ForTokenClassification, DebertaV2Model
+
+    for stock, ours in (
+        (DebertaV2ForTokenClassification, DebertaExtForTokenClassification),
+        (DebertaV2Model, DebertaExtModel),
+    ):
+        stock(stock_config("v3")).half().save_pretrained(saved / "stock")
+        model = script.load(script.parse_args(["--model", str(saved / "stock")]))
+        assert type(model) is ours and model.dtype == torch.float32 and not model.training
+    DebertaExtForPreTraining(tiny_model(DebertaExtModel).config).save_pretrained(saved / "joint")
+    with pytest.raises(ValueError, match="was saved as DebertaExtForPreTraining; choose a --task: feature-extraction"):
+        script.load(script.parse_args(["--model", str(saved / "joint")]))
+    assert type(script.load(script.parse_args(["--task", "fill-mask"]))) is DebertaExtForMaskedLM
+
+
+@pytest.mark.parametrize("flags", [["--lengths", "0"], ["--batch", "0"], ["--int8_embeddings"], ["--task", "sing"]])
+def test_the_example_refuses_flags_that_make_no_sense(flags, script, capsys):
+    with pytest.raises(SystemExit) as error:
+        script.parse_args(flags)
+    assert error.value.code == 2 and flags[0] in capsys.readouterr().err

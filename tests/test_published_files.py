@@ -5,17 +5,22 @@ import pytest
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model.configuration_deberta_ext import CODE_MARK as MARK_OF_THE_MODEL
-from hf_deberta_ext.runs.published_files import CODE_MARK, published_files
+from hf_deberta_ext.runs.card import LOADING_LINES, pin_loading_lines, render_card
+from hf_deberta_ext.runs.published_files import CODE_MARK, published_card, published_files, stale_weights
 
 CODE = f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n"
 MODEL = (
     "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
     "pytorch_model.bin", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json",
     "spm.model", "vocab.json", "merges.txt", "chat_template.jinja", "README.md", "LICENSE", "LICENSE.txt", "curves.png",
-    "seeds.svg", "all_results.json", "eval_mm_results.json", ".gitattributes",
+    "figures/seeds.svg", "discriminator/heads.jpg", "all_results.json", "eval_mm_results.json",
     "discriminator/config.json", "discriminator/model.safetensors", "generator/README.md", "onnx/model.onnx",
-    "onnx/model.onnx.data",
+    "onnx/model.onnx.data", "discriminator/README.md",
 )  # fmt: skip
+CARDS = {
+    "README.md": "![Curves](./curves.png)\n<img width='3' src='figures/seeds.svg'> ![x](none.png) ![y](https://e.org/z.png)",
+    "discriminator/README.md": "![Heads](heads.jpg) ![Out](../../outside.png)",
+}
 LEFT_OUT = {
     "checkpoint-5/model.safetensors": ("checkpoint-5/", "checkpoint"),
     "checkpoint-5/config.json": ("checkpoint-5/", "checkpoint"),
@@ -34,6 +39,9 @@ LEFT_OUT = {
     "eval_answers.json": ("eval_answers.json", "predictions"),
     ".cache/huggingface/x": (".cache/", "hidden"),
     ".env": (".env", "hidden"),
+    ".gitattributes": (".gitattributes", "the Hub keeps its own"),
+    "lost.png": ("lost.png", "a picture that no card shows: --include lost.png adds it"),
+    "1_Pooling/config.json": ("1_Pooling/", "--include 1_Pooling/*"),
     "notes.txt": ("notes.txt", "--include notes.txt"),
     "figures/a.png": ("figures/", "--include figures/*"),
     "train.py": ("train.py", "--include train.py"),
@@ -48,7 +56,7 @@ def folder(tmp_path):
     for name in (*MODEL, *LEFT_OUT):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(name)
+        file.write_text(CARDS.get(name, name))
     for name in ("modeling_deberta_ext.py", "discriminator/modeling_deberta_ext.py"):
         (tmp_path / name).write_text(CODE)
     return tmp_path
@@ -67,24 +75,53 @@ def test_a_models_files_are_published_and_everything_else_has_a_reason(folder):
 @pytest.mark.parametrize(
     ("pattern", "added"),
     [
-        ("notes.txt", {"notes.txt", "discriminator/notes.txt"}),
+        ("notes.txt", {"notes.txt"}),
+        ("*.txt", {"notes.txt"}),
+        ("*/notes.txt", {"discriminator/notes.txt"}),
         ("discriminator/notes.txt", {"discriminator/notes.txt"}),
         ("figures/*", {"figures/a.png"}),
         ("*.py", {"train.py"}),
         ("run_report.json", {"run_report.json"}),
+        ("training_args.bin", {"training_args.bin"}),
+        ("checkpoint-5/config.json", {"checkpoint-5/config.json"}),
         (".env", {".env"}),
     ],
 )
-def test_include_adds_what_fits_by_path_or_name(folder, pattern, added):
+def test_include_adds_names_in_the_folder_and_paths_below_it(folder, pattern, added):
     before, _ = published_files(folder)
     published, left_out = published_files(folder, [pattern])
     assert {*published} - {*before} == added and not added & {*left_out}
 
 
-def test_include_of_everything_leaves_hidden_files_out(folder):
-    published, left_out = published_files(folder, ["*"])
-    assert {*left_out} == {".cache/", ".env"}
-    assert "checkpoint-5/model.safetensors" in published
+def test_include_of_everything_takes_nothing_that_is_left_out_for_a_reason(folder):
+    """A bare pattern was for names in every folder below, and took the state of each checkpoint."""
+    (folder / "figures" / "training_args.bin").write_text("x")
+    reasons = {name for name, (_, word) in LEFT_OUT.items() if "--include" not in word}
+    assert {"training_args.bin", "checkpoint-5/config.json", ".env", "run_arguments.json", "README.md.part"} <= reasons
+    published, _ = published_files(folder, ["*", "*/*"])
+    assert not reasons & {*published} and "figures/training_args.bin" not in published
+    assert {"notes.txt", "train.py", "figures/a.png", "discriminator/notes.txt", "lost.png"} <= {*published}
+    published, _ = published_files(folder, ["*"])
+    assert "lost.png" in published and not {"figures/a.png", "discriminator/notes.txt"} & {*published}
+
+
+@pytest.mark.parametrize("pattern", ["training_args*", "*.bin.part", "checkpoint-5/*", ".*", "*/*.log", "optimizer.??"])
+def test_a_pattern_does_not_fit_what_has_to_be_named(folder, pattern):
+    with pytest.raises(ValueError, match="have to be named by their path"):
+        published_files(folder, [pattern])
+
+
+def test_the_modules_of_sentence_transformers_go_along(tmp_path):
+    names = {
+        "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json",
+        "2_Dense/config.json", "2_Dense/model.safetensors", "config.json",
+    }  # fmt: skip
+    others = {"1_Pooling/notes.txt", "eval/config.json", "3_x/deep/config.json"}
+    for name in names | others:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("{}")
+    published, left_out = published_files(tmp_path)
+    assert {*published} == names and {*left_out} == {"1_Pooling/", "eval/", "3_x/"}
 
 
 def test_what_saving_writes_is_published_whole(tmp_path):
@@ -109,3 +146,26 @@ def test_what_cannot_be_sorted_is_refused(folder):
         published_files(folder, ["*.tsv", "notes.text"])
     with pytest.raises(ValueError, match="is not a folder"):
         published_files(folder / "config.json")
+
+
+# ------- what goes from the Hub, and cards
+
+
+def test_the_data_of_a_graph_goes_with_the_graph_and_other_graphs_stay():
+    there = ["onnx/a.onnx", "onnx/a.onnx.data", "onnx/a.onnx_data", "onnx/b.onnx", "onnx/b.onnx.data", "a.onnx.data"]
+    assert stale_weights(there, ["onnx/a.onnx", "onnx/a.onnx.data"]) == ["onnx/a.onnx_data"]
+    assert stale_weights(there, ["onnx/a.onnx", "model.safetensors"]) == ["onnx/a.onnx.data", "onnx/a.onnx_data"]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_the_card_of_a_part_downloads_its_folder(pinned):
+    card = render_card(
+        title="x", opening="A model.", metadata={}, load=LOADING_LINES.format(repo="discriminator") + "\nload(repo)"
+    )
+    whole = published_card(card, "README.md", "ann/x", "v1", pinned=pinned)
+    assert whole == pin_loading_lines(card, "ann/x", "v1", pinned=pinned)
+    part = published_card(card, "discriminator/README.md", "ann/x", "v1", pinned=pinned)
+    line = 'repo = snapshot_download("ann/x", revision="v1", allow_patterns="discriminator/*") + "/discriminator"'
+    assert f"{line}\nrevision = None  # " in part and 'repo = "' not in part
+    assert ("for good" in part) != pinned
+    assert published_card("# No code\n", "discriminator/README.md", "ann/x", "v1", pinned=pinned) == "# No code\n"

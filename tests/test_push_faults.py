@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from huggingface_hub.utils import get_session
@@ -12,6 +13,7 @@ from local_hub import LocalHub, PullRequest, User
 from print_fault_table import (
     CASES,
     FAULTS,
+    PAGE,
     REPO,
     STAGES,
     SURVIVED,
@@ -35,10 +37,17 @@ WAYS_OUT = {
     "413": "max_shard_size",
     "429, Retry-After: 200, for ever": "Push again in 200 s",
     "500, for ever": "push again later",
+    "502, a page of HTML, for ever": "push again later",
     "cut, for ever": "Look at the connection and push again",
 }
 WHAT = {
+    "look": "reading user/deberta failed",
+    "card": "asking the Hub about the card failed",
     "create": "making the repository user/deberta failed",
+    "refs": "reading the branches of user/deberta failed",
+    "tree": "reading the files of user/deberta failed",
+    "branch": "making the branch fast failed",
+    "batch": "uploading failed",
     "preupload": "uploading failed",
     "upload": "uploading model.safetensors failed",
     "commit": "the commit failed",
@@ -120,7 +129,7 @@ def test_a_fault_that_stays_is_said_with_what_is_on_the_hub_and_the_way_out(faul
         assert f"{FAULTS[fault]['status']} " in message
     if fault in ("401", "403", "409", "413", "500, for ever"):
         assert FAULTS[fault]["message"].rstrip(".") in message
-    if stage == "create":
+    if stage in ("look", "card", "create"):
         assert "Nothing was changed on the Hub" in message and not outcome.exists
     elif stage == "tag":
         made = re.search("The commit ([0-9a-f]{40}) is made", message)
@@ -186,6 +195,32 @@ def test_the_session_of_huggingface_hub_is_as_before(hub, send):
     with pytest.raises(PushError):
         send()
     assert (get_session(), session.timeout, dict(session.event_hooks)) == (session, *before)
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_the_session_is_as_before_whichever_of_two_pushes_ends_first(first_to_end):
+    """The hook of the first to end was left over, or that of the other was lost."""
+    session = get_session()
+    before = (session.timeout, {name: [*hooks] for name, hooks in session.event_hooks.items()})
+    pushes = [transfer.patient_session(), transfer.patient_session()]
+    for each in pushes:
+        each.__enter__()
+    pushes.pop(first_to_end).__exit__(None, None, None)
+    assert session.timeout.read == transfer.SILENCE_SECONDS
+    assert len(session.event_hooks["response"]) == len(before[1]["response"]) + 1
+    pushes[0].__exit__(None, None, None)
+    assert (session.timeout, session.event_hooks) == before
+
+
+def test_two_pushes_at_once_both_go_through_and_leave_the_session_as_it_was(hub, folder):
+    session = get_session()
+    before = (session.timeout, {name: [*hooks] for name, hooks in session.event_hooks.items()})
+    hub.fail("PUT /lfs/", kind="slow")
+    send = functools.partial(push, folder, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+    with ThreadPoolExecutor() as pool:
+        assert len([*pool.map(send, ["user/one", "user/two"])]) == 2
+    assert (session.timeout, session.event_hooks) == before
+    assert all(FILES <= {*hub.repos[name].files()} for name in ("user/one", "user/two"))
 
 
 def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
@@ -324,6 +359,77 @@ def test_offline_mode_is_said(send, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(PushError, match=r"HF_HUB_OFFLINE is set\. Nothing was changed.*Take HF_HUB_OFFLINE out"):
         send()
+
+
+def test_a_page_in_place_of_json_is_tried_again_and_said(hub, send):
+    """A captive portal answers everything with a page, and 200."""
+    portal = dict(status=200, headers={"Content-Type": "text/html"}, body=b"<html>Log in</html>")
+    hub.fail("POST /api/validate-yaml", **portal, skip=1)
+    with no_waiting() as waits:
+        send()
+    assert waits == [1]
+    hub.fail("GET /api/models/", **portal, times=None)
+    told = "the answer was no JSON, perhaps a page of a proxy.*Look at the connection and push again"
+    with no_waiting() as waits, pytest.raises(PushError, match=told):
+        send()
+    assert waits == [1, 2, 4]
+
+
+@pytest.mark.parametrize("times", [1, None])
+def test_a_page_in_answer_to_huggingface_hubs_own_question_about_the_card_is_an_error_of_the_hub(times, hub, send):
+    hub.fail("POST /api/validate-yaml", **PAGE | dict(times=times), skip=1)
+    with no_waiting() as waits:
+        if times:
+            send()
+        else:
+            with pytest.raises(PushError, match=r"the commit failed: 502 Bad Gateway.*nothing is in it.*push again later"):
+                send()
+    assert waits == ([1] if times else [1, 2, 4])
+
+
+class XetAuthenticationError(PermissionError):
+    """As that of hf_xet, which derives its errors from Python's own."""
+
+
+class XetObjectNotFoundError(FileNotFoundError):
+    """The same."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (XetAuthenticationError("no access"), "no access. .*hf auth login"),
+        (XetObjectNotFoundError("no xorb"), "no xorb. .*HF_HUB_DISABLE_XET=1"),
+        (RuntimeError("CAS server error"), "CAS server error. .*HF_HUB_DISABLE_XET=1"),
+        (ConnectionResetError("reset by peer"), "reset by peer. .*HF_HUB_DISABLE_XET=1"),
+        (ValueError("bad shard"), "bad shard. "),
+        (PermissionError(13, "Permission denied", "a.bin"), "a.bin cannot be read .Permission denied.* Make it readable"),
+        (FileNotFoundError(2, "No such file or directory", "a.bin"), "a.bin cannot be read .No such file"),
+    ],
+)
+def test_what_goes_wrong_over_xet_is_said_with_what_is_on_the_hub(error, said, hub, send, folder, monkeypatch):
+    """No server here speaks Xet's protocol: its errors take the place of the upload."""
+
+    def fail(**what):
+        raise error
+
+    before = on_disk(folder)
+    monkeypatch.setattr("huggingface_hub._commit_api._upload_files", fail)
+    with pytest.raises(PushError, match=f"uploading failed: {said}") as failed:
+        send()
+    assert "The repository user/deberta was made, and nothing is in it" in str(failed.value)
+    assert failed.value.__cause__ is error and on_disk(folder) == before and ours(hub) == []
+    monkeypatch.undo()
+    with online():
+        assert send().commit == ours(hub)[0].oid
+
+
+def test_a_file_that_goes_while_it_is_sent_is_named(hub, send, folder):
+    hub.before(STAGES["commit"], lambda: None)
+    hub.before(STAGES["preupload"], (folder / "model.safetensors").unlink)
+    with pytest.raises(PushError, match=r"uploading failed: .*model\.safetensors cannot be read \(No such file"):
+        send()
+    assert ours(hub) == []
 
 
 def test_errors_of_other_kinds_pass_through_and_those_of_uploads_do_not():

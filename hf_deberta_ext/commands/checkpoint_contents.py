@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in a checkpoint: its files, tensors and heads, and what loading it would find missing. No weight is read."""
 
-import json
 import math
 import os
-import pickle
 import re
-import struct
-import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +21,8 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import cached_file
 
-from ..model.checkpoint_layouts import WEIGHT_FILES, convert_official
+from ..checkpoint_files import WEIGHT_FILES, Tensor, header_tensor, read_index, read_json, read_tensors
+from ..model.checkpoint_layouts import convert_official
 from ..model.configuration_deberta_ext import OFFICIAL_TYPES, PRESETS, DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.masked_language_model import DebertaExtForMaskedLM
@@ -39,7 +36,7 @@ from ..model.modeling_deberta_ext import (
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
 
-__all__ = ["HEADS", "CheckpointContents", "Tensor", "fetch", "read_contents", "read_json", "read_tensors"]
+__all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
 
 # The names of the heads on the command line.
 HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
@@ -56,8 +53,6 @@ GENERATOR_FILE = "pytorch_model.generator.bin"
 # Everything of a repository but weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx", "pytorch.model-*.bin")
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-          "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # fmt: skip
 # The fields that make the shape of a published size; dropout and the like do not.
 SHAPE_FIELDS = {
     "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -65,19 +60,6 @@ SHAPE_FIELDS = {
     "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key", "conv_kernel_size", "conv_groups",
     "share_layers",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """What a file says of a tensor; `dtype` is a name like "float16"."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def size(self) -> int:
-        """The number of its elements."""
-        return math.prod(self.shape)
 
 
 @dataclass
@@ -236,82 +218,10 @@ def _fetch_weights(source: str, folder: Path):
         if path is None:
             continue
         if name.endswith(".json"):
-            for shard in sorted({*json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values()}):
+            for shard in sorted({*read_index(Path(path)).values()}):
                 cached_file(source, shard, **options)
         break
     cached_file(source, GENERATOR_FILE, **options)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; {} without the file.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        why = "a Git LFS pointer, not the file itself" if _is_pointer(file) else f"not JSON: {error}"
-        raise ValueError(f"{file} is {why}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{file} must hold a JSON object, not a {type(value).__name__}")
-    return value
-
-
-def _is_pointer(file: Path) -> bool:
-    with open(file, "rb") as data:
-        return data.read(40).startswith(b"version https://git-lfs")
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Shapes and dtypes of the tensors in a .safetensors or .bin file; what is no tensor is left out.
-
-    Raises:
-        ValueError: the file is cut off, a Git LFS pointer, damaged, or holds pickled code.
-    """
-    if _is_pointer(file):
-        raise ValueError(f"{file.name} is a Git LFS pointer, not the weights: git lfs pull, or download it again")
-    if file.suffix == ".safetensors":
-        return _read_header(file)
-    try:
-        # Old files, which are no archives, cannot be mapped: they are read.
-        state_dict = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
-    except pickle.UnpicklingError as error:
-        if "invalid load key" in str(error) or "truncated" in str(error):
-            raise ValueError(f"{file.name} is damaged, or no file of torch") from error
-        raise ValueError(f"{file.name} holds pickled objects that are not tensors; they are not run") from error
-    except (RuntimeError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{file.name} is cut off or damaged: {str(error).splitlines()[0]}") from error
-    if not isinstance(state_dict, dict):
-        raise ValueError(f"{file.name} must hold a dict of tensors, not a {type(state_dict).__name__}")
-    tensors = {key: value for key, value in state_dict.items() if torch.is_tensor(value)}
-    return {key: Tensor(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for key, x in tensors.items()}
-
-
-def _read_header(file: Path) -> dict[str, Tensor]:
-    """A .safetensors file: 8 bytes for the length of the header, the header as JSON, the data."""
-    size = file.stat().st_size
-    with open(file, "rb") as data:
-        start = data.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if 8 + length > size:
-            raise ValueError(f"{file.name} is cut off within its header, after {size} bytes, or no safetensors file")
-        try:
-            header = json.loads(data.read(length))
-        except ValueError as error:
-            raise ValueError(f"{file.name} is no safetensors file: its header is not JSON") from error
-    header.pop("__metadata__", None)
-    whole = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != whole:
-        what = "is cut off" if size < whole else "has bytes behind its end"
-        raise ValueError(f"{file.name} {what}: {size} bytes, where its header tells of {whole}")
-    return {key: _entry(entry["shape"], entry["dtype"]) for key, entry in header.items()}
-
-
-def _entry(shape, dtype: str) -> Tensor:
-    return Tensor(tuple(shape), DTYPES.get(dtype, dtype))
 
 
 # ------- contents
@@ -356,9 +266,9 @@ def _read_weights(contents: CheckpointContents):
     shards, keys = [name], None
     if name.endswith(".json"):
         try:
-            keys = read_json(folder / name)["weight_map"]
-        except (ValueError, KeyError) as error:
-            contents.problems.append(f"{name} has no weight_map" if isinstance(error, KeyError) else str(error))
+            keys = read_index(folder / name)
+        except ValueError as error:
+            contents.problems.append(str(error))
             return
         shards = sorted({*keys.values()})
     for shard in shards:
@@ -390,7 +300,7 @@ def _tensors_of(contents: CheckpointContents, name: str) -> dict[str, Tensor]:
     if file.exists():
         return read_tensors(file)
     metadata = HfApi().parse_safetensors_file_metadata(contents.source, name, revision=contents.folder.name)
-    return {key: _entry(tensor.shape, tensor.dtype) for key, tensor in metadata.tensors.items()}
+    return {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in metadata.tensors.items()}
 
 
 def _remote_sizes(contents: CheckpointContents) -> dict[str, int]:

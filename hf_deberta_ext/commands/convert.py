@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: no such source, or OUTPUT is there.
         ValueError: the source is incomplete, the head is not in it, or what was written is not what was read.
     """
-    from .checkpoint_contents import read_contents, read_json
+    from ..checkpoint_files import read_json
+    from .checkpoint_contents import read_contents
 
     output = Path(os.path.abspath(arguments.output))
     if Path.cwd().is_relative_to(output):

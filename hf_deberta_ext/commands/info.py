@@ -18,8 +18,6 @@ deberta-ext info runs/mnli
 deberta-ext info microsoft/deberta-v3-base --download
 deberta-ext info runs/mnli --json"""
 
-TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="FOLDER_OR_ID", help="a folder, or the id of a Hub repository")
@@ -43,6 +41,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         OSError: no such folder or repository, or neither a model, an adapter, a tokenizer nor a run in it.
         ValueError: config.json is not JSON.
     """
+    from ..checkpoint_files import tokenizer_files
     from .checkpoint_contents import fetch, read_contents
 
     folder = fetch(source, revision=revision, weights=download)
@@ -53,7 +52,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
     if any(folder.glob("checkpoint-*")):
         problems = ["the run has saved no model of its own yet"]
         return dict(source=source, kind="the folder of a training run", problems=problems, missing=[]) | _run(folder)
-    if any((folder / name).exists() for name in TOKENIZER_FILES):
+    if tokenizer_files(folder):
         return dict(source=source, kind="a tokenizer alone", problems=[], missing=[]) | _tokenizer(source, folder, None)
     if (folder / "model_config.json").exists():
         raise OSError(
@@ -185,9 +184,10 @@ def _code(contents: "CheckpointContents") -> list[str]:
 
 
 def _tokenizer(source: str, folder: Path, config: Any) -> dict[str, Any]:
+    from ..checkpoint_files import tokenizer_files
     from ..tokenization import check_tokenizer, load_tokenizer
 
-    there = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    there = tokenizer_files(folder)
     if not there:
         return dict(tokenizer=None, missing=["a tokenizer: spm.model, vocab.json with merges.txt, or tokenizer.json"])
     try:
@@ -229,7 +229,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def _adapter(source: str, folder: Path) -> dict[str, Any]:
-    from .checkpoint_contents import read_json, read_tensors
+    from ..checkpoint_files import ADAPTER_WEIGHT_FILES, read_json, read_tensors
 
     config = read_json(folder / "adapter_config.json")
     base = config.get("base_model_name_or_path")
@@ -240,7 +240,7 @@ def _adapter(source: str, folder: Path) -> dict[str, Any]:
         problems=[],
         missing=[],
     )
-    weights = [folder / name for name in ("adapter_model.safetensors", "adapter_model.bin") if (folder / name).exists()]
+    weights = [folder / name for name in ADAPTER_WEIGHT_FILES if (folder / name).exists()]
     if weights:
         facts["weight_files"] = {file.name: file.stat().st_size for file in weights}
         try:
@@ -265,6 +265,8 @@ def _adapter(source: str, folder: Path) -> dict[str, Any]:
 
 
 def _text(facts: dict[str, Any]) -> str:
+    from ..checkpoint_files import shown_size
+
     rows: list[tuple[str, str]] = [("what", facts["kind"])]
     if "preset" in facts:
         rows.append(("size", facts["preset"] or "of no published size"))
@@ -277,7 +279,7 @@ def _text(facts: dict[str, Any]) -> str:
     dtypes = facts.get("dtypes", {})
     names = ", ".join(dtypes) if len(dtypes) < 2 else ", ".join(f"{name} ({n} tensors)" for name, n in dtypes.items())
     for name, size in facts.get("weight_files", {}).items():
-        rows.append(("weights", f"{name}, {_bytes(size)}{', ' + names if names else ''}"))
+        rows.append(("weights", f"{name}, {shown_size(size)}{', ' + names if names else ''}"))
     if base := facts.get("base_model"):
         rows.append(("base model", base))
     if "heads" in facts:
@@ -315,15 +317,6 @@ def _shape(sizes: dict[str, int]) -> str:
         "intermediate_size": "feed-forward", "vocab_size": "vocabulary", "max_position_embeddings": "positions",
     }  # fmt: skip
     return ", ".join(f"{words[name]} {value}" for name, value in sizes.items())
-
-
-def _bytes(size: int) -> str:
-    value, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 def _some(names: list[str]) -> str:

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--skip_checks",
         action="store_true",
-        help="send the folder whatever the checks of code, loading, card and local paths find; tokens are looked for all the same",
+        help="send the folder whatever the checks of code, loading, card and local paths would find; tokens are "
+        "looked for all the same",
     )
 
 

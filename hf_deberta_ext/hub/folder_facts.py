@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the files in the folder of a model tell of it: what it is, its size, how it was trained, what was measured."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
+
+from ..checkpoint_files import (
+    ADAPTER_WEIGHT_FILES,
+    WEIGHT_FILES,
+    Tensor,
+    read_index,
+    read_json,
+    read_tensors,
+    tokenizer_files,
+)
 
 __all__ = ["ModelFolder", "read_folder", "shown_path"]
 
@@ -20,10 +28,6 @@ HEADS = {
     "ForMultipleChoice": "multiple-choice",
     "ForReplacedTokenDetection": "fine-tune",
 }
-TOKENIZERS = ("tokenizer.json", "spm.model", "vocab.txt", "vocab.json", "tokenizer_config.json")
-# torch's names of the types in a file of safetensors.
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class ModelFolder:
     Args:
         config (`dict`): config.json.
         adapter (`dict`): adapter_config.json; empty = a whole model.
-        tensors (`dict`): (dtype, shape) by name, from the headers of the .safetensors; empty where there are none.
+        tensors (`dict`): what the headers of the .safetensors tell, by name; empty where there are none.
         results (`dict`): all_results.json, or else the *_results.json that there are.
         arguments (`dict`): run_arguments.json, the flags of the run.
         state (`dict`): trainer_state.json.
@@ -43,7 +47,7 @@ class ModelFolder:
     folder: Path
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    tensors: Mapping[str, Tensor]
     results: Mapping[str, Any]
     arguments: Mapping[str, Any]
     state: Mapping[str, Any]
@@ -76,11 +80,11 @@ class ModelFolder:
         """Whether the model that an adapter is for has code of its own, as far as the adapter or the base's folder tells."""
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library") or "transformers")
         base = Path(str(self.adapter.get("base_model_name_or_path") or ""), "config.json")
-        return library.split(".")[0] != "transformers" or (bool(self.adapter) and "auto_map" in _json(base))
+        return library.split(".")[0] != "transformers" or (bool(self.adapter) and "auto_map" in read_json(base))
 
     @property
     def has_tokenizer(self) -> bool:
-        return any((self.folder / name).is_file() for name in TOKENIZERS)
+        return bool(tokenizer_files(self.folder))
 
     @property
     def labels(self) -> list[str]:
@@ -96,17 +100,17 @@ class ModelFolder:
             beginning (`str`): of the names that count: "generator." for a half of a joint model.
         """
         counts = {"all": 0, "embeddings": 0, "encoder": 0, "heads": 0}
-        for name, (_, shape) in self.tensors.items():
+        for name, tensor in self.tensors.items():
             # Buffers of older files.
             if name.startswith(beginning) and not name.endswith("position_ids"):
                 part = "embeddings" if ".embeddings." in f".{name}" else "encoder" if ".encoder." in f".{name}" else "heads"
-                counts[part] += prod(shape)
-                counts["all"] += prod(shape)
+                counts[part] += tensor.size
+                counts["all"] += tensor.size
         return counts if counts["all"] else {}
 
     @property
     def dtypes(self) -> list[str]:
-        return sorted({DTYPES.get(dtype, dtype) for dtype, _ in self.tensors.values()})
+        return sorted({tensor.dtype for tensor in self.tensors.values()})
 
 
 def read_folder(folder: str | os.PathLike) -> ModelFolder:
@@ -117,56 +121,39 @@ def read_folder(folder: str | os.PathLike) -> ModelFolder:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    config, adapter = _json(folder / "config.json"), _json(folder / "adapter_config.json")
+    config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
     if not config and not adapter:
         raise ValueError(f"{folder} is no folder of a model: it has neither config.json nor adapter_config.json")
-    results = _json(folder / "all_results.json")
+    results = read_json(folder / "all_results.json")
     if not results:
         for file in sorted(folder.glob("*_results.json")):
-            results |= _json(file)
+            results |= read_json(file)
     arguments, state, report = (
-        _json(folder / name) for name in ("run_arguments.json", "trainer_state.json", "run_report.json")
+        read_json(folder / name) for name in ("run_arguments.json", "trainer_state.json", "run_report.json")
     )
     return ModelFolder(folder, config, adapter, _tensors(folder, bool(adapter)), results, arguments, state, report)
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Its fields; none where it is not there."""
-    if not file.is_file():
+def _tensors(folder: Path, adapter: bool) -> dict[str, Tensor]:
+    """Of the first file of weights that loading would take, if it is in safetensors or an index of such files.
+
+    Raises:
+        ValueError: a file is damaged, or not there though an index names it.
+    """
+    names = ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES
+    name = next((name for name in names if (folder / name).is_file()), "")
+    if ".safetensors" not in name:
         return {}
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        files = sorted({*read_index(folder / name).values()}) if name.endswith(".json") else [name]
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            if not (folder / file).is_file():
+                raise ValueError(f"{file} is not there, a part of the weights that {name} names")
+            tensors |= read_tensors(folder / file)
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{file} must hold fields with values, got {type(data).__name__}")
-    return data
-
-
-def _tensors(folder: Path, adapter: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
-    name = "adapter_model" if adapter else "model"
-    index = _json(folder / f"{name}.safetensors.index.json").get("weight_map")
-    files = sorted({*index.values()}) if index else [f"{name}.safetensors"]
-    tensors = {}
-    for file in files:
-        if (folder / file).is_file():
-            tensors |= _header(folder / file)
-        elif index:
-            raise ValueError(f"{folder} lacks {file}, a part of its weights that the index names")
+        raise ValueError(f"the weights in {folder}: {error}") from error
     return tensors
-
-
-def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of the tensors of a .safetensors, whose header is JSON behind its length in 8 bytes."""
-    try:
-        with open(file, "rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 0 < length <= LARGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
-        return {name: (part["dtype"], (*part["shape"],)) for name, part in header.items() if name != "__metadata__"}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} is damaged, or no .safetensors: {error}") from error
 
 
 def shown_path(source: Any) -> str:

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint_files import shown_size
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..runs.card import render_card
 from . import preset_texts as texts
@@ -160,7 +161,7 @@ def _sizes(published: Published, config: DebertaExtConfig) -> str:
         ("of the embeddings", _millions(counts.embeddings), _compared(published, "embeddings", counts.embeddings)),
         ("of both", _millions(counts.total), _compared(published, "total", counts.total)),
         ("`pytorch_model.bin`", file_size(published), f"{file.size} ({_link(file.source)})"),
-        ("weights in memory, float32", _bytes(4 * counts.total), ""),
+        ("weights in memory, float32", shown_size(4 * counts.total, digits=3), ""),
     ]
     return "\n".join(
         ["| | counted from the preset | published |", "| --- | --- | --- |"]
@@ -175,7 +176,7 @@ def file_size(published: Published) -> str:
     if published.family in ("v3", "mdeberta"):
         numbers += counts.detection_head
     deltas = (counts.words + counts.positions) * published.file.deltas
-    return _bytes(numbers * published.file.bytes_per_number + deltas)
+    return shown_size(numbers * published.file.bytes_per_number + deltas, digits=3)
 
 
 def _compared(published: Published, part: str, counted: int) -> str:
@@ -333,11 +334,6 @@ def _link(source: Source) -> str:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:,.2f} M"
-
-
-def _bytes(count: int) -> str:
-    """As the Hub shows sizes: 874 MB, 3.14 GB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _wrapped(text: str) -> str:

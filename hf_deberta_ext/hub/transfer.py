@@ -228,7 +228,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _is_of_transfer(error: Exception) -> bool:
-    # RuntimeError and OSError: of hf_xet, or of a local file. ValueError: an answer that huggingface_hub does not understand.
+    # RuntimeError and OSError: of hf_xet, or of a local file. ValueError: an answer that is not understood.
     kinds = (HTTPError, OfflineModeIsEnabled, RateLimitError)
     return isinstance(_cause(error), kinds) or isinstance(error, (OSError, RuntimeError, ValueError))
 

@@ -14,7 +14,7 @@ from transformers import EvalPrediction, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from ..model.encoder import DebertaExtLayer
-from ..runs.checkpoint_trainer import CheckpointTrainer, checkpoint_metrics
+from ..runs.checkpoint_trainer import CheckpointTrainer
 from ..runs.hub_trainer import HubTrainer
 from ..runs.processes import use_cpu_without_accelerator
 from .dynamic_masking import EpochCallback, spread_seed
@@ -153,10 +153,18 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         fsdp = self.args.fsdp
         if fsdp and not self.is_fsdp_enabled:
             raise ValueError(f"fsdp = {fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out")
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if not fsdp:
+            return
+        plugin = self.accelerator.state.fsdp_plugin
+        drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.model.modules())
+        if plugin.activation_checkpointing and drops:
+            raise ValueError(
+                "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws anew on "
+                "the way back: leave it out and set gradient_checkpointing, which draws the same"
+            )
         layers = [module for module in self.model.modules() if isinstance(module, DebertaExtLayer)]
         borrowing = any(not (layer.owns_attention and layer.owns_feed_forward) for layer in layers)
-        if self.is_fsdp_enabled and borrowing and plugin.auto_wrap_policy is not None:
+        if borrowing and plugin.auto_wrap_policy is not None:
             raise ValueError(
                 f"share_layers = {self.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
                 'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
@@ -174,7 +182,7 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
                 self._load_from_checkpoint(resume_from_checkpoint)
                 self.state = state
                 measured = Path(self.args.output_dir, "train_results.json").is_file()
-                return TrainOutput(state.global_step, 0.0, {} if measured else checkpoint_metrics(state))
+                return TrainOutput(state.global_step, 0.0, {} if measured else {"epoch": state.epoch})
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _check_targets(self, dataset):

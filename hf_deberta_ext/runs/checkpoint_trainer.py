@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerState
+from transformers import Trainer
 from transformers.utils import logging
 
 from .whole_files import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["CheckpointTrainer", "checkpoint_metrics"]
+__all__ = ["CheckpointTrainer"]
 
 RESULTS_FILE = "all_results.json"
 
@@ -28,6 +28,7 @@ class CheckpointTrainer(Trainer):
       folder, which a folder that is half removed has changed last.
     - A saved model takes the place of the one before in one go, as `replaced_model` says.
     - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
+      What is measured behind the training stands once in the log, also of a run that was resumed there.
     """
 
     _limit: int | None = None
@@ -94,15 +95,27 @@ class CheckpointTrainer(Trainer):
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        self.state.log_history = _measured_once(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
         self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
         sweep(folder)
 
 
-def checkpoint_metrics(state: TrainerState) -> dict[str, Any]:
-    """What is left of the results of a training that was killed behind its last checkpoint."""
-    return {"epoch": state.epoch, "total_flos": state.total_flos}
+def _measured_once(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:
+    """The log, with the last of each kind of evaluation behind the end of the training.
+
+    Args:
+        checkpoint_state (`Path`): of the last checkpoint, if it is there: a run that was killed right behind it, and
+            resumed, has no other sign in its log of where the training ends.
+    """
+    ends = [number + 1 for number, entry in enumerate(history) if "train_runtime" in entry]
+    if not ends and checkpoint_state.is_file():
+        ends = [len(json.loads(checkpoint_state.read_text(encoding="utf-8"))["log_history"])]
+    end = max(ends, default=len(history))
+    last = {tuple(sorted(entry)): number for number, entry in enumerate(history) if number >= end}
+    return [entry for number, entry in enumerate(history) if number < end or number in last.values()]
 
 
 def _json(metrics: dict[str, Any]) -> str:

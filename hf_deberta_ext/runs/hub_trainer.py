@@ -7,22 +7,26 @@ import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
-from .card import pin_loading_lines
-from .published_files import published_files, stale_weights
+from .leaks import text_problems
+from .published_files import PICTURES, published_card, published_files, stale_weights
 
 logger = logging.get_logger(__name__)
 
 __all__ = ["HubTrainer"]
 
 CARD, STATE_FILE = "README.md", "trainer_state.json"
+# What a model loads without.
+NOT_NEEDED = ("*README.md", "LICENSE*", "*_results.json", *(f"*{ending}" for ending in PICTURES))
 # What a checkpoint needs to be resumed from, beside the model.
 RESUMED = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
@@ -34,9 +38,33 @@ class HubTrainer(Trainer):
     the repository in the code that loads the model; Trainer's own card is written only where there is none. Old weights in
     the repository that would be loaded instead of the new ones are removed in the same commit.
 
+    What has a token in it, or a path of this machine, is not pushed: card, results and pictures are left out; where it is
+    another file there is no push.
+
     With `hub_strategy` checkpoint or all_checkpoints, what a checkpoint needs to be resumed from is pushed too, without
     Trainer's arguments, and without the folders in its state.
     """
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As Trainer's.
+
+        Raises:
+            ValueError: the repository is there, and not as private as asked.
+        """
+        super().init_hf_repo(token=token, private=private)
+        if self.is_world_process_zero():
+            self._refuse_other_privacy(self.args.hub_private_repo if private is None else private, token)
+
+    def _refuse_other_privacy(self, private: bool | None, token: str | None):
+        if private is None:
+            return
+        is_private = bool(self._hub.model_info(self.hub_model_id, token=token or self.args.hub_token).private)
+        if is_private != private:
+            state, asked = ("private", "public") if is_private else ("public", "private")
+            raise ValueError(
+                f"{self.hub_model_id} is there already and {state}, and a push does not make it {asked}: leave "
+                "--hub_private_repo out, or change it in the settings of the repository; nothing was sent"
+            )
 
     def push_to_hub(
         self,
@@ -54,6 +82,7 @@ class HubTrainer(Trainer):
 
         Raises:
             OSError: the push failed; says where the model is.
+            ValueError: the repository is there, and not as private as asked.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token or self.args.hub_token
@@ -61,6 +90,8 @@ class HubTrainer(Trainer):
             if private is not None:
                 self.args.hub_private_repo = private
             self.init_hf_repo(token=token)
+        elif private is not None and self.is_world_process_zero():
+            self._refuse_other_privacy(private, token)
         folder = Path(self.args.output_dir)
         card = (folder / CARD).read_bytes() if (folder / CARD).is_file() else None
         self.save_model(_internal_call=True)
@@ -74,6 +105,7 @@ class HubTrainer(Trainer):
         self._finish_current_push()
         try:
             files, left_out = published_files(folder)
+            files = self._without_leaks(files, folder, token)
             given = (files, commit_message, token, revision or self.args.hub_revision)
             commit = self._commit(*given) if blocking else self._hub.run_as_future(self._commit, *given)
         # Whatever it was, the training is done, and its model is not lost.
@@ -103,6 +135,12 @@ class HubTrainer(Trainer):
         for name, file in published_files(checkpoint_folder)[0].items():
             if name != CARD:
                 files[name] = _keep(file, Path(kept.name, name))
+        try:
+            files = self._without_leaks(files, Path(checkpoint_folder), None)
+        except OSError as error:
+            kept.cleanup()
+            logger.warning(f"there is no push at {done} to {self.hub_model_id}, and the training goes on: {error}")
+            return
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             last = self.args.hub_strategy == HubStrategy.CHECKPOINT
             place = "last-checkpoint" if last else Path(checkpoint_folder).name
@@ -134,19 +172,53 @@ class HubTrainer(Trainer):
         self, files: Mapping[str, Path | bytes], message: str | None, token: str | None, revision: str | None
     ) -> CommitInfo:
         api, repo_id, files = self._hub, self.hub_model_id, dict(files)
-        if CARD in files:
-            text = Path(files[CARD]).read_text(encoding="utf-8")
-            files[CARD] = pin_loading_lines(text, repo_id, revision or "main", pinned=False).encode()
+        for name in [name for name in files if name.rpartition("/")[2] == CARD]:
+            text = Path(files[name]).read_text(encoding="utf-8")
+            files[name] = published_card(text, name, repo_id, revision or "main", pinned=False).encode()
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True, token=token)
-        there = api.model_info(repo_id, revision=revision, token=token)
-        stale = stale_weights([sibling.rfilename for sibling in there.siblings or ()], files)
-        operations = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
+        seen: dict[str, str] | None = None
+        while True:
+            info = api.model_info(repo_id, revision=revision, files_metadata=True, token=token)
+            there = {sibling.rfilename: sibling.blob_id for sibling in info.siblings or ()}
+            stale = stale_weights(there, files)
+            touched = {name: there.get(name) for name in (*files, *stale)}
+            if seen is not None and (theirs := sorted(name for name in touched if touched[name] != seen.get(name))):
+                names = ", ".join(theirs[:5])
+                raise OSError(
+                    f"somebody else has changed {names} in {repo_id} meanwhile; look at that before you push again"
+                )
+            operations = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
+            for name, file in files.items():
+                data = file if isinstance(file, bytes) else str(file)
+                operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=data))
+            try:
+                return api.create_commit(
+                    repo_id, operations, commit_message=message or "End of training", revision=revision, token=token,
+                    parent_commit=info.sha,
+                )  # fmt: skip
+            except HfHubHTTPError as error:
+                # Somebody has pushed since the look: perhaps other files.
+                if error.response.status_code != 412 or seen is not None:
+                    raise
+                seen = there
+
+    def _without_leaks(self, files: dict[str, Path], folder: Path, token: str | None) -> dict[str, Path]:
+        """The files without those that tell a token or a path, as far as the model loads without them.
+
+        Raises:
+            OSError: a token or a path in a file that it needs.
+        """
+        own = {own for own in (token, self.args.hub_token, get_token()) if own}
+        place, kept = folder.resolve(), dict(files)
         for name, file in files.items():
-            data = file if isinstance(file, bytes) else str(file)
-            operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=data))
-        message = message or "End of training"
-        return api.create_commit(repo_id, operations, commit_message=message, revision=revision, token=token)
+            problems = text_problems({name: file}, [place, place.parent, Path.cwd()], sorted(own))
+            if problems and not any(fnmatchcase(name, pattern) for pattern in NOT_NEEDED):
+                raise OSError("; ".join(problems))
+            if problems:
+                logger.warning(f"{name} is not pushed: {'; '.join(problems)}")
+                del kept[name]
+        return kept
 
 
 def _keep(file: Path, place: Path) -> Path:

@@ -20,7 +20,6 @@ from torch import nn
 from transformers import PretrainedConfig, TrainerState, set_seed
 from transformers.utils import logging
 
-from ..runs.checkpoint_trainer import checkpoint_metrics
 from ..runs.flags import fixed_arguments
 from ..runs.processes import leave_together
 from ..runs.whole_files import has_weights
@@ -301,7 +300,7 @@ def _train(prepared: PreparedRun, trainer: TaskTrainer, checkpoint: str | None) 
     else:
         # Stopped behind its last checkpoint: what the training measured is lost.
         trainer.restore(checkpoint)
-        metrics = checkpoint_metrics(trainer.state)
+        metrics = {"epoch": trainer.state.epoch}
     # Pushed once, at the end, with card and results.
     trainer.save_model(_internal_call=True)
     trainer.save_state()

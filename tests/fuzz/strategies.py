@@ -227,13 +227,11 @@ def random_weights(model, seed: int, std: float = 0.3):
 
 
 @st.composite
-def batches(
-    draw, fields: dict, kinds=("none", "right", "left", "holes", "empty rows", "square", "heads", "columns")
-) -> dict:
+def batches(draw, fields: dict, kinds: tuple[str, ...] = MASKS, longest: int = 80) -> dict:
     """What a batch is like, in plain values; `make_batch` makes its tensors."""
-    longest = fields["max_position_embeddings"] if has_positions(fields) else 80
+    rows = fields["max_position_embeddings"] if has_positions(fields) else longest
     given = draw(st.booleans()) and has_positions(fields)
-    N = draw(st.integers(1, 80) if given else st.integers(1, min(80, longest)))
+    N = draw(st.integers(1, longest) if given else st.integers(1, min(longest, rows)))
     return dict(
         B=draw(st.integers(1, 4)),
         N=N,

@@ -48,7 +48,7 @@ WRONG = {
     "eos_token_id": ["x", 2.5, [0.5]],
     "tie_word_embeddings": [False, None, "yes", 0],
     "num_labels": [0, -1, "3", 2.5, True],
-    "id2label": [3, "x", [1], {"a": "b"}, {}],
+    "id2label": [3, "x", [1], {"a": "b"}],
     "label2id": [3, "x", ["a"]],
     "problem_type": ["foo", 3, ""],
     "dtype": ["foo", 5, "int8", torch.int64],

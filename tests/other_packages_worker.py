@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sentence-transformers, pipelines and peft make of saved folders, with the package or, as a script, without it.
+
+python -I other_packages_worker.py folder results.pt
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+WORDS = ["w7 w8 w9 w12 w40 w41 w42", "w30", "w9 w12 w7"]
+PAIRS = [("w7 w8", "w9 w12 w40 w41 w42"), ("w30", "w31"), ("w9 w12 w7 w8 w8", "w50")]
+LABELS = ["w20", "w21 w22"]
+TASKS = {
+    "fill-mask": ("masked_lm", "w7 [MASK] w9 w12", {"top_k": 4}),
+    "text-classification": ("classifier", WORDS, {"top_k": None}),
+    "text-classification of a pair": ("classifier", {"text": "w7 w8", "text_pair": "w9 w12"}, {"top_k": None}),
+    "text-classification in a batch": ("classifier", WORDS, {"top_k": None, "batch_size": 3}),
+    "token-classification": ("tagger", WORDS[0], {}),
+    "token-classification, aggregated": ("tagger", WORDS[0], {"aggregation_strategy": "simple"}),
+    "zero-shot-classification": ("classifier", WORDS[0], {"candidate_labels": LABELS, "hypothesis_template": "w25 {}"}),
+    "feature-extraction": ("encoder", WORDS[1:], {}),
+}
+
+
+def pipelines(folder: Path) -> dict:
+    """What each pipeline of `TASKS` answers."""
+    from transformers import pipeline
+
+    answers = {}
+    for name, (model, given, options) in TASKS.items():
+        task = name.replace(",", " ").split()[0]
+        pipe = pipeline(task, model=str(folder / model), trust_remote_code=True, device="cpu")
+        answers[name] = pipe(given, **options)
+    return answers
+
+
+def sentence_transformers(folder: Path) -> dict:
+    """Scores of CrossEncoder, embeddings of SentenceTransformer from a plain folder and from its own saved one."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    options = dict(trust_remote_code=True, device="cpu")
+    results = {}
+    for name in ("scorer", "classifier"):
+        encoder = CrossEncoder(str(folder / name), **options)
+        results[name] = torch.from_numpy(encoder.predict(PAIRS))
+    # A folder that is no SentenceTransformer yet gets mean pooling, which padding must not touch.
+    for name in ("encoder", "sentence_encoder"):
+        model = SentenceTransformer(str(folder / name), **options)
+        results[name] = torch.from_numpy(model.encode(WORDS, batch_size=3))
+        results[f"{name}, one by one"] = torch.from_numpy(model.encode(WORDS, batch_size=1))
+    return results
+
+
+def adapters(folder: Path) -> dict:
+    """A LoRA adapter on a base that is loaded anew."""
+    import peft
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base = AutoModelForSequenceClassification.from_pretrained(folder / "classifier", trust_remote_code=True)
+    model = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+    batch = AutoTokenizer.from_pretrained(folder / "classifier")(WORDS, padding=True, return_tensors="pt")
+    merged = AutoModelForSequenceClassification.from_pretrained(folder / "merged", trust_remote_code=True).eval()
+    with torch.no_grad():
+        return {"adapter": model(**batch).logits, "merged": merged(**batch).logits}
+
+
+def run(folder: Path) -> dict:
+    results = {"pipelines": pipelines(folder)}
+    for name, job in (("sentence_transformers", sentence_transformers), ("peft", adapters)):
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+        results[name] = job(folder)
+    return results
+
+
+if __name__ == "__main__":
+    # None in sys.modules: importing it fails, and find_spec says that there is no such package.
+    sys.modules["hf_deberta_ext"] = None
+    torch.set_num_threads(1)
+    torch.save(run(Path(sys.argv[1])), sys.argv[2])

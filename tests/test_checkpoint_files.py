@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of checkpoint files: headers, types and shapes, tokenizers, sizes; every kind of damage is one ValueError."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_deberta_ext.checkpoint_files import (
+    TOKENIZER_FILES,
+    WEIGHT_FILES,
+    Tensor,
+    header_tensor,
+    read_index,
+    read_json,
+    read_tensors,
+    shown_size,
+    tokenizer_files,
+)
+
+
+def header(content):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+# ------- hand-computed
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_940, "999.9 kB"), (999_960, "1.0 MB"), (1_500_000, "1.5 MB"),
+        (2_345_000_000, "2.3 GB"), (1_500 * 1000**3, "1500.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_decimal_with_one_digit_behind_the_point(size, shown):
+    assert shown_size(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(12, "12 B"), (874_321_000, "874 MB"), (3_135_000_000, "3.13 GB"), (1_496_000_000, "1.50 GB"), (999_600_000, "1.00 GB")],
+)
+def test_sizes_have_as_many_digits_as_asked_for(size, shown):
+    assert shown_size(size, digits=3) == shown
+
+
+def test_a_header_tells_shape_and_type():
+    assert header_tensor([2, 3], "BF16") == Tensor((2, 3), "bfloat16") and header_tensor([], "F4").dtype == "F4"
+    assert (header_tensor([2, 3], "F32").size, header_tensor([], "F32").size) == (6, 1)
+
+
+def test_both_formats_are_read_alike(tmp_path):
+    tensors = {"a": torch.zeros(2, 3, dtype=torch.float16), "b": torch.ones(4), "c": torch.tensor(3)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    torch.save(tensors | {"step": 3}, tmp_path / "pytorch_model.bin")
+    expected = {"a": Tensor((2, 3), "float16"), "b": Tensor((4,), "float32"), "c": Tensor((), "int64")}
+    assert read_tensors(tmp_path / "model.safetensors") == read_tensors(tmp_path / "pytorch_model.bin") == expected
+
+
+def test_bin_files_of_old_torch_are_read_as_well(tmp_path):
+    torch.save({"a": torch.zeros(2, 2)}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    assert read_tensors(tmp_path / "old.bin") == {"a": Tensor((2, 2), "float32")}
+
+
+def test_settings_of_a_tokenizer_are_no_tokenizer(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "special_tokens_map.json").write_text("{}")
+    assert tokenizer_files(tmp_path) == []
+    for name in TOKENIZER_FILES:
+        (tmp_path / name).write_text("x")
+    assert tokenizer_files(tmp_path) == [*TOKENIZER_FILES]
+
+
+def test_an_index_names_the_file_of_each_tensor(tmp_path):
+    file = tmp_path / WEIGHT_FILES[1]
+    file.write_text('{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}')
+    assert read_index(file) == {"a": "x.safetensors", "b": "y.safetensors"}
+    assert read_json(tmp_path / "none.json") == {}
+
+
+# ------- damage
+
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is cut off within its header, after 0 bytes, or no safetensors file"),
+        (b"\x05\0\0", "is cut off within its header, after 3 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", "is cut off within its header, after 10 bytes"),
+        (header({"a": ENTRY})[:-3], "is cut off within its header"),
+        (header(b"what"), "is no safetensors file: its header is not JSON"),
+        (header(b"\xff\xfe"), "is no safetensors file: its header is not JSON"),
+        (header(b"[" * 100_000), "is no safetensors file: its header is not JSON"),
+        (header([1]), "its header is a JSON list, not an object"),
+        (header({"a": 1}), "is damaged: its header does not tell type, shape and place of a"),
+        (header({"a": {}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY | {"shape": 1}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY | {"shape": [-1]}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY | {"shape": ["1"]}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY | {"data_offsets": [4]}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY | {"dtype": 1}}), "does not tell type, shape and place of a"),
+        (header({"a": ENTRY}) + b"12", "is cut off: 70 bytes, where its header tells of 72"),
+        (header({"a": ENTRY}) + b"123456", "has bytes behind its end: 74 bytes, where its header tells of 72"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the weights"),
+    ],
+)
+def test_a_damaged_safetensors_file_is_one_error_that_names_it(content, said, tmp_path):
+    """A header that is no object was an AttributeError."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=said) as raised:
+        read_tensors(tmp_path / "model.safetensors")
+    assert str(raised.value).startswith("model.safetensors ")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", r"index\.json is not JSON"),
+        ("[1]", r"index\.json must hold a JSON object, not a list"),
+        ("{}", r"index\.json has no weight_map"),
+        ('{"weight_map": ["a"]}', r"the weight_map of .*index\.json must name a file for each tensor"),
+        ('{"weight_map": {}}', "must name a file for each tensor"),
+        ('{"weight_map": {"a": 1}}', "must name a file for each tensor"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', r"names the file '\.\./b\.safetensors', which is not beside it"),
+        ('{"weight_map": {"a": "c\\\\b.safetensors"}}', "which is not beside it"),
+    ],
+)
+def test_a_damaged_index_is_one_error_that_names_it(content, said, tmp_path):
+    """A weight_map that is a list was an AttributeError."""
+    file = tmp_path / WEIGHT_FILES[1]
+    file.write_text(content)
+    with pytest.raises(ValueError, match=said):
+        read_index(file)
+
+
+def test_a_bin_file_without_tensors_by_name_is_refused(tmp_path):
+    torch.save([1], tmp_path / "list.bin")
+    with pytest.raises(ValueError, match=r"list\.bin must hold a dict of tensors, not a list"):
+        read_tensors(tmp_path / "list.bin")
+    (tmp_path / "text.bin").write_text("no weights")
+    with pytest.raises(ValueError, match=r"text\.bin (is damaged|is cut off|holds pickled)"):
+        read_tensors(tmp_path / "text.bin")

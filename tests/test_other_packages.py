@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved folders in other packages: transformers' pipelines, sentence-transformers, peft, and stock deberta-v2.
+
+Everything runs twice: in this process, with the package, and in one that cannot import it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import other_packages_worker as worker
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.pipelines import SUPPORTED_TASKS
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.checkpoints import save_as_deberta_v2
+
+VOCABULARY = 61
+TINY = dict(
+    vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=64, position_buckets=16, type_vocab_size=2, pad_token_id=0,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def labels(*names: str) -> dict[str, dict]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+ENTAILMENT = labels("contradiction", "entailment", "neutral")
+ENTITIES = labels("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+MODELS = {
+    "masked_lm": (DebertaExtForMaskedLM, {}),
+    "classifier": (DebertaExtForSequenceClassification, ENTAILMENT),
+    "scorer": (DebertaExtForSequenceClassification, dict(num_labels=1)),
+    "tagger": (DebertaExtForTokenClassification, ENTITIES),
+    "encoder": (DebertaExtModel, {}),
+    "reader": (DebertaExtForQuestionAnswering, {}),
+}
+
+
+def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """One whose words are w5, w6, ...; pairs are [CLS] A [SEP] B [SEP] with types 0 and 1."""
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
+    words = [*special.values(), *(f"w{i}" for i in range(len(special), VOCABULARY))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special)
+
+
+def ids(*texts: str) -> dict[str, torch.Tensor]:
+    """What the tokenizer does, by hand: [CLS] A [SEP], or a pair."""
+    tokens, types = [1], [0]
+    for number, text in enumerate(texts):
+        words = [4 if word == "[MASK]" else int(word[1:]) for word in text.split()]
+        tokens += [*words, 2]
+        types += [number] * (len(words) + 1)
+    return {"input_ids": torch.tensor([tokens]), "token_type_ids": torch.tensor([types])}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("other_packages")
+
+
+@pytest.fixture(scope="module")
+def originals(folder):
+    """The models of MODELS, saved with their tokenizer; and a base with a trained adapter, and merged with it."""
+    made = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, (model_class, fields) in MODELS.items():
+        model = model_class(DebertaExtConfig(**(TINY | fields)))
+        with torch.no_grad():
+            for key, parameter in sorted(model.named_parameters()):
+                noise = torch.empty(parameter.shape).normal_(0, 0.25, generator=generator)
+                parameter.copy_(1 + noise if key.endswith("LayerNorm.weight") else noise)
+        made[name] = model.eval()
+        model.save_pretrained(folder / name)
+        word_tokenizer().save_pretrained(folder / name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def adapted(folder, originals):
+    """The logits of a classifier with a trained LoRA adapter, on WORDS; None without peft."""
+    try:
+        import peft
+    except ImportError:
+        return None
+    base = DebertaExtForSequenceClassification.from_pretrained(folder / "classifier")
+    batch = word_tokenizer()(worker.WORDS, padding=True, return_tensors="pt")
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS",
+        target_modules=["query_proj", "key_proj", "value_proj"],
+        modules_to_save=["classifier", "pooler"],
+    )
+    model = peft.get_peft_model(base, config).train()
+    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(**batch, labels=torch.tensor([2, 1, 0])).loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder / "adapter")
+    with torch.no_grad():
+        logits = model(**batch).logits
+        assert (logits - originals["classifier"](**batch).logits).abs().max() > 1e-2
+        merged = model.merge_and_unload()
+        assert torch.allclose(merged(**batch).logits, logits, atol=1e-4)
+    merged.save_pretrained(folder / "merged")
+    return logits
+
+
+@pytest.fixture(scope="module")
+def sentence_encoder(folder, originals):
+    """A SentenceTransformer of its own two modules, saved; None without sentence-transformers."""
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError:
+        return None
+    transformer = Transformer(str(folder / "encoder"))
+    model = SentenceTransformer(modules=[transformer, Pooling(32, "mean")], device="cpu")
+    model.save_pretrained(str(folder / "sentence_encoder"))
+    return model
+
+
+@pytest.fixture(scope="module", params=["with the package", "without the package"])
+def results(request, folder, originals, adapted, sentence_encoder):
+    if request.param == "with the package":
+        return worker.run(folder)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
+    # -I: no PYTHONPATH, and neither the working folder nor that of the script are searched.
+    command = [sys.executable, "-I", str(Path(worker.__file__)), str(folder), str(folder / "results.pt")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return torch.load(folder / "results.pt", weights_only=False)
+
+
+@pytest.fixture
+def probabilities(originals):
+    """probabilities(name, *texts): softmax of a model's logits for one text or pair, [...,  C]."""
+
+    def compute(name, *texts):
+        with torch.no_grad():
+            return originals[name](**ids(*texts)).logits[0].softmax(-1)
+
+    return compute
+
+
+# ------- pipelines
+
+
+def test_fill_mask_gives_the_likeliest_words(results, probabilities):
+    found = results["pipelines"]["fill-mask"]
+    expected = probabilities("masked_lm", "w7 [MASK] w9 w12")[2].topk(4)
+    assert [entry["token"] for entry in found] == expected.indices.tolist()
+    assert [entry["score"] for entry in found] == pytest.approx(expected.values.tolist(), abs=1e-5)
+    assert found[0]["sequence"].split()[0] == "w7"
+
+
+def test_text_classification_scores_texts_and_pairs(results, probabilities):
+    names = [*ENTAILMENT["label2id"]]
+    for key in ("text-classification", "text-classification in a batch"):
+        for text, found in zip(worker.WORDS, results["pipelines"][key], strict=True):
+            expected = dict(zip(names, probabilities("classifier", text).tolist(), strict=True))
+            assert {entry["label"]: entry["score"] for entry in found} == pytest.approx(expected, abs=1e-5)
+    found = results["pipelines"]["text-classification of a pair"]
+    found = found[0] if isinstance(found[0], list) else found
+    expected = dict(zip(names, probabilities("classifier", "w7 w8", "w9 w12").tolist(), strict=True))
+    assert {entry["label"]: entry["score"] for entry in found} == pytest.approx(expected, abs=1e-5)
+
+
+def test_token_classification_labels_words_and_joins_entities(results, probabilities):
+    words = worker.WORDS[0].split()
+    likely = probabilities("tagger", worker.WORDS[0])[1:-1]
+    labels = [ENTITIES["id2label"][index] for index in likely.argmax(-1).tolist()]
+    found = results["pipelines"]["token-classification"]
+    tagged = [(word, label) for word, label in zip(words, labels, strict=True) if label != "O"]
+    assert tagged and [(entry["word"], entry["entity"]) for entry in found] == tagged
+    for entry in found:
+        assert worker.WORDS[0][entry["start"] : entry["end"]] == entry["word"]
+        assert entry["score"] == pytest.approx(likely[words.index(entry["word"])].max().item(), abs=1e-5)
+    # Neighbours of one kind are one entity, unless the later one begins another.
+    joined = []
+    for before, (word, label) in zip(["O", *labels], zip(words, labels, strict=True), strict=False):
+        if label == "O":
+            continue
+        if label.startswith("I") and before[2:] == label[2:]:
+            joined[-1] = (f"{joined[-1][0]} {word}", label[2:])
+        else:
+            joined.append((word, label[2:]))
+    found = results["pipelines"]["token-classification, aggregated"]
+    assert [(entry["word"], entry["entity_group"]) for entry in found] == joined
+
+
+def test_zero_shot_classification_reads_entailment(results, originals):
+    scores = []
+    for label in worker.LABELS:
+        with torch.no_grad():
+            scores.append(originals["classifier"](**ids(worker.WORDS[0], f"w25 {label}")).logits[0, 1].item())
+    expected = dict(zip(worker.LABELS, torch.tensor(scores).softmax(0).tolist(), strict=True))
+    found = results["pipelines"]["zero-shot-classification"]
+    assert dict(zip(found["labels"], found["scores"], strict=True)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_feature_extraction_gives_the_last_states(results, originals):
+    for text, found in zip(worker.WORDS[1:], results["pipelines"]["feature-extraction"], strict=True):
+        with torch.no_grad():
+            expected = originals["encoder"](**ids(text)).last_hidden_state
+        assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
+
+
+@pytest.mark.skipif("question-answering" in SUPPORTED_TASKS, reason="this transformers has a pipeline for questions")
+def test_questions_are_answered_without_a_pipeline(folder, originals):
+    """transformers has dropped that one: the best span of the context, from start and end logits."""
+    question, context = "w7 w8", "w30 w31 w32 w33"
+    inputs = word_tokenizer()(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets, types = inputs.pop("offset_mapping")[0], inputs["token_type_ids"][0]
+    reader = DebertaExtForQuestionAnswering.from_pretrained(folder / "reader").eval()
+    with torch.no_grad():
+        outputs = reader(**inputs)
+    # [SEP] is of the context's type, and no place for an answer.
+    places = [place for place in range(len(types)) if types[place] == 1 and offsets[place, 0] < offsets[place, 1]]
+    spans = [(i, j) for i in places for j in places if i <= j]
+    start, end = max(spans, key=lambda span: outputs.start_logits[0, span[0]] + outputs.end_logits[0, span[1]])
+    answer = context[offsets[start, 0] : offsets[end, 1]]
+    assert len(spans) == 10 and answer and answer in context
+    by_hand = originals["reader"](**ids(question, context))
+    sums = by_hand.start_logits[0, 4:8, None] + by_hand.end_logits[0, None, 4:8]
+    best = sums.masked_fill(~torch.ones(4, 4).triu().bool(), -1e9).argmax().item()
+    assert (start - 4, end - 4) == divmod(best, 4)
+
+
+# ------- sentence-transformers
+
+
+def need(results, package):
+    if package not in results:
+        pytest.skip(f"{package.replace('_', '-')} is in the extra `test`")
+    return results[package]
+
+
+def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
+    scores = need(results, "sentence_transformers")
+    for index, pair in enumerate(worker.PAIRS):
+        with torch.no_grad():
+            one, three = (originals[name](**ids(*pair)).logits[0] for name in ("scorer", "classifier"))
+        # One label: between 0 and 1; several: logits.
+        assert torch.allclose(scores["scorer"][index], one.sigmoid()[0], atol=1e-5)
+        assert torch.allclose(scores["classifier"][index], three, atol=1e-5)
+    assert scores["scorer"].std() > 1e-2 and scores["classifier"].std() > 1e-2
+
+
+def test_cross_encoder_trains_a_step(folder, originals, tmp_path):
+    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
+    encoder = cross_encoder(str(folder / "scorer"), trust_remote_code=True, device="cpu")
+    before = encoder.predict(worker.PAIRS)
+    logits = encoder(encoder.preprocess(worker.PAIRS))["scores"]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.flatten(), torch.tensor([1.0, 0.0, 1.0]))
+    loss.backward()
+    torch.optim.SGD(encoder.parameters(), lr=0.1).step()
+    after = encoder.predict(worker.PAIRS)
+    assert abs(after - before).max() > 1e-4
+    encoder.save_pretrained(str(tmp_path / "again"))
+    again = cross_encoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
+    assert abs(again.predict(worker.PAIRS) - after).max() < 1e-6
+    # Its folder is one of ours: code and auto_map are there.
+    assert (
+        type(DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again")).__name__
+        == type(originals["scorer"]).__name__
+    )
+    assert {"modeling_deberta_ext.py", "config_sentence_transformers.json"} <= {*os.listdir(tmp_path / "again")}
+
+
+@pytest.mark.parametrize("name", ["encoder", "sentence_encoder"])
+def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, originals):
+    """From a plain folder, to which it adds mean pooling, and from one that it saved."""
+    embeddings = need(results, "sentence_transformers")
+    for index, text in enumerate(worker.WORDS):
+        with torch.no_grad():
+            expected = originals["encoder"](**ids(text)).last_hidden_state[0].mean(0)
+        assert torch.allclose(embeddings[name][index], expected, atol=1e-5)
+        assert torch.allclose(embeddings[f"{name}, one by one"][index], expected, atol=1e-5)
+    assert embeddings[name].std(0).min() > 1e-3
+
+
+def test_sentence_transformer_saves_the_code_of_the_model(sentence_encoder, folder):
+    if sentence_encoder is None:
+        pytest.skip("sentence-transformers is in the extra `test`")
+    assert {"modules.json", "1_Pooling", "config.json", "modeling_deberta_ext.py", "attention.py", "tokenizer.json"} <= {
+        *os.listdir(folder / "sentence_encoder")
+    }
+
+
+# ------- peft
+
+
+def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adapted):
+    logits = need(results, "peft")
+    assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
+    assert torch.allclose(logits["merged"], adapted, atol=1e-4)
+
+
+# ------- stock deberta-v2
+
+
+def test_a_stock_folder_goes_through_transformers_and_back(folder, originals, tmp_path):
+    """Written as deberta-v2, loaded and saved by transformers' own class, its pipeline, and read here again."""
+    save_as_deberta_v2(originals["classifier"], tmp_path / "stock")
+    word_tokenizer().save_pretrained(tmp_path / "stock")
+    stock = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock")
+    assert type(stock) is transformers.DebertaV2ForSequenceClassification
+    stock.save_pretrained(tmp_path / "again")
+    again = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        for text in worker.WORDS:
+            expected = originals["classifier"](**ids(text)).logits
+            assert torch.allclose(stock(**ids(text)).logits, expected, atol=1e-5)
+            assert torch.equal(again(**ids(text)).logits, expected)
+    assert again.config.id2label == ENTAILMENT["id2label"]
+    answers = [
+        transformers.pipeline("text-classification", model=str(source), top_k=None, trust_remote_code=True)(worker.WORDS)
+        for source in (tmp_path / "stock", folder / "classifier")
+    ]
+    for theirs, ours in zip(*answers, strict=True):
+        scores = {entry["label"]: entry["score"] for entry in ours}
+        assert {entry["label"]: entry["score"] for entry in theirs} == pytest.approx(scores, abs=1e-5)
