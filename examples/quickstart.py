@@ -19,6 +19,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -293,6 +294,76 @@ def report(results: dict, timings: dict, answers: list) -> str:
     )  # fmt: skip
 
 
+def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
+    """README.md, the model card of the classifier: what `report` tells, in the form that the Hub reads.
+
+    Args:
+        sizes (`dict`): FULL or SHORT.
+    """
+    from hf_deberta_ext.runs.card import shown_number, write_card
+    from hf_deberta_ext.runs.hardware import versions
+    from hf_deberta_ext.runs.loading_code import loading_code
+    from hf_deberta_ext.runs.results import eval_results
+
+    corpus, seeds, python = results["corpus"], results["finetune_seeds"], results["versions"]["python"]
+    measured = eval_results(
+        {"accuracy": results["mean"]["pre-trained"]}, task_type="text-classification", dataset=None,
+        dataset_name=f"docstrings of Python {python}", sets={"": (None, "test")},
+        note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
+    )  # fmt: skip
+    shown = [
+        table(results),
+        results["comparison"]["verdict"],
+        f"Accuracy on {corpus['test']:,} texts that were kept out of all trainings. The folder holds the classifier of the "
+        f"seed {seeds[0]}: {results['test_accuracy']['pre-trained'][0]:.3f}.",
+        f"![Losses and accuracy during the trainings]({CURVES_FILE})",
+    ]
+    limits = ["It shows the whole way and is small enough for two CPU cores: it is no model to build on."]
+    if results["short"]:
+        limits.insert(0, "It is of a `--short` run with tiny sizes: its scores mean nothing.")
+    if results["stopped_early"]:
+        limits.append("`--max_minutes` ended a training early: its scores depend on the speed of the machine.")
+    limits.append(f"It knows docstrings of Python {python} and nothing else: another Python gives other texts and numbers.")
+    limits.append(f"It reads the first {sizes['text_length']} tokens of a text.")
+    if len(seeds) > 1:
+        limits.append("The spread is over seeds of the fine-tuning, after one pre-training and with one split.")
+    else:
+        limits.append("It is one run: how much the results differ from seed to seed is not known.")
+    labels = "\n".join(textwrap.wrap(f"Its labels are {', '.join(corpus['packages'])}.", 110))
+    write_card(
+        folder,
+        opening="A DeBERTa text classifier (DebertaExtForSequenceClassification) that names the package of Python's\n"
+        "standard library that a docstring is from, pre-trained and fine-tuned from nothing by examples/quickstart.py of\n"
+        f"hf_deberta_ext. It has {shown_number(results['parameters']['classifier'])} parameters.\n{labels}",
+        load=loading_code(
+            "text-classification", folder.resolve().name, custom_code=True,
+            texts=("Return the value of the next header field.",),
+        ),
+        brings_code=True,
+        results="\n\n".join(shown),
+        training={
+            "data": f"{corpus['docstrings']:,} docstrings and {corpus['topics']:,} `pydoc` topics of Python {python}, "
+            f"{corpus['words']:,} words, without the names of packages and modules",
+            "tokenizer": f"byte-level BPE, {corpus['vocabulary']:,} tokens, trained on these texts",
+            "pre-training": f"masked-language modelling, {results['pretrain_steps']:,} steps of {PRETRAIN_BATCH} blocks of "
+            f"{sizes['block_length']} tokens, {MASKED_SHARE:.0%} masked, learning rate {PRETRAIN_RATE:g}",
+            "fine-tuning": f"{results['finetune_epochs']} epochs of {corpus['train']:,} texts, batches of {FINETUNE_BATCH}, "
+            f"learning rate {FINETUNE_RATE:g}; the best epoch on {corpus['validation']:,} more",
+            "seeds": f"{results['seed']} (split and pre-training), {', '.join(map(str, seeds))} (fine-tuning)",
+        },
+        hardware={
+            "device": f"CPU ({timings['machine']}), {timings['cpus']} cores, {timings['threads']} thread(s)",
+            "seconds of all stages": timings["total_seconds"],
+            "versions": versions() | results["versions"],
+        },
+        limits=limits,
+        metadata=dict(
+            language="en", pipeline_tag="text-classification", tags=["deberta", "hf_deberta_ext"], metrics=["accuracy"],
+            eval_results=measured,
+        ),
+    )  # fmt: skip
+
+
 def main():
     args = parse_args()
     try:
@@ -412,10 +483,12 @@ def main():
     (args.output_dir / RESULTS_FILE).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
     examples = list(zip(split.test, test_logits["pre-trained"], strict=True))
     (args.output_dir / REPORT_FILE).write_text(report(results, timings, examples), encoding="utf-8")
+    write_model_card(args.output_dir, results, timings, sizes)
 
     print(
         f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "
-        f"holds the classifier, pretrained/ (the language model), {REPORT_FILE}, {CURVES_FILE}, {RESULTS_FILE}."
+        f"holds the classifier, pretrained/ (the language model), README.md (the model card), {REPORT_FILE}, {CURVES_FILE}, "
+        f"{RESULTS_FILE}."
     )
     if not reload_check["passed"]:
         sys.exit("quickstart: the saved classifier does not give the same answers in a fresh process")

@@ -61,8 +61,8 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
         choices (`int`, *optional*): fixes the number of choices of multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it. Where the model reads absolute
-        positions (in the input, or in EMD), lengths go up to the end of that table.
+        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it (torch 2.6 cannot). Where the model
+        reads absolute positions, in the input or in EMD, lengths go up to the end of that table.
 
     Raises:
         TypeError: not a model of this package.

@@ -282,7 +282,7 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
         begin.append(Aim(".tokenizer.part", rng.uniform(0, 0.01)))
         begin.append(Aim("tokenizer/training.json", rng.uniform(0, 0.02 * seconds)))
     end = [
-        Aim(".model.part", rng.uniform(0, 1.1 * writing)),
+        Aim(".model.part", rng.uniform(0, 0.3 * writing)),
         Aim("config.json", rng.uniform(0, 0.02)),
         Aim("train_results.json", rng.uniform(0, 0.02)),
         Aim("eval_results.json", rng.uniform(0, 0.2)),
@@ -512,7 +512,10 @@ def what_next(run: Run, resumed: bool) -> tuple[str, bool]:
 def one_chain(
     script: str, chain: list[Aim], material: Path, work: Path, reference: Path, rng: random.Random, fresh: float, report
 ):
-    """A run that is killed at each moment of the chain that comes, and goes on until it ends."""
+    """A run that is killed at each moment of the chain that comes, and goes on until it ends.
+
+    Returns the number of kills, what was wrong, and the moments that the run ended before.
+    """
     remaining, number, problems = list(chain), 0, []
     folder, resume, kills = work / f"run-{number}", False, 0
     for start in range(4 * len(chain) + 8):
@@ -529,7 +532,7 @@ def one_chain(
         if code == 0:
             wrong = examine(functools.partial(compare_ended, folder, reference), folder)
             report(script, "ended" + (f" before {aim}" if aim is not None else ""), f"after {start + 1} starts", wrong)
-            return kills, problems + wrong
+            return kills, problems + wrong, remaining
         if aim is not None:
             remaining.insert(0, aim)
         advice, _ = what_next(run, resume)
@@ -541,12 +544,12 @@ def one_chain(
             wrong,
         )
         if wrong:
-            return kills, problems + wrong
+            return kills, problems + wrong, []
         if advice == "elsewhere":
             number += 1
             folder = work / f"run-{number}"
         resume = False
-    return kills, [*problems, "the run never ended"]
+    return kills, [*problems, "the run never ended"], []
 
 
 def preload():
@@ -598,10 +601,12 @@ def main(argv: list[str] | None = None) -> int:
             chains, kills, problems, ran = aims(script, args.kills, rng, seconds, writing), 0, [], 0
             while ran < len(chains):
                 (place / f"chain-{ran}").mkdir()
-                more, wrong = one_chain(
+                more, wrong, missed = one_chain(
                     script, chains[ran], material, place / f"chain-{ran}", place / "undisturbed", rng, args.fresh, report
                 )
                 kills, problems, ran = kills + more, problems + wrong, ran + 1
+                if missed:
+                    chains.append(missed)
                 if ran == len(chains) and kills < args.kills and ran < 20:
                     # Some moments were over before they were met.
                     chains.append(

@@ -200,6 +200,7 @@ def online() -> Iterator[None]:
 
 def main():
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    print("Large files go over LFS here. The real Hub takes them over Xet, whose errors are tried without a server.\n")
     print("| fault | stage | what the user sees | on the server | on disk | pushed again |")
     print("| --- | --- | --- | --- | --- | --- |")
     with online():

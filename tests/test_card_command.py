@@ -58,7 +58,7 @@ def test_metadata_are_set_and_the_text_of_a_card_is_kept(folder, capsys):
     assert "README.md is completed" in said and "not in the metadata" not in said
     # The card does not say how to load it.
     assert code == 1 and "problem: it has no Python code that loads the model" in said
-    assert f"build the card anew: deberta-ext card {folder} --overwrite" in said
+    assert said.endswith(f"mend it in {folder / 'README.md'}\n") and "--overwrite" not in said
 
 
 def test_a_card_is_built_anew_when_asked(folder, capsys):
@@ -69,7 +69,59 @@ def test_a_card_is_built_anew_when_asked(folder, capsys):
     assert card(folder, "--overwrite", "--license", "mit", "--language", "en") == 0
     said = capsys.readouterr().out
     assert "README.md is built" in said and "Mine" not in (folder / "README.md").read_text(encoding="utf-8")
+    assert f"moved aside: the card that was there is {folder / 'README.md.old-1'} now" in said
+    assert (folder / "README.md.old-1").read_bytes() == before["README.md"]
+    # A card that we have built ourselves is not kept.
+    assert card(folder, "--overwrite", "--language", "de") == 0 and "moved aside" not in capsys.readouterr().out
     assert card_problems((folder / "README.md").read_text(encoding="utf-8"), folder) == []
+
+
+LOADS = """
+```python
+model = AutoModelForMaskedLM.from_pretrained("user/name", revision="v1", trust_remote_code=True)
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "body", "ways_out"),
+    [
+        ("license: MIT", LOADS, ["to set license and keep its text: deberta-ext card {} --license apache-2.0"]),
+        (
+            "license: MIT\nlanguage: english\ndatasets: a b", LOADS + "\n## Empty\n",
+            ["to set license and language and datasets and keep its text: deberta-ext card {} --license apache-2.0 "
+             "--language en --datasets OWNER/NAME", "mend the rest in {}/README.md"],
+        ),
+        ("license: mit\ntags: [1]", LOADS, ["mend it in {}/README.md"]),
+        ("license: mit", "", ["mend it in {}/README.md"]),
+        (
+            None, LOADS,
+            ["to set license and language and keep its text: deberta-ext card {} --license apache-2.0 --language en"],
+        ),
+        (
+            "license: [mit", LOADS,
+            ["mend its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"],
+        ),
+    ],
+    ids=["licence", "several", "tags", "text", "no metadata", "unreadable"],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", [["--check"], []])
+def test_the_way_out_keeps_what_somebody_has_written(metadata, body, ways_out, mode, folder, capsys):
+    """For one unknown licence the advice was --overwrite, which threw the text away."""
+    text = f"# Mine\n\nText.\n{body}" if metadata is None else f"---\n{metadata}\n---\n\n# Mine\n\nText.\n{body}"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    assert card(*mode, folder) == 1
+    lines = capsys.readouterr().out.splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith(("problem: ", "not in the metadata: ")))
+    assert lines[last + 1 :] == [line.format(folder) for line in ways_out]
+    assert (folder / "README.md").read_text(encoding="utf-8") == text
+
+
+def test_the_way_out_of_an_unknown_licence_is_one(folder, capsys):
+    (folder / "README.md").write_text(f"---\nlicense: MIT\n---\n\n# Mine\n\nText.\n{LOADS}", encoding="utf-8")
+    assert card("--check", folder) == 1
+    assert card(folder, "--license", "mit") == 0
+    assert "# Mine\n\nText.\n" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_checking_writes_nothing(folder, capsys):
@@ -133,6 +185,7 @@ def test_examples_are_command_lines_of_the_command():
         parser.parse_args(shlex.split(line)[2:])
 
 
+@pytest.mark.slow
 def test_it_is_a_command_of_the_package(folder):
     run = [sys.executable, "-m", "hf_deberta_ext", "card", str(folder), "--language", "en", "--license", "mit"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -42,7 +42,13 @@ def test_sizes_are_decimal_with_one_digit_behind_the_point(size, shown):
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [(12, "12 B"), (874_321_000, "874 MB"), (3_135_000_000, "3.13 GB"), (1_496_000_000, "1.50 GB"), (999_600_000, "1.00 GB")],
+    [
+        (12, "12 B"),
+        (874_321_000, "874 MB"),
+        (3_135_000_000, "3.13 GB"),
+        (1_496_000_000, "1.50 GB"),
+        (999_600_000, "1.00 GB"),
+    ],
 )
 def test_sizes_have_as_many_digits_as_asked_for(size, shown):
     assert shown_size(size, digits=3) == shown
@@ -106,10 +112,11 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (header({"a": ENTRY | {"shape": ["1"]}}), "does not tell type, shape and place of a"),
         (header({"a": ENTRY | {"data_offsets": [4]}}), "does not tell type, shape and place of a"),
         (header({"a": ENTRY | {"dtype": 1}}), "does not tell type, shape and place of a"),
-        (header({"a": ENTRY}) + b"12", "is cut off: 70 bytes, where its header tells of 72"),
-        (header({"a": ENTRY}) + b"123456", "has bytes behind its end: 74 bytes, where its header tells of 72"),
+        (header({"a": ENTRY}) + b"12", "is cut off: 71 bytes, where its header tells of 73"),
+        (header({"a": ENTRY}) + b"123456", "has bytes behind its end: 75 bytes, where its header tells of 73"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the weights"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else None,
 )
 def test_a_damaged_safetensors_file_is_one_error_that_names_it(content, said, tmp_path):
     """A header that is no object was an AttributeError."""

@@ -418,3 +418,13 @@ def test_a_damaged_adapter_configuration_is_named(tmp_path):
     with pytest.raises(ValueError, match="is no JSON file") as error:
         DebertaExtForMaskedLM.from_pretrained(path.parent)
     assert str(path) in str(error.value)
+
+
+def test_weights_of_other_sizes_raise_what_transformers_raises_and_a_value_error(tiny_config, tmp_path):
+    """It was a ValueError alone, which code that is written for transformers does not catch."""
+    DebertaExtForSequenceClassification(tiny_config("v3", num_labels=2)).save_pretrained(tmp_path)
+    for kind in (RuntimeError, ValueError):
+        with pytest.raises(kind, match=r"classifier.bias is \[2\] in the file and \[5\] in the model"):
+            DebertaExtForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+    model = DebertaExtForSequenceClassification.from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert model.classifier.out_features == 5

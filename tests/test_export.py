@@ -219,6 +219,7 @@ def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
             assert torch.allclose(exported.module()(**batch)["logits"], model(**batch).logits, atol=1e-5)
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch 2.6 cannot save what autocast does not reach")
 def test_a_saved_program_runs_where_neither_the_package_nor_transformers_is_imported(build, inputs, tmp_path):
     model = build(DebertaExtForQuestionAnswering, "v2")
     torch.export.save(export_program(model), tmp_path / "program.pt2")

@@ -253,7 +253,7 @@ def test_a_card_tells_what_the_files_of_a_run_tell(tmp_path):
     assert (data.language, data.license, data.base_model, data.pipeline_tag) == (
         "en", "mit", "org/base", "text-classification",
     )  # fmt: skip
-    assert data.tags == ["hf_deberta_ext", "reviews"] and data.metrics == ["accuracy"] and data.datasets is None
+    assert data.tags == ["deberta", "hf_deberta_ext", "reviews"] and data.metrics == ["accuracy"] and data.datasets is None
     result = data.eval_results[0]
     assert (result.dataset_name, result.dataset_type, result.metric_value) == ("sst2", "text", 0.91)
     for text in (
@@ -409,8 +409,33 @@ def test_a_broken_card_is_kept_unless_it_is_overwritten(tmp_path):
         file = card_in(folder, broken)
         with pytest.raises(ValueError, match=r"README\.md cannot be read: .*--overwrite"):
             write_model_card(folder, license="mit")
-        assert file.read_text(encoding="utf-8") == broken
+        assert [one.name for one in folder.glob("README*")] == ["README.md"] and file.read_text(encoding="utf-8") == broken
     assert card_problems(write_model_card(folder, overwrite=True).read_text(encoding="utf-8"), folder) == []
+
+
+def test_a_card_that_is_overwritten_is_kept_beside_the_new_one(tmp_path):
+    """It was lost."""
+    folder = save(DebertaExtModel(DebertaExtConfig(**SIZES)), tmp_path / "run")
+    first = write_model_card(folder).read_bytes()
+    # The same text again, with other metadata: nothing to keep.
+    write_model_card(folder, overwrite=True, license="mit")
+    assert [*folder.glob("README.md.old*")] == []
+    for number, mine in enumerate((b"# Mine\n\nText.\n", b"\xff\xfe"), start=1):
+        (folder / "README.md").write_bytes(mine)
+        assert write_model_card(folder, overwrite=True).read_bytes() == first
+        assert (folder / f"README.md.old-{number}").read_bytes() == mine
+    (folder / "README.md").write_bytes(b"# Mine\n")
+    (folder / "trainer_state.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="is not JSON"):
+        write_model_card(folder, overwrite=True)
+    assert (folder / "README.md").read_bytes() == b"# Mine\n" and not (folder / "README.md.old-3").exists()
+
+
+def test_the_halves_of_a_joint_model_keep_their_cards_too(tmp_path):
+    folder = save_joint(tmp_path / "joint")
+    card_in(folder / "generator", "# Mine\n")
+    write_model_card(folder, overwrite=True)
+    assert [file.relative_to(folder).as_posix() for file in folder.rglob("README.md.old*")] == ["generator/README.md.old-1"]
 
 
 # ------- what is wrong with a folder
@@ -456,8 +481,16 @@ def header(text):
             header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}') + b"1234",
             "model.safetensors is cut off: 73 bytes, where its header tells of 77",
         ),
-        ("model.safetensors.index.json", b'{"weight_map": ["a"]}', "the weight_map of model.safetensors.index.json must name"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}', "model-1.safetensors is not there"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": ["a"]}',
+            "weight_map of model.safetensors.index.json must",
+        ),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "model-1.safetensors"}}',
+            "model-1.safetensors is not",
+        ),
     ],
 )
 def test_damaged_files_are_named(name, content, said, tmp_path):
@@ -575,5 +608,9 @@ def test_pictures_are_in_the_folder(tmp_path):
 def test_missing_metadata_are_named_with_their_flags():
     assert missing_metadata(GOOD) == []
     assert missing_metadata("# A\n") == ["language (--language en)", "license (--license apache-2.0)"]
+    assert missing_metadata(GOOD.replace("en\n", "[pt, pt-BR]\n")) == [] == card_problems(GOOD.replace("en\n", "pt-BR\n"))
+    assert missing_metadata(GOOD.replace("en\n", "[pt-BR, pt-PT]\n")) == [
+        "language pt beside pt-BR: the Hub lists models by the language alone"
+    ]
     assert missing_metadata(GOOD.replace("mit", "other")) == ["license_name, beside license: other"]
     assert missing_metadata("---\n- a\n---\n") == missing_metadata("---\nlicense: [\n---\n") == missing_metadata("")

@@ -31,7 +31,16 @@ ALLOWED = {
     "checkpoints": {"model"},
     # The command line stands on top, as the examples do: it takes public names of all parts.
     "commands": {
-        "", "attention_parts", "checkpoint_files", "checkpoints", "hub", "model", "plots", "pretraining", "runs", "scoring",
+        "",
+        "attention_parts",
+        "checkpoint_files",
+        "checkpoints",
+        "hub",
+        "model",
+        "plots",
+        "pretraining",
+        "runs",
+        "scoring",
         "tokenization",
     },
     "divergence": set(),

@@ -196,10 +196,12 @@ def test_an_adapter_and_its_base(tmp_path):
 
 
 def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
-    for step, state in ((10, "{}"), (200, "{}"), (300, '{"cut')):
+    for step, state in ((10, '{"global_step": 10}'), (200, '{"global_step": 200}'), (300, '{"cut')):
         folder = tmp_path / f"checkpoint-{step}"
         ours(folder, tiny_config)
         (folder / "trainer_state.json").write_text(state)
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.save({}, folder / name)
     facts = describe(str(tmp_path))
     assert facts["kind"] == "the folder of a training run"
     assert facts["checkpoints"] == ["checkpoint-10", "checkpoint-200", "checkpoint-300"]

@@ -30,6 +30,7 @@ from hf_deberta_ext.runs.card_metadata import (
     language_problem,
     license_problem,
     one_or_list,
+    primary_language,
 )
 from hf_deberta_ext.runs.flags import fixed_arguments
 from hf_deberta_ext.runs.hardware import hardware_facts, versions
@@ -139,14 +140,23 @@ def test_other_licenses_are_named_with_the_nearest_that_there_is(name, said):
     assert said in license_problem(name)
 
 
-@pytest.mark.parametrize("name", ["en", "zh", "sw", "multilingual", "code", "nds"])
+@pytest.mark.parametrize(
+    "name",
+    ["en", "zh", "sw", "multilingual", "code", "nds", "en-US", "pt-br", "zh-Hant", "zh-Hant-TW", "es-419", "sl-rozaj"],
+)
 def test_iso_codes_are_no_problem(name):
     assert language_problem(name) is None
 
 
-@pytest.mark.parametrize("name", ["english", "En", "xx", "en-US", "", None, 1])
+@pytest.mark.parametrize(
+    "name", ["english", "En", "xx", "xx-US", "EN-us", "en_US", "en-", "en-USA1", "multilingual-US", "", None, 1]
+)
 def test_other_languages_are_a_problem(name):
     assert f"no language {name!r}" in language_problem(name)
+
+
+def test_the_language_of_a_tag_is_its_first_part():
+    assert [primary_language(name) for name in ("pt", "pt-BR", "zh-Hant-TW", "no tag")] == ["pt", "pt", "zh", ""]
 
 
 def test_norwegian_without_quotes_is_explained():

@@ -135,7 +135,7 @@ def test_our_trainers_push_the_model_and_leave_the_rest(hub, tmp_path):
     trainer = make_trainer(HubTrainer, folder, hub_strategy="every_save", save_total_limit=1)
     (folder / "notes.txt").write_text("mine")
     trainer.train()
-    commit = trainer.push_to_hub("Done", private=True)
+    commit = trainer.push_to_hub("Done")
     repo = hub.repos["user/run"]
     assert repo.branches["main"] == commit.oid and repo.find("main").title == "Done"
     for made in pushes(repo).values():

@@ -10,7 +10,9 @@ HELP = "write README.md, the model card, into a model's folder, complete the one
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
 deberta-ext card --check sst2
 deberta-ext card --presets model_cards"""
-OVERWRITE = "mend it, or build the card anew: deberta-ext card {} --overwrite"
+UNREADABLE = "mend its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"
+# Of the metadata, what a flag sets in a card that is there, and an example.
+FLAGS = {"license": "apache-2.0", "language": "en", "base_model": "OWNER/NAME", "datasets": "OWNER/NAME"}
 METADATA = ("language", "license", "base_model", "datasets", "tags")
 
 
@@ -19,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="write nothing: say what is wrong with the card")
     what.add_argument("--presets", action="store_true", help="write the cards of the official checkpoints")
-    what.add_argument("--overwrite", action="store_true", help="build the card anew though there is one")
-    parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, or multilingual")
+    what.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
+    parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
     parser.add_argument("--license", help="as the Hub calls it: apache-2.0, mit, cc-by-4.0, other, ...")
     parser.add_argument("--base_model", metavar="ID", help="Hub id of the model that this one began as")
     parser.add_argument("--datasets", nargs="+", metavar="ID", help="Hub ids of the data that it was trained on")
@@ -47,20 +49,27 @@ def run(arguments: argparse.Namespace) -> int | None:
     if not arguments.check:
         from ..hub.model_card import write_model_card
 
-        there = file.is_file()
+        there, before = file.is_file(), _moved_aside(arguments.folder)
         given = {name: getattr(arguments, name) for name in METADATA}
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **given)
         done = "built" if arguments.overwrite or not there else "completed" if any(given.values()) else "kept as it was"
         print(f"{file} is {done}")
-        return _judge(file, show=arguments.print, way_out="" if done == "built" else OVERWRITE.format(arguments.folder))
+        for aside in sorted(_moved_aside(arguments.folder) - before):
+            print(f"moved aside: the card that was there is {aside} now")
+        return _judge(file, show=arguments.print)
     if not file.is_file():
         raise ValueError(f"{arguments.folder} has no README.md: deberta-ext card {arguments.folder} writes it")
-    return _judge(file, show=arguments.print, way_out=OVERWRITE.format(arguments.folder))
+    return _judge(file, show=arguments.print)
 
 
-def _judge(file: Path, *, show: bool, way_out: str) -> int:
-    """Prints what is wrong, with `way_out` behind it, and what is missing; 1 where something is wrong."""
-    from ..hub.model_card import card_problems, missing_metadata
+def _moved_aside(folder: Path) -> set[Path]:
+    """Cards that were built anew, those of the halves of a joint model too."""
+    return {file for pattern in ("README.md.old-*", "*/README.md.old-*") for file in folder.glob(pattern)}
+
+
+def _judge(file: Path, *, show: bool) -> int:
+    """Prints what is wrong, the way out of it, and what is missing; 1 where something is wrong."""
+    from ..hub.model_card import card_problems, metadata_problems, missing_metadata
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -75,6 +84,29 @@ def _judge(file: Path, *, show: bool, way_out: str) -> int:
         print(f"not in the metadata: {', '.join(missing)}")
     if not problems:
         print("no problems")
-    elif way_out:
-        print(way_out)
-    return 1 if problems else 0
+        return 0
+    wrong = metadata_problems(text)
+    for line in _ways_out(file, {field for field, _ in wrong}, only_metadata=len(wrong) == len(problems)):
+        print(line)
+    return 1
+
+
+def _ways_out(file: Path, fields: set[str], *, only_metadata: bool) -> list[str]:
+    """What mends a card without losing its text.
+
+    Args:
+        fields (`set[str]`): of its metadata that are wrong, named as `metadata_problems` does.
+        only_metadata (`bool`): nothing else is wrong.
+    """
+    if fields & {"metadata", "model-index"}:
+        return [UNREADABLE.format(file.parent)]
+    flags = [name for name in FLAGS if name in fields]
+    if fields == {""}:
+        flags = ["license", "language"]
+    lines = []
+    if flags:
+        example = " ".join(f"--{name} {FLAGS[name]}" for name in flags)
+        lines.append(f"to set {' and '.join(flags)} and keep its text: deberta-ext card {file.parent} {example}")
+    if not only_metadata or not fields <= {"", *flags}:
+        lines.append(f"{'mend the rest' if flags else 'mend it'} in {file}")
+    return lines

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..runs.card_metadata import as_list, is_hub_id, language_problem, license_problem
+from ..runs.card_metadata import as_list, is_hub_id, language_problem, license_problem, primary_language
 
-__all__ = ["card_problems", "missing_metadata", "split_card"]
+__all__ = ["card_problems", "metadata_problems", "missing_metadata", "split_card"]
 
 METADATA_BLOCK = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*(\w*)")
@@ -38,10 +38,8 @@ def card_problems(text: str, folder: str | os.PathLike | None = None) -> list[st
         folder (`str` or path, *optional*): of the model: pictures must be in it, and the code that loads it must have
             `trust_remote_code=True` and a revision if, and only if, it holds code of its own.
     """
-    block, body, first_line = split_card(text)
-    problems = ["it has no metadata: it must begin with lines of YAML between two lines ---"]
-    if block is not None:
-        problems = _metadata_problems(block)
+    _, body, first_line = split_card(text)
+    problems = [problem for _, problem in metadata_problems(text)]
     lines = [*_lines(body, first_line)]
     if not any(line.strip() for _, line, _ in lines):
         return [*problems, "it says nothing below its metadata"]
@@ -68,6 +66,11 @@ def missing_metadata(text: str) -> list[str]:
     if not isinstance(data, dict):
         data = {}
     missing = [f"{name} ({flag})" for name, flag in WANTED.items() if not data.get(name)]
+    languages = [name for name in as_list(data.get("language")) if isinstance(name, str)]
+    for name in languages:
+        if (language := primary_language(name)) and language not in languages:
+            missing.append(f"language {language} beside {name}: the Hub lists models by the language alone")
+            languages.append(language)
     if data.get("license") == "other" and not data.get("license_name"):
         missing.append("license_name, beside license: other")
     return missing
@@ -94,23 +97,30 @@ def _parsed(block: str) -> Any:
         return error
 
 
-def _metadata_problems(block: str) -> list[str]:
+def metadata_problems(text: str) -> list[tuple[str, str]]:
+    """(field, what is wrong with it) for each problem of the metadata of a card. The field is "" where the card has none,
+    and "metadata" where they cannot be read."""
+    block, *_ = split_card(text)
+    if block is None:
+        return [("", "it has no metadata: it must begin with lines of YAML between two lines ---")]
     data = _parsed(block)
     if isinstance(data, Exception):
-        return [f"its metadata is no YAML: {' '.join(str(data).split())}"]
+        return [("metadata", f"its metadata is no YAML: {' '.join(str(data).split())}")]
     if not isinstance(data, dict):
-        return [f"its metadata must be fields with values, got {'nothing' if data is None else type(data).__name__}"]
-    problems = [problem for name in as_list(data.get("license")) if (problem := license_problem(name))]
-    problems += [problem for name in as_list(data.get("language")) if (problem := language_problem(name))]
+        got = "nothing" if data is None else type(data).__name__
+        return [("metadata", f"its metadata must be fields with values, got {got}")]
+    problems = []
+    for field, judge in (("license", license_problem), ("language", language_problem)):
+        problems += [(field, problem) for name in as_list(data.get(field)) if (problem := judge(name))]
     for field in ("base_model", "datasets"):
         for name in as_list(data.get(field)):
             if not isinstance(name, str) or not is_hub_id(name):
-                problems.append(f"{field} must hold ids of the Hub, got {name!r}")
+                problems.append((field, f"{field} must hold ids of the Hub, got {name!r}"))
     for field in ("tags", "metrics"):
         if wrong := [name for name in as_list(data.get(field)) if not isinstance(name, str)]:
-            problems.append(f"{field} must be texts, got {wrong[0]!r}")
+            problems.append((field, f"{field} must be texts, got {wrong[0]!r}"))
     if "model-index" in data:
-        problems += _index_problems(data["model-index"])
+        problems += [("model-index", problem) for problem in _index_problems(data["model-index"])]
     return problems
 
 

@@ -18,10 +18,10 @@ from ..runs.results import (
     results_table,
     set_names,
 )
-from .card_checks import card_problems, missing_metadata, split_card
+from .card_checks import card_problems, metadata_problems, missing_metadata, split_card
 from .folder_facts import ModelFolder, read_folder, shown_path
 
-__all__ = ["card_problems", "missing_metadata", "write_model_card"]
+__all__ = ["card_problems", "metadata_problems", "missing_metadata", "write_model_card"]
 
 CARD = "README.md"
 WHAT = {
@@ -69,12 +69,14 @@ def write_model_card(
     folders discriminator and generator get cards too, where they have none.
 
     Args:
-        language (`str` or `list[str]`, *optional*): ISO 639 codes.
+        language (`str` or `list[str]`, *optional*): ISO 639 codes, with a region or without (pt, pt-BR): the Hub lists
+            models by the language alone, so give both.
         license (`str`, *optional*): as the Hub calls it.
         base_model (`str`, *optional*): the Hub id of the model that this one began as.
         datasets (`str` or `list[str]`, *optional*): ids on the Hub of the data that it was trained on.
         tags (`list[str]`): more of them.
-        overwrite (`bool`): build the card anew though there is one.
+        overwrite (`bool`): build the card anew though there is one, whose text, unless it is the one that is built, is kept
+            beside it as README.md.old-1 (-2, ...).
 
     Returns:
         `Path`: the card.
@@ -96,12 +98,36 @@ def write_model_card(
     if not overwrite and (folder / CARD).is_file():
         return _complete(folder / CARD, given)
     model = read_folder(folder)
-    card = _build(model, given)
+    card = _replace(model, given)
     if model.is_joint:
         for part in ("discriminator", "generator"):
             if (folder / part / "config.json").is_file() and (overwrite or not (folder / part / CARD).is_file()):
-                _build(read_folder(folder / part), given)
+                _replace(read_folder(folder / part), given)
     return card
+
+
+def _replace(model: ModelFolder, given: Mapping[str, Any]) -> Path:
+    """Builds the card; the one that was there is moved aside, if somebody may have written in it."""
+    file, number = model.folder / CARD, 1
+    if not file.is_file():
+        return _build(model, given)
+    while (aside := file.with_name(f"{CARD}.old-{number}")).exists():
+        number += 1
+    old = file.read_bytes()
+    aside.write_bytes(old)
+    try:
+        _build(model, given)
+    except BaseException:
+        aside.unlink()
+        raise
+    if _text(old) == _text(file.read_bytes()):
+        aside.unlink()
+    return file
+
+
+def _text(card: bytes) -> str:
+    """Below the metadata, which the flags of the command may have changed."""
+    return split_card(card.decode("utf-8", errors="replace"))[1].strip()
 
 
 def _complete(file: Path, given: Mapping[str, Any]) -> Path:
@@ -114,7 +140,7 @@ def _complete(file: Path, given: Mapping[str, Any]) -> Path:
 
     if not given:
         return file
-    way_out = "mend it, or build the card anew with --overwrite"
+    way_out = "mend it, or build the card anew with --overwrite, which keeps this one beside it"
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             text = stream.read()
@@ -163,7 +189,7 @@ def _build(model: ModelFolder, given: Mapping[str, Any]) -> Path:
         task = str(model.arguments.get("task_name") or data)
         index = eval_results(measured, task_type=kind, dataset=hub_id, dataset_name=task, sets=sets)
     adapter_base = model.adapter.get("base_model_name_or_path")
-    tags = ["hf_deberta_ext"] if model.config.get("model_type") == "deberta-ext" else []
+    tags = ["deberta", "hf_deberta_ext"] if model.config.get("model_type") == "deberta-ext" else []
     language = given.get("language") or model.arguments.get("card_language") or _pretraining_language(model)
     return write_card(
         model.folder,

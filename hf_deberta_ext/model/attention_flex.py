@@ -11,6 +11,8 @@ __all__ = ["disentangled_attention_flex", "flex_unavailable"]
 
 # Not for CUDA: there the formulation is torch's own.
 TOO_OLD_FOR_CPU = torch.__version__ < (2, 13)
+# Sets of terms, dtypes, sizes of one and kinds of masks are compiled each by itself.
+VARIANTS = 128
 
 
 def flex_unavailable(
@@ -109,7 +111,16 @@ def disentangled_attention_flex(
 @cache
 def compiled(function):
     """The function under torch.compile, made at the first call outside of a compiled model."""
-    return torch.compile(function, fullgraph=True, dynamic=True)
+    optimized = torch.compile(function, fullgraph=True, dynamic=True)
+    # The name of torch 2.7 and newer, and the one before.
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+
+    def call(*arguments):
+        # By default torch fails at the ninth variant of a function, and it is the same one for every model of the process.
+        with torch._dynamo.config.patch({limit: VARIANTS}):
+            return optimized(*arguments)
+
+    return call
 
 
 def attention_score_mod(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, query_positions):

@@ -12,11 +12,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-__all__ = ["not_numbers", "read_json", "read_weights", "shards_of", "without_sizes"]
+__all__ = ["MismatchedSizesError", "not_numbers", "read_json", "read_weights", "shards_of", "without_sizes"]
 
 AGAIN = "download or save it again"
 # What torch.load raises for files that are cut off or no pickles at all.
 TORCH_ERRORS = (RuntimeError, EOFError, OSError, LookupError, AttributeError, ValueError, TypeError, zipfile.BadZipFile)
+
+
+class MismatchedSizesError(ValueError, RuntimeError):
+    """Weights of other sizes than the model's. transformers raises a RuntimeError here, which code may wait for."""
 
 
 def read_json(path: str) -> dict:

@@ -17,7 +17,7 @@ from transformers.utils import cached_file, logging
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, check_index, convert_official, read_state_dict
 from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint, json_object
-from .damaged_checkpoints import not_numbers, read_json, without_sizes
+from .damaged_checkpoints import MismatchedSizesError, not_numbers, read_json, without_sizes
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_checks import check_batch, check_embeds, check_ids, check_labels, check_switches, require_tensor, values_at_hand
@@ -381,7 +381,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             if "ignore_mismatched_sizes" in str(error):
                 again = kwargs | dict(ignore_mismatched_sizes=True, output_loading_info=True)
                 sizes = load(source, *model_args, **again)[1]["mismatched_keys"]
-                raise ValueError(without_sizes(str(place), sizes)) from error
+                raise MismatchedSizesError(without_sizes(str(place), sizes)) from error
             damage = cls._damage(source, error, kwargs)
             if damage is None:
                 raise
@@ -546,4 +546,5 @@ def cls_states(
     if attention_mask is None or attention_mask.dim() != 2:
         return hidden_states[:, 0]
     first = (attention_mask != 0).int().argmax(1)
-    return hidden_states[torch.arange(len(first), device=first.device), first]
+    # Not len(first), which would make a constant of the batch in an exported graph.
+    return hidden_states[torch.arange(first.shape[0], device=first.device), first]

@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = [
     "LANGUAGES", "LICENSES", "as_list", "check_metadata", "is_hub_id", "language_problem", "license_problem", "one_or_list",
+    "primary_language",
 ]  # fmt: skip
 
 # Source: huggingface/hub-docs, docs/hub/repositories-licenses.md, with the additions up to 2025.
@@ -23,7 +24,8 @@ LICENSES = frozenset(
     llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma unknown other
     """.split()
 )
-# ISO 639-1. Codes of three letters (ISO 639-2 and 639-3) are too many to list: their form is checked alone.
+# ISO 639-1. Codes of three letters (ISO 639-2 and 639-3) are too many to list: their form is checked alone, as is that of
+# what follows the language in BCP 47: script, region, variants (zh-Hant, pt-BR, sl-rozaj).
 LANGUAGES = frozenset(
     """
     aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es
@@ -34,6 +36,9 @@ LANGUAGES = frozenset(
     """.split()
 )
 SPECIAL_LANGUAGES = ("multilingual", "code")
+LANGUAGE_TAG = re.compile(
+    r"([a-z]{2,3})(-[a-z]{4})?(-(?:[a-z]{2}|[0-9]{3}))?(-(?:[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*", re.IGNORECASE
+)
 
 
 def license_problem(name: Any) -> str | None:
@@ -46,12 +51,19 @@ def license_problem(name: Any) -> str | None:
 
 
 def language_problem(name: Any) -> str | None:
-    """What is wrong with the code of a language, or None."""
-    if isinstance(name, str) and (name in LANGUAGES or name in SPECIAL_LANGUAGES or re.fullmatch("[a-z]{3}", name)):
+    """What is wrong with the code of a language, or None; a region may follow it (pt-BR), but see `primary_language`."""
+    language = primary_language(name) if isinstance(name, str) else ""
+    if name in SPECIAL_LANGUAGES or language in LANGUAGES or re.fullmatch("[a-z]{3}", language):
         return None
     # YAML reads the code of Norwegian as a truth value.
     norwegian = ' (YAML reads no as false: write "no" in quotes)' if name is False else ""
-    return f"the Hub knows no language {name!r}, it takes ISO 639 codes: en, de, multilingual, ...{norwegian}"
+    return f"the Hub knows no language {name!r}, it takes ISO 639 codes: en, de, pt-BR, multilingual, ...{norwegian}"
+
+
+def primary_language(name: str) -> str:
+    """The language of a tag of BCP 47, "pt" of "pt-BR", by which the Hub lists models; "" if it is none."""
+    found = LANGUAGE_TAG.fullmatch(name)
+    return found[1] if found else ""
 
 
 def check_metadata(*, language: str | Sequence[str] | None = None, license: str | None = None, flag: str = "--language"):

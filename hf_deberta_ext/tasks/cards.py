@@ -228,7 +228,7 @@ def _write_card(
         metadata=dict(
             language=one_or_list(facts.languages), license=facts.license,
             library_name="peft" if facts.adapter_base else "transformers", pipeline_tag=facts.pipeline,
-            tags=["hf_deberta_ext", *(["lora"] if facts.adapter_base else [])],
+            tags=["deberta", "hf_deberta_ext", *(["lora"] if facts.adapter_base else [])],
             base_model=base_id if is_hub_id(base_id) else None,
             datasets=None if facts.dataset_id is None else [facts.dataset_id],
             metrics=[*dict.fromkeys(result.metric_type for result in index)] or None, eval_results=index or None,

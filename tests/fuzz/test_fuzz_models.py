@@ -285,32 +285,25 @@ def test_extreme_weights_give_finite_outputs_and_gradients(data):
     name = data.draw(st.sampled_from([*NAMES, None]), "backend")
     factor = data.draw(st.sampled_from([1000.0, 100.0, 1e-4]), "factor")
     if dtype == torch.float16:
-        # LayerNorm of what dropout has made equal divides by the root of epsilon.
-        fields |= dict(layer_norm_eps=1e-2, hidden_dropout_prob=0)
+        # Several layers of such weights multiply on the way back beyond what float16 holds, and LayerNorm of what dropout
+        # has made equal divides by the root of epsilon, whatever attention does.
+        factor = min(factor, 100.0)
+        fields |= dict(layer_norm_eps=1e-2, hidden_dropout_prob=0, num_hidden_layers=1, conv_kernel_size=0)
+        fields |= dict(emd_layers=1) if "emd_layers" in fields else {}
     model = build(head, fields, dtype=torch.float32)
     with torch.no_grad():
         for module, parameter in model.named_parameters():
             scaled = ("query_proj.weight", "key_proj.weight", *(["word_embeddings.weight"] if factor > 1 else []))
             if module.endswith(scaled):
                 parameter.mul_(factor)
+    model = model.to(dtype).train()
     model.set_attn_implementation(name)
-    model.train()
-
-    def run(dtype):
-        arguments, real = arguments_of(head, fields, batch, dtype)
-        torch.manual_seed(batch["seed"])
-        outputs = at_tokens(outputs_of(model.to(dtype), arguments), real)
-        value = outputs["loss"] if "loss" in outputs else objective(outputs) / max(1, real.sum())
-        return {**outputs, **gradients_of(model, value)}
-
-    wide = run(torch.float32)
-    found = wide if dtype == torch.float32 else run(dtype)
-    largest = max(x.abs().max().item() for x in wide.values() if x.is_floating_point() and x.numel())
-    if dtype == torch.float16 and largest > 100:
-        # Layers of such weights multiply on the way back, whatever attention does: no gradient that float16 holds.
-        assert all(torch.isfinite(x).all() for x in wide.values())
-        found = {where: x for where, x in found.items() if not where.startswith(("deberta", "pooler"))}
-    for where, x in found.items():
+    arguments, real = arguments_of(head, fields, batch, dtype)
+    torch.manual_seed(batch["seed"])
+    outputs = at_tokens(outputs_of(model, arguments), real)
+    value = outputs["loss"] if "loss" in outputs else objective(outputs) / max(1, real.sum())
+    gradients = gradients_of(model, value)
+    for where, x in [*outputs.items(), *gradients.items()]:
         assert torch.isfinite(x).all(), where
 
 
@@ -339,7 +332,8 @@ def test_a_stock_folder_gives_the_model_back_or_is_refused_by_name(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("terms", [["c2p", "p2c"], ["p2p"], []])
 def test_flex_agrees_with_eager_at_inference(terms):
-    """Few, because each kind of mask is compiled anew."""
+    """Few, because each kind of mask is compiled anew; more than eight, at which torch stopped with an error of dynamo: all
+    models of a process share the compiled function."""
     fields = dict(
         vocab_size=24, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, embedding_size=None,
         max_position_embeddings=80, position_buckets=8, pos_att_type=terms, type_vocab_size=0, position_biased_input=False,
