@@ -343,12 +343,12 @@ def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
         results="\n\n".join(shown),
         training={
             "data": f"{corpus['docstrings']:,} docstrings and {corpus['topics']:,} `pydoc` topics of Python {python}, "
-            f"{corpus['words']:,} words, without the names of packages and modules",
+            f"{corpus['words']:,} words; names of packages and modules are replaced",
             "tokenizer": f"byte-level BPE, {corpus['vocabulary']:,} tokens, trained on these texts",
             "pre-training": f"masked-language modelling, {results['pretrain_steps']:,} steps of {PRETRAIN_BATCH} blocks of "
             f"{sizes['block_length']} tokens, {MASKED_SHARE:.0%} masked, learning rate {PRETRAIN_RATE:g}",
-            "fine-tuning": f"{results['finetune_epochs']} epochs of {corpus['train']:,} texts, batches of {FINETUNE_BATCH}, "
-            f"learning rate {FINETUNE_RATE:g}; the best epoch on {corpus['validation']:,} more",
+            "fine-tuning": f"epochs: {results['finetune_epochs']}, of {corpus['train']:,} texts in batches of "
+            f"{FINETUNE_BATCH}, learning rate {FINETUNE_RATE:g}; the best epoch on {corpus['validation']:,} more",
             "seeds": f"{results['seed']} (split and pre-training), {', '.join(map(str, seeds))} (fine-tuning)",
         },
         hardware={

@@ -38,6 +38,9 @@ def pytest_collection_modifyitems(config, items):
         reasons["gpu"] = "no CUDA device"
     reasons["network"] = "the tests run without the Hub"
     for item in items:
+        if item.path.parent.name == "fuzz":
+            # Thousands of cases: a proof of its own, python -m pytest --run-slow tests/fuzz
+            item.add_marker(pytest.mark.slow)
         for marker, reason in reasons.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))

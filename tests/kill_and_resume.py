@@ -277,9 +277,9 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
 
     begin = []
     if script != "run_glue":
-        # While the tokenizer is trained, while it is saved, while the text is packed.
+        # While the tokenizer is trained, right behind that, and while the text is packed.
         begin.append(Aim("run_arguments.json", rng.uniform(0, 0.02 * seconds)))
-        begin.append(Aim(".tokenizer.part", rng.uniform(0, 0.01)))
+        begin.append(Aim("tokenizer", rng.uniform(0, 0.01)))
         begin.append(Aim("tokenizer/training.json", rng.uniform(0, 0.02 * seconds)))
     end = [
         Aim(".model.part", rng.uniform(0, 0.3 * writing)),

@@ -181,7 +181,7 @@ def test_a_half_precision_pair_is_joined_in_float32(run, tmp_path):
 # ------- ours to ours
 
 
-@pytest.mark.parametrize("sharing", ["gdes", "es", "nes", "all"])
+@pytest.mark.parametrize("sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("es", "nes")), "all"])
 def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joint, run, tmp_path):  # noqa: F811
     model = joint(sharing).eval()
     model.save_pretrained(tmp_path / "joint")
@@ -549,6 +549,7 @@ def test_the_names_of_the_heads_are_those_that_are_known():
 # ------- as a program, and from the Hub
 
 
+@pytest.mark.slow
 def test_as_a_program(official, tmp_path):
     source = official("v1", ("lm",))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

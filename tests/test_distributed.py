@@ -40,6 +40,9 @@ from hf_deberta_ext import (
 from hf_deberta_ext.model.encoder import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 
+# Minutes on two cores, most of it processes that start.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests" / "distributed_worker.py"
 # The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).

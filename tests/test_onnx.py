@@ -47,8 +47,9 @@ TYPES = dict(type_vocab_size=2, position_biased_input=True)
 CASES = [(head, "v3", {}) for head in HEADS]
 CASES += [(DebertaExtForMaskedLM, "v2", {}), (DebertaExtForTokenClassification, "v1", TYPES)]
 SLOW = [(head, kind, {}) for kind in ("v1", "v2") for head in HEADS if (head, kind) != (DebertaExtForMaskedLM, "v2")]
-# Worst measured for these models: 2e-6 (float32) and 0.025 (int8), relative to the largest output; three times as much.
-FLOAT32, INT8 = 6e-6, 0.075
+# Worst measured for these models: 7e-7 (float32) and 0.057 (int8), relative to the largest output. Ten times as much, since
+# other processors sum in other orders, and three times.
+FLOAT32, INT8 = 7e-6, 0.17
 
 
 def case_id(case):

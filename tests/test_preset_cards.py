@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cards of the official checkpoints: sizes against arithmetic and published numbers, sources, snippets that run."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -22,6 +23,7 @@ from hf_deberta_ext import (
 from hf_deberta_ext.checkpoints import save_as_deberta_v2, to_deberta_v2_state_dict
 from hf_deberta_ext.commands import command_parser
 from hf_deberta_ext.commands import main as deberta_ext
+from hf_deberta_ext.hub import preset_cards
 from hf_deberta_ext.hub.model_card import card_problems, missing_metadata
 from hf_deberta_ext.hub.parameter_counts import count_parameters
 from hf_deberta_ext.hub.preset_cards import PRESET_CARDS, file_size, preset_card, preset_index, write_preset_cards
@@ -45,13 +47,23 @@ SHAPES = {
 }  # fmt: skip
 
 
+# Cards are made once where nothing in them is changed.
+card_of = functools.cache(preset_card)
+
+
 def body(preset):
     """The card without its metadata."""
-    return preset_card(preset).split("\n---\n", 1)[1]
+    return card_of(preset).split("\n---\n", 1)[1]
+
+
+@pytest.fixture
+def made_once(monkeypatch):
+    """For tests of what becomes of the files."""
+    monkeypatch.setattr(preset_cards, "preset_card", card_of)
 
 
 def snippets(preset):
-    return re.findall(r"^```python\n(.*?)^```$", preset_card(preset), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```$", card_of(preset), re.MULTILINE | re.DOTALL)
 
 
 def commands(preset):
@@ -164,6 +176,82 @@ def test_tables_show_the_cells_of_the_source(preset):
     assert not re.search(r"\|[^|\n]*\b(None|nan)\b", text)
 
 
+# ------- the pages, typed off by hand: cells as text, beside which the cards are laid
+
+# microsoft/DeBERTa, README.md, "Fine-tuning on NLU tasks"; empty and "-" = not there. Base and the small models have no row
+# there: theirs are of "Experiments" and of the model cards.
+README_ROWS = """
+| model | SQuAD 1.1 | SQuAD 2.0 | MNLI, matched / mismatched | SST-2 | QNLI | CoLA | RTE | MRPC | QQP | STS-B |
+| base | 93.1/87.2 | 86.2/83.1 | 88.8/88.5 | | | | | | | |
+| large | 95.5/90.1 | 90.7/88.0 | 91.3/91.1 | 96.5 | 95.3 | 69.5 | 91.0 | 92.6/94.6 | 92.3/- | 92.8/92.5 |
+| xlarge | -/- | -/- | 91.5/91.2 | 97.0 | - | - | 93.1 | 92.1/94.3 | - | 92.9/92.7 |
+| v2-xlarge | 95.8/90.8 | 91.4/88.9 | 91.7/91.6 | 97.5 | 95.8 | 71.1 | 93.9 | 92.0/94.2 | 92.3/89.8 | 92.9/92.9 |
+| v2-xxlarge | 96.1/91.4 | 92.2/89.7 | 91.7/91.9 | 97.2 | 96.0 | 72.0 | 93.5 | 93.1/94.9 | 92.7/90.3 | 93.2/93.1 |
+| v3-large | -/- | 91.5/89.0 | 91.8/91.9 | 96.9 | 96.0 | 75.3 | 92.7 | 92.2/- | 93.0/- | 93.0/- |
+| v3-base | | 88.4/85.4 | 90.6/90.7 | | | | | | | |
+| v3-small | | 82.9/80.4 | 88.3/87.7 | | | | | | | |
+| v3-xsmall | | 84.8/82.0 | 88.1/88.3 | | | | | | | |
+"""
+# The same README: more rows, as benchmark and cell.
+README_MORE = {
+    "large": "QQP 92.3±.1, QNLI 95.3±.2, MRPC 91.9±.5, RTE 86.6±1, SST-2 96.7±.3, STS-B 92.5±.3, CoLA 70.5±1",
+    "v2-xlarge": "COPA 97, RTE of SuperGLUE 93.5, ReCoRD 93.8/93.8",
+    "v2-xxlarge": "COPA 97, RTE of SuperGLUE 93.5, ReCoRD 94.1/93.7",
+    "mdeberta-v3-base": (
+        "XNLI en 88.2, XNLI fr 82.6, XNLI es 84.4, XNLI de 82.7, XNLI el 82.3, XNLI bg 82.4, XNLI ru 80.8, XNLI tr 79.5, "
+        "XNLI ar 78.5, XNLI vi 78.1, XNLI th 76.4, XNLI zh 79.5, XNLI hi 75.9, XNLI sw 73.9, XNLI ur 72.4, "
+        "XNLI average of 15 languages 79.8±.2"
+    ),
+}
+# "Backbone parameters", in millions.
+README_BACKBONES = (
+    "v3-xsmall 22, v3-small 44, v3-base 86, v3-large 304, v2-xlarge 710, v2-xxlarge 1320, base 100, large 350, xlarge 700, "
+    "mdeberta-v3-base 86"
+)
+
+
+def rows_of(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+
+
+def results_of(preset):
+    """(benchmark, published cell) of each row of the committed card, in their order."""
+    text = (FOLDER / PRESET_CARDS[preset]).read_text(encoding="utf-8")
+    table = text.partition("\n## Results\n")[2].partition("\n## ")[0]
+    return [(row[0], row[2]) for row in rows_of("\n".join(line for line in table.splitlines() if line.startswith("|")))[2:]]
+
+
+def test_the_first_number_of_a_benchmark_on_a_card_is_the_cell_of_the_readme():
+    """The other tests compare the cards with the table that they are made of, which could hold a slip of the pen."""
+    names, *rows = rows_of(README_ROWS)
+    assert {row[0] for row in rows} == {*PUBLISHED} - {"mdeberta-v3-base"}
+    for preset, *cells in rows:
+        first: dict = {}
+        for benchmark, cell in results_of(preset):
+            first.setdefault(benchmark, cell.partition(" ±")[0])
+        for benchmark, cell in zip(names[1:], cells, strict=True):
+            expected = " / ".join(part for part in cell.split("/") if part not in ("-", ""))
+            assert first.get(benchmark, "") == expected, (preset, benchmark)
+
+
+@pytest.mark.parametrize("preset", README_MORE)
+def test_the_other_numbers_of_the_readme_are_on_the_card(preset):
+    found = [(benchmark.replace(", ", " "), cell.replace(" ", "")) for benchmark, cell in results_of(preset)]
+    for entry in README_MORE[preset].split(", "):
+        benchmark, _, cell = entry.rpartition(" ")
+        number, _, spread = cell.partition("±")
+        assert (benchmark, number + (f"±{float(spread)}" if spread else "")) in found, entry
+
+
+def test_the_backbones_on_the_cards_are_those_of_the_readme():
+    entries = [entry.rpartition(" ") for entry in README_BACKBONES.split(", ")]
+    assert {preset for preset, _, _ in entries} == {*PUBLISHED}
+    for preset, _, millions in entries:
+        text = (FOLDER / PRESET_CARDS[preset]).read_text(encoding="utf-8")
+        (row,) = [row for row in rows_of(text) if row[0] == "parameters of the encoder"]
+        assert row[2].startswith(f"{int(millions):,} M ([Microsoft's README]("), preset
+
+
 # ------- the cards
 
 
@@ -179,16 +267,16 @@ def test_committed_cards_are_those_that_would_be_written(tmp_path):
 
 @every_preset
 def test_cards_pass_the_check_of_cards(preset):
-    assert card_problems(preset_card(preset)) == missing_metadata(preset_card(preset)) == []
+    assert card_problems(card_of(preset)) == missing_metadata(card_of(preset)) == []
 
 
-def test_the_command_that_the_index_names_writes_the_cards(tmp_path, capsys):
+def test_the_command_that_the_index_names_writes_the_cards(tmp_path, capsys, made_once):
     assert "`deberta-ext card --presets model_cards`" in preset_index()
     assert deberta_ext(["card", "--presets", str(tmp_path / "model_cards")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len([*(tmp_path / "model_cards").iterdir()]) == 11
 
 
-def test_writing_makes_the_folder_and_leaves_other_files(tmp_path):
+def test_writing_makes_the_folder_and_leaves_other_files(tmp_path, made_once):
     folder = tmp_path / "new" / "cards"
     write_preset_cards(folder)
     (folder / "mine.txt").write_text("mine", encoding="utf-8")
@@ -199,7 +287,7 @@ def test_writing_makes_the_folder_and_leaves_other_files(tmp_path):
 @every_preset
 def test_metadata_are_read_back_by_the_hubs_client(preset):
     published = PUBLISHED[preset]
-    data = ModelCard(preset_card(preset)).data
+    data = ModelCard(card_of(preset)).data
     assert data.base_model == published.repo and data.license == "mit" and data.library_name == "transformers"
     assert data.model_name == published.name and "hf_deberta_ext" in data.tags
     assert data.pipeline_tag == ("fill-mask" if published.family in ("v1", "v2") else None)
@@ -321,7 +409,7 @@ def test_snippets_compile_and_pin_what_they_load(preset):
     assert code.count(f'repo = "{PUBLISHED[preset].repo}"\nrevision = "main"  # for good: the id of a commit') == 1
     for call in re.findall(r"(?:from_pretrained|from_checkpoints|load_tokenizer)\(repo.*", code):
         assert "revision=revision" in call
-    assert not re.search(r"\b[0-9a-f]{40}\b", preset_card(preset)), "no commit of the official repositories is known here"
+    assert not re.search(r"\b[0-9a-f]{40}\b", card_of(preset)), "no commit of the official repositories is known here"
 
 
 @every_preset
@@ -398,7 +486,7 @@ def test_a_size_of_a_published_part_is_compared_in_percent(monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["README.md", "deberta-v3-base.md"])
-def test_files_of_somebody_else_are_not_replaced(file, tmp_path):
+def test_files_of_somebody_else_are_not_replaced(file, tmp_path, made_once):
     """A README.md of any project was, without a word."""
     (tmp_path / file).write_text("# My project", encoding="utf-8")
     with pytest.raises(FileExistsError, match="is not one of these cards"):
@@ -406,7 +494,7 @@ def test_files_of_somebody_else_are_not_replaced(file, tmp_path):
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {file: "# My project"}
 
 
-def test_cards_are_written_again_over_older_ones(tmp_path):
+def test_cards_are_written_again_over_older_ones(tmp_path, made_once):
     first = {path: path.read_text(encoding="utf-8") for path in write_preset_cards(tmp_path)}
     (tmp_path / "deberta-base.md").write_text("# DeBERTa-Base\n\nan older card", encoding="utf-8")
     assert {path: path.read_text(encoding="utf-8") for path in write_preset_cards(tmp_path)} == first

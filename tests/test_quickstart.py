@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from transformers import TrainerControl, TrainerState
+
+from hf_deberta_ext.hub.model_card import card_problems, missing_metadata
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("accelerate")
@@ -77,6 +80,15 @@ def test_short_run_leaves_everything_that_it_promises(finished):
 
 
 @pytest.mark.slow
+def test_the_card_of_a_run_has_no_problem_and_holds_no_path(finished):
+    folder, printed, (first, _) = finished
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert card_problems(text, folder) == [] and missing_metadata(text) == ["license (--license apache-2.0)"]
+    assert f"{first['results']['mean']['pre-trained']:.3f}" in text and "README.md (the model card)" in printed
+    assert not any(where in text for where in (str(folder), str(ROOT), sys.prefix, str(Path.home())))
+
+
+@pytest.mark.slow
 def test_two_runs_with_one_seed_give_the_same_numbers(finished):
     _, _, (first, second) = finished
     assert first["results"] == second["results"]
@@ -94,6 +106,56 @@ def test_report_is_readable_and_holds_no_path(finished):
     for where in (str(folder), str(ROOT), sys.prefix, str(Path.home())):
         assert where not in text
         assert where not in (folder / "config.json").read_text(encoding="utf-8")
+
+
+def results_of(seeds, short=False):
+    """As all_results.json has them."""
+    random, trained = [0.7, 0.71, 0.72][: len(seeds)], [0.75, 0.76, 0.77][: len(seeds)]
+    spread = 0.01 if len(seeds) > 1 else None
+    results = dict(
+        seed=0, finetune_seeds=seeds, pretrain_steps=1400, finetune_epochs=6, short=short, stopped_early=short,
+        corpus=dict(docstrings=8255, topics=79, words=334224, vocabulary=6000, train=1000, validation=300, test=1200,
+                    packages=["email", "xml"]),
+        parameters=dict(masked_lm=2_500_000, classifier=2_400_000),
+        test_accuracy={"random": random, "pre-trained": trained}, majority_accuracy=0.138,
+        mean={"random": random[-1], "pre-trained": trained[len(seeds) // 2]},
+        standard_deviation={"random": spread, "pre-trained": spread},
+        comparison=dict(verdict="Pre-training helped: +5.0 points."),
+        versions=dict(python="3.11.7", torch="2.13", transformers="5.23"),
+    )  # fmt: skip
+    timings = dict(total_seconds=450.5, cpus=2, threads=2, machine="Linux x86_64")
+    return results, timings
+
+
+def test_the_card_tells_data_recipe_results_hardware_and_limits(quickstart, tmp_path):
+    (tmp_path / "loss_curves.png").touch()
+    (tmp_path / "config.json").write_text('{"auto_map": {}}', encoding="utf-8")
+    quickstart.write_model_card(tmp_path, *results_of([1, 2, 3]), quickstart.FULL)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert card_problems(text, tmp_path) == [] and missing_metadata(text) == ["license (--license apache-2.0)"]
+    data = ModelCard(text).data
+    assert (data.language, data.pipeline_tag, data.tags) == ("en", "text-classification", ["deberta", "hf_deberta_ext"])
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.dataset_split, result.metric_value) == ("docstrings of Python 3.11.7", "test", 0.76)
+    assert result.metric_name == "accuracy (mean of 3 seeds)"
+    for part in (
+        "It has 2.4 million parameters.", "Its labels are email, xml.", "| majority class | 0.138 | |",
+        "| fine-tuned from pre-trained weights | 0.760 ± 0.010 | 0.750, 0.760, 0.770 |", "+5.0 points",
+        "of the\nseed 1: 0.750",
+        "8,255 docstrings and 79 `pydoc` topics of Python 3.11.7", "1,400 steps of 32 blocks of 64 tokens, 40% masked",
+        "epochs: 6, of 1,000 texts", "| seeds | 0 (split and pre-training), 1, 2, 3 (fine-tuning) |",
+        "| seconds of all stages | 450.5 |", "transformers 5.23, ", "reads the first 64 tokens", "The spread is over seeds",
+    ):  # fmt: skip
+        assert part.replace("\n", " ") in text.replace("\n", " "), part
+    assert str(tmp_path.parent) not in text and "--short" not in text and "--max_minutes" not in text
+
+
+def test_the_card_of_a_short_run_of_one_seed_says_so(quickstart, tmp_path):
+    quickstart.write_model_card(tmp_path, *results_of([3], short=True), quickstart.SHORT)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "its scores mean nothing" in text and "`--max_minutes` ended a training early" in text
+    assert "It is one run" in text and "| 0.750 | 0.750 |" in text and "±" not in text
+    assert ModelCard(text).data.eval_results[0].metric_name is None
 
 
 def test_training_ends_when_its_time_is_over(quickstart):

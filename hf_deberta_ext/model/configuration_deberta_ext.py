@@ -413,8 +413,8 @@ class DebertaExtConfig(PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         where = pretrained_model_name_or_path
         config, kwargs = json_object(where, super().get_config_dict, where, **kwargs)
-        if not config:
-            # transformers would build a model of the default size.
+        if not {*config} - {"_commit_hash"}:
+            # transformers would build a model of the default size. Some versions add a key.
             raise OSError(f"{where} has no config.json, or an empty one; pass config=")
         kind = config.get("model_type", cls.model_type)
         if kind not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):

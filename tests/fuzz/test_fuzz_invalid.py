@@ -328,7 +328,7 @@ def test_wrong_labels_are_refused_and_change_nothing(data):
 def test_wrong_inputs_of_multiple_choice_are_refused_by_name(data):
     fields = data.draw(configurations(), "fields")
     model = build("choice", fields, dtype=torch.float32)
-    B, N = data.draw(st.integers(1, 3), "B"), data.draw(st.integers(1, 5), "N")
+    B, N = data.draw(st.integers(1, 3), "B"), data.draw(st.integers(1, min(5, fields["max_position_embeddings"])), "N")
     ids = torch.ones(B, 2, N, dtype=torch.long)
     E = fields["embedding_size"] or fields["hidden_size"]
     calls = [

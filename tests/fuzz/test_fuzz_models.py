@@ -257,6 +257,9 @@ def test_half_precision_is_as_exact_as_eager_is(data):
     fields = data.draw(configurations(smooth=True), "fields")
     batch = data.draw(batches(fields, longest=40), "batch")
     dtype = getattr(torch, data.draw(st.sampled_from(["bfloat16", "float16"]), "dtype"))
+    if dtype == torch.float16:
+        # LayerNorm of one number, or of equal ones, divides by the root of epsilon.
+        fields |= dict(layer_norm_eps=1e-2)
     model = build(head, fields, dtype=dtype)
     arguments, real = arguments_of(head, fields, batch, dtype)
     exact = build(head, fields).to(dtype).double()
