@@ -9,7 +9,6 @@ all code there, does every Auto class load in a process without this package, is
 in a text file, is the card valid. What would be sent, without the internet too:
 
     python examples/quickstart.py --short
-    deberta-ext card quickstart_output --language en
     python examples/push_to_hub.py quickstart_output me/docstrings --dry_run
 
 The same as `deberta-ext push`; in Python, `hf_deberta_ext.hub.push(folder_or_model, repo_id, ...)`.

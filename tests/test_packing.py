@@ -178,6 +178,12 @@ def test_sentence_starts_count_characters_and_leave_blanks_before_them():
     assert packing._sentence_starts("\n\n A. \n", "en") == []
 
 
+def test_sentences_of_a_region_are_those_of_its_language():
+    """Of de-AT sentencex knows nothing, and cut after the number."""
+    text = "Am 3. Mai kam er. Es regnete."
+    assert packing._sentence_starts(text, "de-AT") == packing._sentence_starts(text, "de") == [17]
+
+
 def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
     text = " ".join(numbered([[3, 1, 7, 2, 5] * 20]))
     expected = packing._sentence_starts(text, "en")

@@ -18,6 +18,7 @@ from test_remote_code import FILES, HEADS, save_tokenizer, tiny_inputs, tiny_mod
 from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
+from hf_deberta_ext.hub import write_model_card
 from hf_deberta_ext.model import publishing
 from hf_deberta_ext.runs import published_files
 from hf_deberta_ext.runs.card import LOADING_LINES, pin_loading_lines, render_card
@@ -269,6 +270,17 @@ def test_the_card_has_the_frame_and_the_words_of_all_our_cards(name, has_tokeniz
     assert metadata_and_text(frame) == (data, text)
 
 
+@pytest.mark.parametrize("model_class", [*HEADS.values(), DebertaExtForReplacedTokenDetection])
+def test_the_metadata_are_those_of_a_card_that_is_built_from_the_folder(model_class, tmp_path):
+    """The first card of an encoder had no pipeline_tag, and every one a model_name, which the Hub knows with results only."""
+    tiny_model(model_class).save_pretrained(tmp_path / "name")
+    built = ModelCard.load(write_model_card(tmp_path / "name")).data.to_dict()
+    first = publishing.new_card(
+        model_class.__name__, "user/name", revision="main", parameters=1, has_tokenizer=False, metadata={}
+    )
+    assert ModelCard(first).data.to_dict() == built
+
+
 def test_a_card_that_somebody_has_written_stays_and_gets_the_tags(hub, model):
     written = "---\nlicense: mit\ntags:\n- mine\n---\n# Mine\n\nTrained on tales.\n"
     hub.create_repo("user/name", {"README.md": written.encode()})
@@ -298,7 +310,7 @@ def test_the_template_of_transformers_and_our_own_first_card_give_way_and_keep_t
     model.push_to_hub("other")
     first = hub.repos["user/other"].files()["README.md"].decode()
     assert "AutoTokenizer" not in first
-    hub.commit("user/other", {"README.md": first.replace("model_name", "license: mit\nmodel_name").encode()})
+    hub.commit("user/other", {"README.md": first.replace("library_name", "license: mit\nlibrary_name").encode()})
     model.push_to_hub("other", tokenizer=tokenizer)
     data, text = metadata_and_text(hub.repos["user/other"].files()["README.md"].decode())
     assert data["license"] == "mit" and "AutoTokenizer" in text

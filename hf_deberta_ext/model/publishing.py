@@ -42,6 +42,7 @@ PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
 }
 CARD = """---
 {metadata}
@@ -182,7 +183,9 @@ def new_card(
     # A head without an Auto class of its own is loaded as the encoder that it has trained.
     auto = autos.get(name, "AutoModel")
     title = repo_id.rpartition("/")[2]
-    known = dict(model_name=title, library_name="transformers", pipeline_tag=PIPELINES.get(auto))
+    # A head without an Auto class of its own is no encoder, though it is loaded as one.
+    task = "feature-extraction" if name == "DebertaExtModel" else PIPELINES.get(auto)
+    known = dict(library_name="transformers", pipeline_tag=task)
     tags = [*dict.fromkeys(["deberta", "hf_deberta_ext", *(metadata.get("tags") or ())])]
     data = ModelCardData(**known | metadata | {"tags": tags})
     return CARD.format(

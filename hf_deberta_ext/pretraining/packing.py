@@ -324,6 +324,8 @@ def _sentence_starts(text: str, language: str) -> list[int]:
         raise ImportError("packing finds sentences with sentencex: pip install sentencex") from error
     starts: list[int] = []
     begin = 0
+    # Of en-US the language alone: sentencex has no rules for the rest.
+    language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
         # After the blanks before a sentence. What a part begins with is known, or the midst of a very long sentence.
