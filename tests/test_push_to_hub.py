@@ -272,7 +272,7 @@ def test_the_card_has_the_frame_and_the_words_of_all_our_cards(name, has_tokeniz
 
 @pytest.mark.parametrize("model_class", [*HEADS.values(), DebertaExtForReplacedTokenDetection])
 def test_the_metadata_are_those_of_a_card_that_is_built_from_the_folder(model_class, tmp_path):
-    """The first card of an encoder had no pipeline_tag, and every one a model_name, which the Hub knows with results only."""
+    """The first card of an encoder had no pipeline_tag, and every one a model_name, which belongs to results."""
     tiny_model(model_class).save_pretrained(tmp_path / "name")
     built = ModelCard.load(write_model_card(tmp_path / "name")).data.to_dict()
     first = publishing.new_card(
