@@ -70,7 +70,7 @@ def labels(head, ids):
 # ------- torch.compile
 
 
-@pytest.mark.parametrize("given", ["mask", "no mask", "labels"])
+@pytest.mark.parametrize("given", ["mask", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no mask", "labels"))])
 @pytest.mark.parametrize("head", HEADS)
 def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, given, build, inputs):
     if given == "labels" and head is DebertaExtModel:
@@ -117,7 +117,7 @@ def test_compile_of_other_families_has_no_graph_break(kind, build, inputs):
 # ------- torch.export
 
 
-@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("kind", [pytest.param("v1", marks=pytest.mark.slow), "v2", "v3"])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_program_equals_its_model_at_shapes_that_were_not_traced(head, kind, build, inputs):
     model = build(head, kind)

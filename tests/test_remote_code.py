@@ -189,7 +189,14 @@ def test_saved_and_loaded_models_are_equal(kind, tmp_path):
 
 
 @pytest.mark.parametrize("model_class", [*HEADS.values(), DebertaExtForReplacedTokenDetection])
-@pytest.mark.parametrize("fields", [{}, V1 | dict(position_biased_input=True, type_vocab_size=2, conv_kernel_size=3)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        # A model for each of its tensors.
+        pytest.param(V1 | dict(position_biased_input=True, type_vocab_size=2, conv_kernel_size=3), marks=pytest.mark.slow),
+    ],
+)
 def test_a_missing_tensor_is_drawn_anew_and_no_other(model_class, fields, tmp_path):
     model = tiny_model(model_class, **fields)
     model.save_pretrained(tmp_path)

@@ -278,7 +278,7 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
     [
         # 13 batches an epoch, the last of two rows.
         dict(max_train_samples=50, dataloader_num_workers=1),
-        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+        pytest.param(dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2), marks=pytest.mark.slow),
     ],
     ids=["uneven epochs", "stream"],
 )

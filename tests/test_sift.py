@@ -368,6 +368,7 @@ def test_mixed_precision(classifier, dtype):
     assert cosines.min() > 0.8
 
 
+@pytest.mark.slow
 def test_torch_compile_gives_the_same(classifier):
     inputs = inputs_of((6, 6), labels=torch.tensor([0, 1]))
     model = classifier()
