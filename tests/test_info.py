@@ -214,8 +214,11 @@ def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
     assert cut["problems"] == []
     # A finished run has its model beside them.
     ours(tmp_path, tiny_config)
+    # And a state of its own, which does not make a checkpoint of it: it was called cut off.
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 300}')
     facts = describe(str(tmp_path))
     assert facts["kind"].startswith("a model of this package") and facts["last_whole_checkpoint"] == "checkpoint-200"
+    assert "trainer_state" not in facts
 
 
 def test_a_run_without_a_whole_checkpoint(tmp_path):

@@ -207,13 +207,14 @@ def _run(folder: Path) -> dict[str, Any]:
     from ..runs.folder import ARGUMENTS_FILE, resume_checkpoint
 
     facts: dict[str, Any] = {}
-    if (folder / "optimizer.pt").exists() or (folder / "trainer_state.json").exists():
+    # The folder of a finished run has a trainer_state.json too, and is no checkpoint.
+    if (folder / "optimizer.pt").exists() or folder.name.startswith("checkpoint-"):
         facts["trainer_state"] = "whole"
         try:
             resume_checkpoint(folder, str(folder))
         except ValueError:
             facts["trainer_state"] = "cut off"
-            facts["missing"] = ["a whole trainer_state.json: training cannot be resumed from here"]
+            facts["missing"] = ["a whole checkpoint: training cannot be resumed from here"]
     checkpoints = sorted(
         (file for file in folder.glob("checkpoint-*") if file.name.rpartition("-")[2].isdecimal()),
         key=lambda file: int(file.name.rpartition("-")[2]),
