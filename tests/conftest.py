@@ -19,6 +19,8 @@ from hf_deberta_ext import DebertaExtConfig
 torch.set_num_threads(1)
 
 WORST = defaultdict(lambda: [0, 0.0])
+# Cases that the fuzzers checked, by test.
+FUZZED: dict[str, int] = {}
 
 TINY = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -49,18 +51,25 @@ def pytest_collection_modifyitems(config, items):
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["worst"] = dict(WORST)
+        session.config.workeroutput["fuzzed"] = FUZZED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     """With pytest-xdist, what a worker measured."""
-    for name, (count, error) in getattr(node, "workeroutput", {}).get("worst", {}).items():
+    output = getattr(node, "workeroutput", {})
+    for name, (count, error) in output.get("worst", {}).items():
         WORST[name] = [WORST[name][0] + count, max(WORST[name][1], error)]
+    FUZZED.update(output.get("fuzzed", {}))
 
 
 def pytest_terminal_summary(terminalreporter):
     for name, (count, error) in sorted(WORST.items()):
         terminalreporter.write_line(f"{name}: {count} comparisons, worst relative error {error:.1e}")
+    if FUZZED:
+        seed = os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0
+        each = ", ".join(f"{name} {count}" for name, count in sorted(FUZZED.items()))
+        terminalreporter.write_line(f"fuzz: {sum(FUZZED.values())} cases with DEBERTA_EXT_FUZZ_SEED={seed} ({each})")
 
 
 @pytest.fixture

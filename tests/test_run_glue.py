@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.runs.whole_files import why_not_whole
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -132,7 +133,7 @@ def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, mater
     process = start(*command)
     try:
         for _ in range(2400):
-            if (tmp_path / "run" / "checkpoint-50" / "trainer_state.json").is_file() or process.poll() is not None:
+            if why_not_whole(tmp_path / "run" / "checkpoint-50") is None or process.poll() is not None:
                 break
             time.sleep(0.05)
         assert process.poll() is None, process.communicate()[0][-3000:]

@@ -22,6 +22,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.runs.whole_files import why_not_whole
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -215,7 +216,7 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     processes = [start(sys.executable, str(SCRIPT), *arguments(text, folder, **flags)) for folder in (whole, killed)]
-    while not (killed / "checkpoint-25" / "trainer_state.json").is_file():
+    while why_not_whole(killed / "checkpoint-25") is not None:
         assert processes[1].poll() is None, processes[1].communicate()[0][-3000:]
         time.sleep(0.01)
     processes[1].send_signal(signal.SIGKILL)

@@ -22,6 +22,7 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.runs.whole_files import why_not_whole
 
 SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
 PARTS = ("discriminator", "generator")
@@ -256,7 +257,7 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, te
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = mlm.start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
-    while not (killed / "checkpoint-10" / "trainer_state.json").is_file():
+    while why_not_whole(killed / "checkpoint-10") is not None:
         assert process.poll() is None, process.communicate()[0][-3000:]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

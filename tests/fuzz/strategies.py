@@ -11,6 +11,7 @@ import os
 
 import hypothesis
 import torch
+from conftest import FUZZED
 from hypothesis import strategies as st
 
 from hf_deberta_ext import (
@@ -27,7 +28,6 @@ from hf_deberta_ext import (
 
 __all__ = [
     "CASES",
-    "COUNTED",
     "HEADS",
     "SEED",
     "TOTAL",
@@ -66,8 +66,6 @@ TOTAL = sum(examples * each for examples, each in CASES.values())
 ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)
 SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
 SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
-# Examples that ran in this process, by test.
-COUNTED: dict[str, int] = {}
 
 HEADS = {
     "base": DebertaExtModel,
@@ -96,7 +94,7 @@ def cases(name: str):
     def decorate(test):
         def counting(data):
             checked = test(data, **fixtures)
-            COUNTED[name] += 1 if checked is None else checked
+            FUZZED[name] += 1 if checked is None else checked
 
         # Hypothesis names the failing test by this.
         counting.__name__ = counting.__qualname__ = test.__name__
@@ -110,10 +108,10 @@ def cases(name: str):
         fuzzed = settings(hypothesis.seed(SEED * 1000 + list(CASES).index(name))(hypothesis.given(st.data())(counting)))
 
         def checked(**given):
-            COUNTED[name] = 0
+            FUZZED[name] = 0
             fixtures.update(given)
             fuzzed()
-            assert COUNTED[name] >= examples * each, f"only {COUNTED[name]} of {examples * each} cases ran"
+            assert FUZZED[name] >= examples * each, f"only {FUZZED[name]} of {examples * each} cases ran"
 
         # pytest gives what the test asks for besides `data`.
         fixtures: dict = {}
