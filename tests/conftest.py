@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared fixtures: an offline environment, tiny configurations, stock models to compare with, and the worst error seen."""
 
+import gc
 import os
 
 # Before transformers is imported: no test may reach for the network or for a cache outside of the test run.
@@ -21,6 +22,8 @@ torch.set_num_threads(1)
 WORST = defaultdict(lambda: [0, 0.0])
 # Cases that the fuzzers checked, by test.
 FUZZED: dict[str, int] = {}
+# How many they draw without --run-slow, which draws thousands.
+FEW_CASES = "100"
 
 TINY = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -32,6 +35,11 @@ def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
 
 
+def pytest_configure(config):
+    if not config.getoption("--run-slow"):
+        os.environ.setdefault("DEBERTA_EXT_FUZZ_CASES", FEW_CASES)
+
+
 def pytest_collection_modifyitems(config, items):
     reasons = {}
     if not config.getoption("--run-slow"):
@@ -40,9 +48,6 @@ def pytest_collection_modifyitems(config, items):
         reasons["gpu"] = "no CUDA device"
     reasons["network"] = "the tests run without the Hub"
     for item in items:
-        if item.path.parent.name == "fuzz":
-            # Thousands of cases: a proof of its own, python -m pytest --run-slow tests/fuzz
-            item.add_marker(pytest.mark.slow)
         for marker, reason in reasons.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -67,9 +72,20 @@ def pytest_terminal_summary(terminalreporter):
     for name, (count, error) in sorted(WORST.items()):
         terminalreporter.write_line(f"{name}: {count} comparisons, worst relative error {error:.1e}")
     if FUZZED:
+        asked = os.environ.get("DEBERTA_EXT_FUZZ_CASES") or "all"
         seed = os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0
         each = ", ".join(f"{name} {count}" for name, count in sorted(FUZZED.items()))
-        terminalreporter.write_line(f"fuzz: {sum(FUZZED.values())} cases with DEBERTA_EXT_FUZZ_SEED={seed} ({each})")
+        terminalreporter.write_line(
+            f"fuzz: {sum(FUZZED.values())} cases with DEBERTA_EXT_FUZZ_CASES={asked} DEBERTA_EXT_FUZZ_SEED={seed} ({each})"
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_are_not_searched_for_garbage():
+    """accelerate collects garbage in every run of a Trainer, which took longer than the training itself: half a second to go
+    through torch and transformers each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

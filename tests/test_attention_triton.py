@@ -36,9 +36,11 @@ NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 
 
 @pytest.mark.skipif(HERE, reason="the kernels run in this process")
-def test_all_cases_pass_in_a_process_whose_triton_interprets():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_all_cases_pass_in_a_process_whose_triton_interprets(which):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow", "-m", which]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([*command, __file__], env=environment, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
@@ -117,7 +119,7 @@ def test_every_subset_of_terms_equals_eager(terms, relative_error):
     compare(relative_error, tensors, reach=8, **kwargs)
 
 
-@pytest.mark.parametrize("N", [2, 16, 31, 33, 65])
+@pytest.mark.parametrize("N", [2, 16, 31, 33, pytest.param(65, marks=pytest.mark.slow)])
 def test_any_length_equals_eager(N, relative_error):
     tensors, kwargs = random_inputs(N)
     compare(relative_error, tensors, reach=8, **kwargs)
@@ -131,12 +133,13 @@ def test_one_token_attends_to_itself():
     assert all(grad.abs().max() < 1e-6 for grad in (*grads[:2], *grads[3:])) and grads[2].any()
 
 
-@pytest.mark.parametrize("reach", [None, 14], ids=["reach unknown", "reach known"])
+@pytest.mark.parametrize("reach", [pytest.param(None, marks=pytest.mark.slow), 14], ids=["reach unknown", "reach known"])
 def test_bucketed_tables_and_several_heads_and_rows_equal_eager(reach, relative_error):
     tensors, kwargs = random_inputs(33, B=2, H=2, buckets=4, max_distance=14)
     compare(relative_error, tensors, reach=reach, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_table_for_a_longer_input_serves_as_well(relative_error):
     tensors, kwargs = random_inputs(21)
     out, grads = compare(relative_error, tensors, reach=8, **kwargs)
@@ -174,6 +177,7 @@ def test_any_mask_equals_eager(mask, relative_error):
     assert not out[~rows].any() and not grads[0][~rows].any()
 
 
+@pytest.mark.slow
 def test_a_key_that_is_masked_changes_nothing():
     tensors, kwargs = random_inputs(35)
     mask = padding(35, [20]).to(DEVICE)
@@ -195,6 +199,7 @@ def packed_inputs(**options):
     return tensors, kwargs, boundaries, (document[:, None] == document).to(DEVICE)[None, None]
 
 
+@pytest.mark.slow
 def test_packed_documents_equal_runs_of_each(relative_error):
     tensors, kwargs, boundaries, mask = packed_inputs(H=2)
 
@@ -255,6 +260,7 @@ def test_dropout_has_its_rate_in_each_head_row_and_column():
     assert not torch.equal(keep, dropout_mask(torch.tensor([8], device=DEVICE), 2, 2, 192, 0.1).double().cpu())
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_default_generator():
     tensors, kwargs = random_inputs(17)
     torch.manual_seed(0)
@@ -265,13 +271,14 @@ def test_dropout_follows_the_default_generator():
     assert torch.equal(first, again) and all(map(torch.equal, first_grads, again_grads)) and not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_bits():
     tensors, kwargs = random_inputs(33, B=2, terms=("c2p", "p2c", "p2p"))
     first, second = (run(disentangled_attention_triton, tensors, reach=8, **kwargs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and all(map(torch.equal, first[1], second[1]))
 
 
-@pytest.mark.parametrize("d", [24, 64, 128])
+@pytest.mark.parametrize("d", [24, 64, pytest.param(128, marks=pytest.mark.slow)])
 def test_any_head_size_equals_eager(d, relative_error):
     tensors, kwargs = random_inputs(35, d=d)
     compare(relative_error, tensors, reach=8, **kwargs)
@@ -296,6 +303,7 @@ def assert_as_exact_as_eager(relative_error, tensors, *, reach, **kwargs):
         assert whole < 2 * reference, name
 
 
+@pytest.mark.slow
 def test_strides_and_dtypes_may_be_mixed(relative_error):
     tensors, kwargs = random_inputs(19, H=2)
     out, _ = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
@@ -306,7 +314,7 @@ def test_strides_and_dtypes_may_be_mixed(relative_error):
     assert torch.equal(out, disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, reach=8, **kwargs))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.slow)])
 def test_one_graph_of_torch_compile_gives_the_same_output_and_gradients(backend):
     tensors, kwargs = random_inputs(19, terms=("c2p", "p2c", "p2p") if backend == "eager" else BOTH)
     out, grads = run(disentangled_attention_triton, tensors, reach=8, **kwargs)

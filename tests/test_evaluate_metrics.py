@@ -152,6 +152,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_score_all_rows_together(tmp_path):
     """F1, correlations and thresholds are no means of means."""
     predicted = [["B-A", "I-A"], ["B-A", "O"], ["O", "B-B"], ["B-A", "B-A"]]

@@ -21,7 +21,10 @@ EXACT = dict(atol=1e-5, rtol=0)
 TABLE = "generator.deberta.embeddings.word_embeddings.weight"
 DELTA = "discriminator.deberta.embeddings.word_embeddings.delta.weight"
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
+]
 # fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
 shards = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 runs on CPUs from torch 2.7 on")
 STEPS = [(sharing, "joint") for sharing in SHARING] + [(sharing, "decoupled") for sharing in ("gdes", "nes")]

@@ -127,6 +127,7 @@ def test_own_files_without_a_task_and_several_seeds(run_glue, material, tmp_path
 # ------- killed, resumed, on two processes
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, material, tmp_path):
     flags = dict(max_steps=150, save_steps=50)
     command = [sys.executable, SCRIPT, *arguments(material, tmp_path / "run", "--do_train", "--do_eval", **flags)]
@@ -149,6 +150,7 @@ def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, mater
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(run_glue, material, tmp_path):
     """The same examples a step, without dropout: the same loss, and each file once."""
     overrides = dict(

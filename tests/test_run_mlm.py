@@ -208,6 +208,7 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, te
 # ------- the same run again
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     """With workers, dropout, dynamic masks and swapped segments; killed in the second epoch."""
     flags = dict(
@@ -273,13 +274,14 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
     assert losses(whole) == losses(resumed)
 
 
+@pytest.mark.slow
 @exact_accumulation
 @pytest.mark.parametrize(
     "flags",
     [
         # 13 batches an epoch, the last of two rows.
         dict(max_train_samples=50, dataloader_num_workers=1),
-        pytest.param(dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2), marks=pytest.mark.slow),
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
     ],
     ids=["uneven epochs", "stream"],
 )

@@ -26,6 +26,7 @@ from hf_deberta_ext.runs.whole_files import why_not_whole
 
 SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
 PARTS = ("discriminator", "generator")
+HALVES = (DebertaExtForReplacedTokenDetection, DebertaExtForMaskedLM)
 # The made sentences of run_mlm's tests.
 text = mlm.text
 
@@ -245,10 +246,28 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
     assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
+def test_half_precision_checkpoints_are_trained_in_float32(finished, run_rtd, text, tmp_path):
+    """A pair, the discriminator alone, and a joint model."""
+    for name, source in (("joint", finished), *((part, finished / part) for part in PARTS)):
+        kind = AutoModelForPreTraining if name == "joint" else dict(zip(PARTS, HALVES, strict=True))[name]
+        kind.from_pretrained(source, dtype=torch.float16).save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(finished).save_pretrained(tmp_path / name)
+        assert {value.dtype for value in load_file(tmp_path / name / "model.safetensors").values()} == {torch.float16}
+    starts = dict(
+        joint=dict(model=tmp_path / "joint"), alone=dict(model=tmp_path / "discriminator"),
+        pair=dict(model=tmp_path / "discriminator", generator_model=tmp_path / "generator"),
+    )  # fmt: skip
+    for name, flags in starts.items():
+        run_rtd.main(arguments(text, tmp_path / "runs" / name, **flags, max_steps=1, save_strategy="no"))
+        for part in ("", *PARTS):
+            weights = load_file(tmp_path / "runs" / name / part / "model.safetensors")
+            assert {value.dtype for value in weights.values()} == {torch.float32}, (name, part)
+
+
 # ------- the same run again
 
 
-@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
+@pytest.mark.parametrize("stepping", ["joint", pytest.param("decoupled", marks=pytest.mark.slow)])
 def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, text, tmp_path):
     """With dropout, dynamic masks and drawn replacements; killed in a later epoch."""
     flags = dict(
@@ -293,6 +312,7 @@ for arguments in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.slow
 @mlm.exact_accumulation
 def test_two_processes_equal_one_with_twice_the_accumulation(run_rtd, text, tmp_path):
     """Losses, gradients and sampled replacements, with dropout, over epochs whose last batch is short."""

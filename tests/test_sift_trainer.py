@@ -255,8 +255,9 @@ def test_training_improves_under_sift_and_takes_the_perturbation_away(tiny_confi
     assert changes[3.0] < 0.7 * changes[1e-6]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DIVIDES_TWICE, reason="this transformers divides counted losses twice")
-@pytest.mark.parametrize("form", ["virtual", pytest.param("adversarial", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["virtual", "adversarial"])
 def test_two_processes_do_what_one_does_with_twice_the_accumulation(tmp_path, form):
     """gloo, DistributedDataParallel, without find_unused_parameters; the model has no dropout."""
     one, two = tmp_path / "one", tmp_path / "two"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the fuzzers draw: configurations, batches and models, as plain values that a falsifying example prints.
 
-How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (default: `TOTAL`, the sum of `CASES`)
-scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values give equal cases.
-DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
+How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (with --run-slow `TOTAL`, the sum of
+`CASES`, else about 100) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
+give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
 """
 
 import inspect
@@ -41,7 +41,7 @@ __all__ = [
     "random_weights",
 ]
 
-# Of each test in the normal suite: how many examples it draws, and how many cases it checks with each at least.
+# Of each test: how many examples it draws, and how many cases it checks with each at least.
 CASES = {
     "backends": (100, 2),
     "joint": (30, 2),

@@ -80,7 +80,7 @@ def gradient_error(got, reference):
     return worst(got, reference, floor=max(1e-12, 1e-2 * largest))
 
 
-def test_the_normal_suite_runs_at_least_2000_cases():
+def test_the_slow_suite_runs_at_least_2000_cases():
     assert TOTAL >= 2000 and min(examples for examples, _ in CASES.values()) > 0
 
 
