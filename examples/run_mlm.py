@@ -51,7 +51,7 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.runs.flags import fixed_arguments
+from hf_deberta_ext.runs.flags import fixed_arguments, refuse_unknown
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
 from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.runs.weights import readable_weights
@@ -63,6 +63,7 @@ def main(argv: list[str] | None = None):
         (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments), description=__doc__.split("\n\n")[0]
     )
     try:
+        refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
         parsed = parser.parse_args_into_dataclasses(argv)
         return run(*parsed)
     except (ValueError, OSError) as error:

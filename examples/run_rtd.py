@@ -55,7 +55,7 @@ from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
 from hf_deberta_ext.runs.card import shown_source
-from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option
+from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option, refuse_unknown
 from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
 from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.runs.weights import readable_weights
@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None):
     parser = HfArgumentParser(kinds, description=__doc__.split("\n\n")[0])
     parser.set_defaults(masking="token", mask_share=1.0, random_share=0.0)
     try:
+        refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
         given = given_flags(parser, argv)
         recipe, table = given.get("recipe"), ""
         if recipe is not None:

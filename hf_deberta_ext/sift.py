@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from .divergence import LOSSES, divergence, real_tokens
+from .runs.processes import check_sharding
 
 __all__ = ["PRESETS", "Sift", "SiftArguments", "SiftOptions", "SiftOutput", "SiftTrainer", "embedding_norm"]
 
@@ -411,13 +412,15 @@ class SiftTrainer(Trainer):
     (`num_items_in_batch`); else it is a mean over the micro-batch.
 
     Raises:
-        ValueError: no LayerNorm over embeddings, reentrant gradient checkpointing, or several GPUs in one process.
+        ValueError: no LayerNorm over embeddings, reentrant gradient checkpointing, several GPUs in one process, or FSDP
+            where `runs.processes.check_sharding` refuses it.
     """
 
     args: SiftArguments
 
     def __init__(self, model=None, args: SiftArguments | None = None, **kwargs):
         super().__init__(model, args, **kwargs)
+        check_sharding(self)
         self.sift = None
         if not getattr(self.args, "sift_weight", 0):
             return

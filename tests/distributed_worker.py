@@ -118,7 +118,7 @@ def sharded(args: TrainingArguments) -> TrainingArguments:
 
 
 def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fields=None, **arguments):
-    model = shaken(MultiObjectiveMaskedLM(make_config(family, **dropout, **(fields or {})), objectives))
+    model = shaken(MultiObjectiveMaskedLM(make_config(family, **(dropout | (fields or {}))), objectives))
     weights = {f"{name}_weight": OBJECTIVES[name] for name in objectives}
     args = sharded(PretrainingArguments(folder, **weights, **arguments))
     rows = make_rows(MultiObjectiveMaskedLM)
@@ -153,19 +153,20 @@ def head(folder, model_class, family="v3", lora=False, **arguments):
             for name, parameter in sorted(model.named_parameters()):
                 if "lora_" in name:
                     parameter.normal_(0, 0.2, generator=generator)
-    return Trainer(model, sharded(TrainingArguments(folder, **arguments)), train_dataset=make_rows(model_class))
+    args = sharded(TrainingArguments(folder, ddp_find_unused_parameters=False, **arguments))
+    return Trainer(model, args, train_dataset=make_rows(model_class))
 
 
-def sift(folder, **arguments):
-    args = sharded(SiftArguments(folder, sift_weight=1.0, **arguments))
-    model = shaken(DebertaExtForTokenClassification(make_config()))
+def sift(folder, fields=None, **arguments):
+    args = sharded(SiftArguments(folder, sift_weight=1.0, ddp_find_unused_parameters=False, **arguments))
+    model = shaken(DebertaExtForTokenClassification(make_config(**(fields or {}))))
     return SiftTrainer(model, args, train_dataset=make_rows(DebertaExtForTokenClassification))
 
 
-def task(folder, sift_weight, **arguments):
+def task(folder, sift_weight, fields=None, **arguments):
     rows = make_rows(DebertaExtForSequenceClassification)
     encoded = EncodedTask(train=rows, evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
-    model = shaken(DebertaExtForSequenceClassification(make_config("v2")))
+    model = shaken(DebertaExtForSequenceClassification(make_config("v2", **(fields or {}))))
     return TaskTrainer(model, sharded(SiftArguments(folder, sift_weight=sift_weight, **arguments)), task=encoded)
 
 
@@ -231,7 +232,7 @@ def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | 
         report_to="none", disable_tqdm=True, save_strategy="no", use_cpu=True,
     )  # fmt: skip
     if processes > 1:
-        arguments |= dict(ddp_backend="gloo", ddp_find_unused_parameters=False)
+        arguments |= dict(ddp_backend="gloo")
     if wrapper == "fsdp":
         arguments |= dict(fsdp="full_shard auto_wrap", fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
     return made.build(folder, **(arguments | dict(made.arguments) | more))

@@ -215,6 +215,21 @@ def test_packed_documents_equal_runs_of_each(relative_error):
         assert relative_error("triton: packed", out[:, :, lo:hi], one) < 1e-5
 
 
+@pytest.mark.parametrize("reach", [None, 8, 40], ids=["reach unknown", "reach within documents", "reach beyond documents"])
+def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relative_error):
+    """That is what models give. It was taken for a table of the whole stream and read from a place before its middle, so
+    that every packed batch whose documents were shorter than `reach` had wrong positions, and wrong gradients."""
+    terms = ("c2p", "p2c", "p2p")
+    tensors, kwargs, boundaries, mask = packed_inputs(max_distance=reach or 64, terms=terms)
+    longest = RelativePosition(buckets=-1, max_distance=reach or 64)(33).to(DEVICE)
+    whole = kwargs.pop("delta")
+
+    def masked(*args, delta, boundaries, **kwargs):
+        return disentangled_attention_eager(*args, delta=whole, mask=mask, **kwargs)
+
+    compare(relative_error, tensors, reach=reach, delta=longest, boundaries=boundaries, replay=masked, **kwargs)
+
+
 def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
     tensors, kwargs, boundaries, _ = packed_inputs()
     out, grads = run(disentangled_attention_triton, tensors, reach=8, boundaries=boundaries, **kwargs)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Official checkpoints in every layout that was published: Microsoft's key names, .bin and safetensors, old and new."""
 
+import copy
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
+from hf_deberta_ext.model.damaged_checkpoints import not_numbers
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -165,6 +167,20 @@ def test_report_tells_loaded_converted_new_and_unused(tmp_path, caplog):
     ]  # fmt: skip
     assert "4 newly initialised" in report.summary() and "newly initialised: classifier.bias" in str(report)
     assert len(report.loaded) + 4 == len(model.state_dict())
+
+
+@pytest.mark.parametrize("heads", [("rtd",), ("lm", "rtd")])
+def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, caplog):
+    """v3 and mDeBERTa: the head is drawn anew, or left over from something else; either way the words were nonsense, and
+    only a count of parameters told it."""
+    folder = write(tmp_path, "v3", microsoft("v3", heads=heads))
+    model = DebertaExtForMaskedLM.from_pretrained(folder)
+    (note,) = [note for note in model.loading_report.notes if "not trained to fill in masks" in note]
+    assert "from_checkpoints(...).generator" in note and note in caplog.text
+    assert not DebertaExtForReplacedTokenDetection.from_pretrained(folder).loading_report.notes
+    (tmp_path / "generator").mkdir()
+    generator = DebertaExtForMaskedLM.from_pretrained(write(tmp_path / "generator", "v3", microsoft("v3", heads=("lm",))))
+    assert not generator.loading_report.notes
 
 
 def test_only_the_deltas_of_shared_embeddings_are_refused_with_an_explanation(tmp_path):
@@ -410,6 +426,16 @@ def test_weights_that_are_no_numbers_are_warned_about(kind, value, tmp_path, cap
     model = DebertaExtForMaskedLM.from_pretrained(path.parent)
     assert f"{path.parent}: NaN or infinity in deberta.encoder.layer.1.output.dense.bias; " in caplog.text
     assert not model.deberta.encoder.layer[1].output.dense.bias.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
+def test_narrow_weights_are_looked_at_as_well(dtype):
+    """RuntimeError: promotion for float8 types is not supported; that is how quantized weights are stored."""
+    model = torch.nn.Linear(600, 600)
+    model.weight.data.fill_(400.0)
+    assert not_numbers(copy.deepcopy(model).to(dtype)) == []
+    model.weight.data[3, 5] = torch.nan
+    assert not_numbers(model.to(dtype)) == ["weight"]
 
 
 def test_a_damaged_adapter_configuration_is_named(tmp_path):

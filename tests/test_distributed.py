@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 
 from distributed_worker import (
+    DROPOUT,
     HEADS,
     OBJECTIVES,
     STEPS,
@@ -25,12 +28,13 @@ from distributed_worker import (
     joint_model,
     make_config,
     make_rows,
+    make_trainer,
     shaken,
     tensor_step,
     train,
 )
 from safetensors.torch import load_file
-from transformers import default_data_collator
+from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -39,9 +43,9 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.model.encoder import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-
-# Minutes on two cores, most of it processes that start.
-pytestmark = pytest.mark.slow
+from hf_deberta_ext.sift import SiftArguments
+from hf_deberta_ext.tasks.task import EncodedTask
+from hf_deberta_ext.tasks.trainer import TaskTrainer
 
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests" / "distributed_worker.py"
@@ -51,6 +55,7 @@ accumulates = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.6"),
     reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
 )
+slow = pytest.mark.slow
 processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 # fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
@@ -65,25 +70,36 @@ FSDP = {
 }
 RESUMED = "masked lm, dropout"
 BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
+BORROWS = "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
+DRAWS_ANEW = "activation_checkpointing in fsdp_config gives wrong gradients with dropout"
 REFUSED = {
-    "layers that borrow": (BORROWED, "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"),
-    "dropout drawn anew": (
-        dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)),
-        "activation_checkpointing in fsdp_config gives wrong gradients with dropout",
-    ),
+    "layers that borrow": (BORROWED, BORROWS),
+    "dropout drawn anew": (dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
+    "task": (dict(training="task", fields=dict(share_layers="attention")), BORROWS),
+    "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
 }
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
+# The others take a minute, most of it two processes that start.
+SHORT = ("masked lm, v2", "task")
+SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
 
 
 class Processes:
-    """What two processes made of all jobs of this file: started together, since starting is what takes time."""
+    """What two processes made of jobs of this file: started together, since starting is what takes time."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, trainings: Iterable[str], everything: bool):
         self.folder, jobs = folder, []
-        for number, training in enumerate(TRAININGS):
-            jobs.append(dict(training=training, wrapper="ddp", folder=str(folder / f"ddp-{number}")))
+        for training in trainings:
+            jobs.append(dict(training=training, wrapper="ddp", folder=self.place("ddp", training)))
+        if everything:
+            jobs += self.other_jobs()
+        self.start(jobs)
+
+    def other_jobs(self) -> list[dict]:
+        """By FSDP2, and tensor parallel."""
+        jobs = []
         if CAN_SHARD:
             for training, more in FSDP.items():
                 jobs.append(dict(training=training, wrapper="fsdp", folder=self.place("fsdp", training), **more))
@@ -95,9 +111,13 @@ class Processes:
             jobs.append(dict(wrapper="fsdp", folder=self.place("fsdp", "one group"), **ONE_GROUP))
         for backend in BACKENDS:
             jobs.append(dict(wrapper="tensor", backend=backend, folder=self.place("tensor", backend)))
-        (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+        return jobs
+
+    def start(self, jobs: list[dict]):
+        file = self.folder / "jobs.json"
+        file.write_text(json.dumps(jobs), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-        command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(WORKER), str(folder / "jobs.json")]
+        command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(WORKER), str(file)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
@@ -117,7 +137,12 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    return Processes(tmp_path_factory.mktemp("two_processes"))
+    return Processes(tmp_path_factory.mktemp("two_processes"), TRAININGS, everything=True)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return Processes(tmp_path_factory.mktemp("short"), SHORT, everything=False)
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +182,29 @@ def assert_same_weights(state: dict, expected: dict):
 
 @accumulates
 @processes_talk
-@pytest.mark.parametrize("training", TRAININGS)
-def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, processes, alone):
-    """Without that search DistributedDataParallel raises at the second step if a parameter had no gradient at the first."""
+@pytest.mark.parametrize("training", SHORT_OR_SLOW)
+def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, request, alone):
+    """Without that search DistributedDataParallel raises at the second step if a parameter had no gradient at the first.
+    Our trainers turn it off by themselves."""
+    processes = request.getfixturevalue("short" if training in SHORT else "processes")
     result, expected = processes.result("ddp", training), alone(training)
     assert (result["wrapped"], result["find_unused"]) == ("DistributedDataParallel", False)
     assert_same_log(result["log"], expected["log"])
     assert_same_weights(result["state"], expected)
+
+
+@pytest.mark.parametrize("given, expected", [({}, False), (dict(ddp_find_unused_parameters=True), True)])
+@pytest.mark.parametrize("training", ["masked lm, v2", "replaced tokens, joint", "task", "task with sift"])
+def test_our_trainers_turn_the_search_for_unused_parameters_off(training, given, expected, tmp_path):
+    assert make_trainer(training, str(tmp_path), **given).args.ddp_find_unused_parameters is expected
+
+
+def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformers(tmp_path):
+    """BERT's pooler, for one, is unused by a head for tokens that a caller has built around it."""
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    task = EncodedTask(train=[], evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
+    args = SiftArguments(str(tmp_path), use_cpu=True, report_to="none")
+    assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
 
 
 def test_trainings_are_of_every_head_every_family_and_every_objective():
@@ -175,6 +216,7 @@ def test_trainings_are_of_every_head_every_family_and_every_objective():
 # ------- FSDP2
 
 
+@slow
 @shards
 @accumulates
 @processes_talk
@@ -189,6 +231,7 @@ def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(traini
     assert_same_weights(load_file(Path(processes.place("fsdp", training), "model.safetensors")), expected)
 
 
+@slow
 @shards
 @processes_talk
 @pytest.mark.parametrize("training", ["masked lm, dropout", "replaced tokens, joint"])
@@ -202,6 +245,7 @@ def test_fsdp_evaluates_as_ddp(training, processes):
                 assert two[name] == pytest.approx(one[name], **LOSSES), name
 
 
+@slow
 @shards
 @accumulates
 @processes_talk
@@ -211,6 +255,7 @@ def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
     assert_same_weights(load_file(Path(processes.place("resumed", RESUMED), "model.safetensors")), alone(RESUMED))
 
 
+@slow
 @shards
 @processes_talk
 @pytest.mark.parametrize("training", [name for name in FSDP if name.split(",")[0] in SAVED_AS])
@@ -225,6 +270,7 @@ def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
         assert len(stored) > 40
 
 
+@slow
 @shards
 @accumulates
 @processes_talk
@@ -234,6 +280,7 @@ def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path)
     assert_same_log(result["log"], train(folder=str(tmp_path), **BORROWED)["log"])
 
 
+@slow
 @shards
 @processes_talk
 @pytest.mark.parametrize("name", REFUSED)
@@ -243,9 +290,44 @@ def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, process
     assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
 
 
+@pytest.fixture
+def pretend_to_shard(monkeypatch):
+    """pretend_to_shard(**plugin): accelerate is as it were with FSDP, in this process alone."""
+    from accelerate.state import AcceleratorState
+
+    create = Trainer.create_accelerator_and_postprocess
+
+    def pretend(**plugin):
+        def create_and_shard(trainer):
+            create(trainer)
+            trainer.accelerator.state.fsdp_plugin = SimpleNamespace(**plugin)
+            trainer.is_fsdp_enabled = True
+
+        monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create_and_shard)
+
+    yield pretend
+    # One state for the whole process.
+    AcceleratorState._shared_state.pop("fsdp_plugin", None)
+
+
+@pytest.mark.parametrize("training", ["masked lm, v2", "sift", "task", "task with sift"])
+def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pretend_to_shard, tmp_path):
+    """Of the trainers only that of pre-training did."""
+    borrowing, dropping = dict(share_layers="attention"), dict(hidden_dropout_prob=0.1)
+    pretend_to_shard(activation_checkpointing=True, auto_wrap_policy=print)
+    with pytest.raises(ValueError, match=DRAWS_ANEW):
+        make_trainer(training, str(tmp_path), fields=dropping)
+    with pytest.raises(ValueError, match=r"share_layers = 'attention' cannot run under FSDP with a group for each layer"):
+        make_trainer(training, str(tmp_path), fields=borrowing)
+    make_trainer(training, str(tmp_path))
+    pretend_to_shard(activation_checkpointing=False, auto_wrap_policy=None)
+    make_trainer(training, str(tmp_path), fields=borrowing | dropping)
+
+
 # ------- tensor parallel
 
 
+@slow
 @processes_talk
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(backend, processes):
@@ -379,7 +461,7 @@ def in_shards(request, tmp_path):
     return request.param, model, tmp_path / "shards"
 
 
-@pytest.mark.parametrize("device_map", [None, "cpu", "auto"])
+@pytest.mark.parametrize("device_map", [None, pytest.param("cpu", marks=slow), "auto"])
 def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
     _, model, folder = in_shards
     loaded, info = type(model).from_pretrained(folder, device_map=device_map, output_loading_info=True)

@@ -363,6 +363,22 @@ def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     assert equal(weights(tmp_path / "alone"), weights(tmp_path / "run" / "seed-5"))
 
 
+def test_one_seed_gives_one_result(folder_of, tmp_path):
+    """The same file of results but for times, and the same weights, with workers or without."""
+    argv = ("--do_train", "--do_eval", "--do_predict")
+    runs = dict(first={}, second={}, workers=dict(dataloader_num_workers=2), other=dict(seed=7))
+    results = {}
+    for name, more in runs.items():
+        run(folder_of("ours"), tmp_path / name, *argv, **(dict(seed=6) | more))
+        measured = read(tmp_path / name, "all_results.json")
+        times = ("_runtime", "_per_second", "_time")
+        results[name] = {key: value for key, value in measured.items() if not key.endswith(times)}
+    assert results["first"] == results["second"] == results["workers"] and len(results["first"]) > 6
+    assert results["first"]["train_loss"] != results["other"]["train_loss"]
+    for name in ("second", "workers"):
+        assert equal(weights(tmp_path / "first"), weights(tmp_path / name)), name
+
+
 def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_path, capsys):
     argv = (folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2)
     whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 import pytest
 from transformers import HfArgumentParser
 
-from hf_deberta_ext.runs.flags import option
-from hf_deberta_ext.tasks.arguments import (
-    REMOVED,
-    DataArguments,
-    FineTuningArguments,
-    ModelArguments,
-    parse,
-)
+from hf_deberta_ext.runs.flags import REMOVED, option
+from hf_deberta_ext.tasks.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 
 pytest.importorskip("accelerate")
 

@@ -375,6 +375,27 @@ def test_autocast_in_bfloat16_samples_and_trains(joint, masked):
     assert all(torch.isfinite(grad).all() for grad in gradients(model).values() if grad is not None)
 
 
+def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, masked):
+    """Two passes through the generator's last layer with absolute positions added to their queries; the discriminator runs
+    each of its layers once, and gives the same answers for any positions."""
+    batch, _ = masked
+    model = joint(rtd_temperature=1e-6)
+    ran = dict(generator=[], discriminator=[])
+    for name, places in ran.items():
+        for place, layer in enumerate(getattr(model, name).deberta.encoder.layer):
+            layer.attention.self.register_forward_hook(lambda *_, places=places, place=place: places.append(place))
+    with torch.no_grad():
+        before = model(**batch)
+        assert ran == dict(generator=[0, 1, 1], discriminator=[0, 1, 2, 3])
+        assert not hasattr(model.discriminator.deberta.embeddings, "position_embeddings")
+        asked = dict(input_ids=before.corrupted_ids, attention_mask=batch["attention_mask"])
+        answers = model.discriminator(**asked).logits
+        assert torch.equal(model.discriminator(**asked, position_ids=torch.arange(16)[None] + 9).logits, answers)
+        model.generator.deberta.embeddings.position_embeddings.weight.mul_(-1)
+        after = model(**batch)
+    assert not torch.allclose(after.generator_logits, before.generator_logits, atol=1e-2)
+
+
 def test_generator_of_another_width_shares_factorised_embeddings(joint, masked):
     batch, _ = masked
     model = joint("gdes", generator=dict(hidden_size=16, num_hidden_layers=1))

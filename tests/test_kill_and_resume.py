@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are killed: whatever is left of a checkpoint, the next start ends with the weights of an undisturbed run.
 
-tests/kill_and_resume.py does the same with all scripts, and more kills at random.
+tests/kill_and_resume.py does the same with all scripts, and more kills at random; tests/left_by_kills.py compares.
 """
 
 import json
+import logging
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import kill_and_resume
+import left_by_kills
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
 from transformers import default_data_collator
 
@@ -21,6 +24,7 @@ from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 from hf_deberta_ext.runs.folder import resume_checkpoint
 from hf_deberta_ext.runs.whole_files import why_not_whole
+from hf_deberta_ext.tasks.reports import report_seeds
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -79,7 +83,7 @@ def assert_same_end(folder, undisturbed):
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         assert torch.equal(weight, theirs[name]), name
-    assert kill_and_resume.losses(folder / STATE) == kill_and_resume.losses(undisturbed / STATE)
+    assert left_by_kills.losses(folder / STATE) == left_by_kills.losses(undisturbed / STATE)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +151,26 @@ def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed)
     train(stopped, resume_checkpoint(stopped, "last"))
     assert_same_end(stopped, undisturbed)
     assert all(file.stat().st_size for file in code)
+
+
+@pytest.mark.parametrize("resume", [4, 8])
+def test_weights_that_are_tied_are_not_told_as_missing(resume, stopped, undisturbed, caplog, monkeypatch):
+    """Trainer named the decoder's table at every resume of a masked-language model."""
+    shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    train(stopped, stopped / f"checkpoint-{resume}")
+    assert "missing keys" not in caplog.text
+    assert_same_end(stopped, undisturbed)
+
+
+@pytest.mark.parametrize("resume", [4, 8])
+def test_a_checkpoint_that_lacks_weights_is_not_trained_on(resume, stopped, undisturbed):
+    """A pre-training went on with what it had drawn."""
+    shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
+    file, name = stopped / f"checkpoint-{resume}" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
+    save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: it is not the model that was"):
+        train(stopped, stopped / f"checkpoint-{resume}")
 
 
 # ------- what the trainer writes
@@ -220,7 +244,7 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_of
         trainer.eval_dataset = Rows(2)
         train_and_evaluate(trainer, resume_checkpoint(tmp_path / "run", resume))
         read = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
-        names.append({name for name in read if not kill_and_resume.TIMES.fullmatch(name)})
+        names.append({name for name in read if not left_by_kills.TIMES.fullmatch(name)})
         assert (tmp_path / "run" / "train_results.json").is_file()
         for file in (tmp_path / "run").glob("*_results.json"):
             file.unlink()
@@ -235,6 +259,23 @@ def test_results_that_were_cut_are_written_anew(tmp_path):
     trainer.save_metrics("eval", dict(eval_loss=2.0))
     for name, expected in dict(all=dict(train_loss=1.0, eval_loss=2.0), train=dict(train_loss=1.0)).items():
         assert json.loads((tmp_path / "run" / f"{name}_results.json").read_text(encoding="utf-8")) == expected
+
+
+def test_a_summary_over_seeds_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    """It was written over: a run killed there left a part of it, which cards and figures are made from."""
+
+    def killed(file, text, *args, **kwargs):
+        with file.open("w", encoding="utf-8") as opened:
+            opened.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    file = tmp_path / "all_results.json"
+    file.write_text(json.dumps(dict(seeds=[1])), encoding="utf-8")
+    monkeypatch.setattr(type(file), "write_text", killed)
+    prepared, args = SimpleNamespace(data=None, task=None), SimpleNamespace(output_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        report_seeds(prepared, args, dict(seeds=[1, 2]), {})
+    assert json.loads(file.read_text(encoding="utf-8")) == dict(seeds=[1])
 
 
 @pytest.mark.parametrize("sign", ["train_runtime", "checkpoint"])
@@ -272,23 +313,23 @@ def test_a_run_killed_while_it_writes_checkpoints_ends_as_an_undisturbed_one(tmp
         run = kill_and_resume.Run("run_glue", tmp_path / "material", folder, resume=resume, fresh=True)
         assert aim.wait(run), run.output.read_text(encoding="utf-8")[-3000:]
         assert run.kill() == -9
-        wrong, _ = kill_and_resume.look(folder, undisturbed)
+        wrong, _ = left_by_kills.look(folder, undisturbed)
         assert wrong == []
         resume = True
     run = kill_and_resume.Run("run_glue", tmp_path / "material", folder, resume=True, fresh=True)
     assert run.wait() == 0, run.output.read_text(encoding="utf-8")[-3000:]
-    assert kill_and_resume.compare_ended(folder, undisturbed) == []
+    assert left_by_kills.compare_ended(folder, undisturbed) == []
 
 
 def test_the_comparison_sees_what_a_kill_can_do(undisturbed, tmp_path):
     """Weights of another step, a state without weights, a log that is another."""
     folder = tmp_path / "run"
     shutil.copytree(undisturbed, folder)
-    assert kill_and_resume.look(folder, undisturbed)[0] == []
+    assert left_by_kills.look(folder, undisturbed)[0] == []
     shutil.copy(folder / "checkpoint-2" / "model.safetensors", folder / "checkpoint-4" / "model.safetensors")
     (folder / "checkpoint-6" / "optimizer.pt").unlink()
     shutil.copy(folder / "checkpoint-6" / "model.safetensors", folder / "model.safetensors")
-    wrong, there = kill_and_resume.look(folder, undisturbed)
+    wrong, there = left_by_kills.look(folder, undisturbed)
     assert [problem.partition(":")[0] for problem in wrong] == ["checkpoint-4"] * 2 + ["output folder"] * 2
     assert any(text.startswith("checkpoint-6 cut") for text in there)
 

@@ -217,6 +217,22 @@ def test_a_switch_that_is_a_word_is_refused(name, tiny_config):
         DebertaExtModel(tiny_config())(IDS, **{name: "no"})
 
 
+@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(True), [True], 2], ids=["tensor", "scalar", "list", "number"])
+def test_a_switch_that_is_a_tensor_or_a_number_is_refused(value, tiny_config):
+    """RuntimeError: Boolean value of Tensor with more than one value is ambiguous; a tensor of one counted as its value."""
+    with pytest.raises(TypeError, match="output_hidden_states must be True, False or None, got"):
+        DebertaExtModel(tiny_config())(IDS, output_hidden_states=value)
+
+
+@pytest.mark.parametrize("types", [IDS[0], IDS[:, :1], IDS.float()], ids=["one row", "one column", "float"])
+def test_token_types_that_nothing_reads_are_looked_at_as_well(types, tiny_config):
+    """As positions are: a batch whose columns do not fit is wrong whatever the model reads of it. Any number is fine."""
+    model = DebertaExtModel(tiny_config("v3", type_vocab_size=0))
+    with pytest.raises(ValueError, match=r"token_type_ids must (have shape \[1 or B, 4\]|be int64 or int32)"):
+        model(IDS, token_type_ids=types)
+    assert torch.equal(model.eval()(IDS, token_type_ids=IDS * 7)[0], model(IDS)[0])
+
+
 def test_positions_that_nothing_reads_may_be_any_and_a_larger_table_of_the_users_counts(tiny_config):
     model = DebertaExtModel(tiny_config("v3")).eval()
     with torch.no_grad():

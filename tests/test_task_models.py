@@ -75,6 +75,17 @@ def test_parameters_may_be_bfloat16_but_not_float16(folder_of, tmp_path, caplog)
     assert not (tmp_path / "other").exists()
 
 
+def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
+    """Published models have 128100 rows for 128000 tokens: a table that is cut to the tokenizer is no longer theirs."""
+    tokens = len(toy_tokenizer())
+    assert tokens < 32
+    run(folder_of("ours"), tmp_path / "run", "--do_train", max_steps=1)
+    folders = folder_of("ours"), tmp_path / "run"
+    before, after = (weights(folder)["deberta.embeddings.word_embeddings.weight"] for folder in folders)
+    assert before.shape == after.shape == (32, 32) and torch.equal(before[tokens:], after[tokens:])
+    assert read(tmp_path / "run", "config.json")["vocab_size"] == 32
+
+
 def test_training_from_scratch_takes_the_shape_alone(folder_of, tmp_path):
     run(folder_of("bert"), tmp_path / "run", "--do_train", "--from_scratch", max_steps=1, learning_rate=0.0)
     before, after = weights(folder_of("bert")), weights(tmp_path / "run")

@@ -23,7 +23,7 @@ from transformers.utils import cached_file
 
 from ..checkpoint_files import WEIGHT_FILES, Tensor, header_tensor, read_index, read_json, read_tensors
 from ..model.checkpoint_layouts import convert_official
-from ..model.configuration_deberta_ext import OFFICIAL_TYPES, PRESETS, DebertaExtConfig, is_joint
+from ..model.configuration_deberta_ext import PRESETS, DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.modeling_deberta_ext import (
@@ -33,6 +33,7 @@ from ..model.modeling_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
+from ..model.official_configurations import OFFICIAL_TYPES
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
 

@@ -295,9 +295,10 @@ class _Chunk:
         if self.dropout_p == 0:
             return None
         bits = self.scratch.random_bits(P.numel(), self.generator)
-        threshold = self.dropout_p * 2**16
-        draw = torch.rand((), dtype=torch.float64, generator=self.generator, device=P.device)
-        threshold = (threshold - 2**15 + draw).floor().to(torch.int16)
+        threshold = self.dropout_p * 2**16 - 2**15
+        # In float32: not every device has more.
+        draw = torch.rand((), dtype=torch.float32, generator=self.generator, device=P.device)
+        threshold = (draw < threshold % 1).to(torch.int16) + math.floor(threshold)
         return torch.ge(bits, threshold, out=self.scratch("kept", P.numel())).view(P.shape)
 
     def forward(self, out: torch.Tensor):

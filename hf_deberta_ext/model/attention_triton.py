@@ -16,7 +16,6 @@ All sums have a fixed order: two runs give the same bits. Offsets are clamped to
 
 import functools
 import math
-import os
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,10 +40,6 @@ except ImportError:
 
 __all__ = ["disentangled_attention_triton", "dropout_mask", "launch_config", "triton_unavailable"]
 
-# Triton decides when it is first imported whether kernels are interpreted (on CPU, for tests).
-INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET", "0") == "1"
-INTERPRETED = INTERPRETED and not isinstance(tl.sum, triton.runtime.JITFunction)
-
 # Lengths and counts: no value of these may cause a compilation of its own.
 RUN_TIME = ["H", "N", "R", "batch", "span", "reach", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
@@ -67,6 +62,11 @@ def _dot(a, b, WIDEN: tl.constexpr):
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
+
+
+# Whether kernels are interpreted (on CPU, for tests) is Triton's to decide: for its own functions when it is first imported,
+# for these when they are defined.
+INTERPRETED = triton is not None and not any(isinstance(part, triton.runtime.JITFunction) for part in (tl.sum, _dot))
 
 
 @_inner
@@ -877,11 +877,14 @@ def attend_backward(
     if not positions:
         return dq, dk, dv, absent, absent.clone(), absent.clone()
 
+    # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
+    inner = reach - 1 if call.far else call.span
+
     def start_bands(config):
-        # Bands of tiles with an offset in (-reach, reach).
+        # Bands of tiles with an offset in [-inner, inner].
         block = config.BLOCK
         blocks = triton.cdiv(call.N, block)
-        farthest = min(blocks, triton.cdiv(reach + block - 1, block) if call.far else blocks) - 1
+        farthest = min(blocks, triton.cdiv(inner + block, block)) - 1
         bands = 2 * farthest + 1
         splits = max(1, min(1024 // (bands * call.H), triton.cdiv(call.B * blocks, 4)))
         count = call.terms["C2P"] + call.terms["P2C"]
@@ -895,8 +898,6 @@ def attend_backward(
         return windows, bias_windows, block
 
     windows, bias_windows, block = launch(("bands", *call.key), configs, start_bands)
-    # Offsets that the windows count; the others are far pairs, also those inside near tiles.
-    inner = reach - 1 if call.far else call.span
     dK_r, dQ_r = fold(call, windows, sums, K_r, Q_r, rows, block=block, inner=inner)
     dbias = absent.clone()
     if bias is not None:
@@ -1049,8 +1050,8 @@ def disentangled_attention_triton(
     Args:
         Q_c, K_c, V_c (`torch.Tensor`): content projections, [B, H, N, d], 16 <= d <= 128, any strides.
         K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
-        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N, delta(i, j) = delta[i - j + L - 1], in
-            [0, R), non-decreasing.
+        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `boundaries`, at least the tokens of
+            the longest document; delta(i, j) = delta[i - j + L - 1], in [0, R), non-decreasing.
         terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
         scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms.
         mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, N, N]; True = may attend. A row with no True gives
@@ -1086,8 +1087,9 @@ def disentangled_attention_triton(
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         rows = bias = None
         if terms:
-            span = N - 1 if reach is None else min(reach, N - 1)
+            # Of packed documents, the table is as long as the longest.
             middle = delta.shape[0] // 2
+            span = min(N - 1 if reach is None else reach, N - 1, middle)
             rows = delta[middle - span : middle + span + 1]
             if "p2p" in terms:
                 bias = (Q_r.float()[:, rows] * K_r.float()[:, rows.flip(0)]).sum(-1)  # [H, 2·span + 1]
@@ -1098,7 +1100,7 @@ def disentangled_attention_triton(
         documents = None if boundaries is None else document_ranges(boundaries, N)
         seed = draw_seed(q.device) if dropout_p > 0 else None
         # 0: no far tiles
-        far = reach if terms and reach is not None else 0
+        far = reach if terms and reach is not None and reach <= span else 0
         return attend_op(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, far, scale, dropout_p)[0]
 
 

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import difflib
 import functools
-import math
 import os
 import shutil
 from dataclasses import fields
@@ -20,6 +19,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.dynamic_module_utils import get_cached_module_file
 from transformers.utils import HF_MODULES_CACHE, logging
+
+from .official_configurations import OFFICIAL_TYPES, from_official
 
 logger = logging.get_logger(__name__)
 
@@ -65,25 +66,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "electra-large": _LARGE | dict(vocab_size=30522, num_hidden_layers=24),
 }
 
-# Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
-_STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
-    model_type: dict(
-        relative_attention=False,
-        position_biased_input=True,
-        pos_att_type=[],
-        position_buckets=-1,
-        norm_rel_ebd="none",
-        share_att_key=False,
-        conv_act="tanh",
-        **sizes,
-    )
-    for model_type, sizes in {
-        "deberta": dict(vocab_size=50265),
-        "deberta-v2": dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144),
-    }.items()
-}
-# Stock keys that say nothing about our model: heads, code paths and tokenizers that do not exist here.
-_STOCK_IGNORED = {"legacy", "z_steps", "vocab_type", "do_lower_case", "use_cache", "is_decoder", "add_cross_attention"}
 # Names that are no fields but that transformers itself writes into or passes to any configuration.
 _COMMON_NAMES = {
     "model_type", "auto_map", "num_labels", "name_or_path", "_name_or_path", "torch_dtype", "output_attentions",
@@ -103,9 +85,6 @@ _SINGLE_MODELS = {
 } | {"DebertaExtForReplacedTokenDetection"}
 # Fields in which a generator that shares every weight with the discriminator may differ.
 _NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
-
-# Microsoft's and transformers' own DeBERTa classes.
-OFFICIAL_TYPES = tuple(_STOCK_DEFAULTS)
 
 
 def _value_errors(cls):
@@ -423,12 +402,12 @@ class DebertaExtConfig(PreTrainedConfig):
                 f"{', '.join(map(repr, (cls.model_type, *OFFICIAL_TYPES)))}"
             )
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
-        return (_from_official(config) if config.get("model_type") in OFFICIAL_TYPES else config), kwargs
+        return _translated(config), kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """As in transformers; takes official configs too. Unknown names in a file are kept, with a warning."""
-        config_dict = _from_official(config_dict) if config_dict.get("model_type") in OFFICIAL_TYPES else dict(config_dict)
+        config_dict = dict(_translated(config_dict))
         names = {field.name for field in fields(cls)}
         # Overrides go through the constructor, or they would be neither normalised nor checked against each other.
         for name in (set(kwargs) & names) - {"dtype"}:
@@ -465,6 +444,13 @@ class DebertaExtConfig(PreTrainedConfig):
         if push_to_hub:
             # transformers would upload only what changed since it was called, which leaves out the code.
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+
+def _translated(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json in our fields: an official one translated, ours as it is."""
+    if config.get("model_type") not in OFFICIAL_TYPES:
+        return config
+    return from_official(config) | {"model_type": DebertaExtConfig.model_type}
 
 
 def _single_fields() -> list[str]:
@@ -530,54 +516,6 @@ def _position_terms(value: str | list[str] | None) -> list[str]:
     if not parts <= set(POSITION_TERMS):
         raise ValueError(f"DebertaExtConfig: pos_att_type = {value!r} must be a subset of {', '.join(POSITION_TERMS)}")
     return [term for term in POSITION_TERMS if term in parts]
-
-
-def _from_official(stock: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of a `deberta` or `deberta-v2` checkpoint in our fields.
-
-    Raises:
-        ValueError: the checkpoint uses something that no released model has (talking heads, a head size of its own).
-    """
-    config = _STOCK_DEFAULTS[stock["model_type"]] | {k: v for k, v in stock.items() if k not in _STOCK_IGNORED}
-    # What is computed with here; the rest is checked as fields of ours.
-    for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
-        value, least = config.get(name, 1), 1 if name in ("hidden_size", "num_attention_heads") else -math.inf
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} = {value!r} must be an integer{' of at least 1' if least == 1 else ''}")
-    for name, kinds in (("norm_rel_ebd", str), ("pooling", dict)):
-        value = config.get(name)
-        if not (value is None or isinstance(value, kinds)):
-            raise ValueError(f"{name} = {value!r} must be a {kinds.__name__}")
-    config["model_type"] = DebertaExtConfig.model_type
-    # The code map of a stock repo would be that of somebody else's class.
-    config.pop("auto_map", None)
-    hidden_size = config.get("hidden_size", DebertaExtConfig.hidden_size)
-    heads = config.get("num_attention_heads", DebertaExtConfig.num_attention_heads)
-    pooling = config.pop("pooling", None) or {}
-    for ours, theirs in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
-        if theirs in pooling:
-            config[ours] = pooling[theirs]
-    if "padding_idx" in config:
-        config["pad_token_id"] = config.pop("padding_idx")
-    pooler_size = config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size))
-    head_size = config.pop("attention_head_size", None) or hidden_size // heads
-    for name, value, wanted in [
-        ("pooler_hidden_size", pooler_size, hidden_size),
-        ("attention_head_size", head_size, hidden_size // heads),
-        ("talking_head", config.pop("talking_head", False), False),
-    ]:
-        if value != wanted:
-            raise ValueError(f"{name} = {value!r} is not supported, only {wanted!r}; no released checkpoint has it")
-    norms = (config["norm_rel_ebd"] or "none").lower().split("|")
-    config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
-    for name in ("position_buckets", "max_relative_positions"):
-        if config.get(name, -1) < 1:
-            config[name] = -1
-    if not config.get("conv_kernel_size"):
-        config.pop("conv_act")
-    if config["position_biased_input"]:
-        config["emd_layers"], config["emd_input"] = 1, "hidden"
-    return config
 
 
 def copy_code(folder: Path, loaded_from: str, yielding: bool = False):

@@ -95,11 +95,19 @@ def not_numbers(model: nn.Module) -> list[str]:
     found = []
     for parameters in devices.values():
         # NaN and infinity pass into a sum, which takes no memory; a sum may also pass what its dtype holds.
-        sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in parameters.values()]
+        sums = [
+            _computable(x).sum(dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+            for x in parameters.values()
+        ]
         fine = torch.stack([x.isfinite() for x in sums]).tolist()
         suspects = [name for name, is_fine in zip(parameters, fine, strict=True) if not is_fine]
-        found += [name for name in suspects if not bool(parameters[name].isfinite().all())]
+        found += [name for name in suspects if not bool(_computable(parameters[name]).isfinite().all())]
     return found
+
+
+def _computable(x: torch.Tensor) -> torch.Tensor:
+    """torch has no sums of 8-bit floats."""
+    return x.float() if x.dtype.itemsize == 1 else x
 
 
 def without_sizes(place: str, mismatched: set[tuple]) -> str:

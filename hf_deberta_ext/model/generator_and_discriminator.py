@@ -12,10 +12,11 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .checkpoint_layouts import convert_official, read_generator
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, is_joint
+from .configuration_deberta_ext import DebertaExtConfig, is_joint
 from .embedding_sharing import GradientDisentangledEmbedding
 from .input_checks import check_labels, require_tensor
 from .masked_language_model import DebertaExtForMaskedLM
+from .official_configurations import OFFICIAL_TYPES
 from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 
@@ -102,10 +103,11 @@ def _draw(p: torch.Tensor, random_generator: torch.Generator | None) -> torch.Te
 class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
     """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
 
-    `generator` is a `DebertaExtForMaskedLM` (with the Enhanced Mask Decoder), `discriminator` a
-    `DebertaExtForReplacedTokenDetection`; `config` describes the discriminator, and says how the generator differs and how
-    the two share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its
-    input reads one: an exported one has the generator's.
+    `generator` is a `DebertaExtForMaskedLM`, with the Enhanced Mask Decoder; `discriminator` is a
+    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, of which a discriminator sees none (so
+    it is in the released code). `config` describes the discriminator, and says how the generator differs and how the two
+    share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its input
+    reads one: an exported one has the generator's.
 
     The loss is L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
     """

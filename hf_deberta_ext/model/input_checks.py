@@ -119,7 +119,7 @@ def check_switches(**switches):
         TypeError: anything else.
     """
     for name, value in switches.items():
-        if not (value is None or value in (True, False)):
+        if isinstance(value, torch.Tensor) or value not in (None, True, False):
             raise TypeError(f"{name} must be True, False or None, got {value!r}")
 
 

@@ -31,6 +31,7 @@ from .generator_and_discriminator import DebertaExtForPreTraining
 from .input_checks import check_batch, check_labels, require_tensor
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
+from .official_configurations import from_official  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
 from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401

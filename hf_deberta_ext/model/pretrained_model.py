@@ -16,11 +16,12 @@ from transformers.utils import cached_file, logging
 
 from .attention import DisentangledSelfAttention, choose_backend
 from .checkpoint_layouts import LoadingReport, check_index, convert_official, read_state_dict
-from .configuration_deberta_ext import OFFICIAL_TYPES, DebertaExtConfig, copy_code, is_joint, json_object
+from .configuration_deberta_ext import DebertaExtConfig, copy_code, is_joint, json_object
 from .damaged_checkpoints import MismatchedSizesError, not_numbers, read_json, without_sizes
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_checks import check_batch, check_embeds, check_ids, check_labels, check_switches, require_tensor, values_at_hand
+from .official_configurations import OFFICIAL_TYPES
 from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
@@ -133,9 +134,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
         check_embeds(inputs_embeds, config.embedding_size)
         check_ids("input_ids", input_ids, shape, _rows(embeddings.word_embeddings), "vocab_size")
-        if embeddings.has_token_types:
-            rows = _rows(embeddings.token_type_embeddings)
-            check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
+        rows = _rows(embeddings.token_type_embeddings) if embeddings.has_token_types else None
+        check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
         decodes = self._decodes_absolute_positions and config.has_mask_decoder and config.emd_input != "hidden"
         reads = embeddings.position_biased_input or decodes
         rows = embeddings.max_positions if reads else None
@@ -447,6 +447,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         if not report.loaded:
             some = ", ".join(sorted(state_dict)[:3])
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {some}")
+        if hasattr(model, "lm_predictions") and any(key.startswith("mask_predictions.") for key in state_dict):
+            report.notes.append(
+                "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill in masks; its generator "
+                "was: DebertaExtForPreTraining.from_checkpoints(...).generator, where the generator's file is beside it"
+            )
         model.loading_report = report
         logger.warning(f"{report.summary()}; model.loading_report has the list")
         for note in report.notes:

@@ -257,6 +257,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         seen = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
         self._waiting.append((seen, repeated))
         del outputs
+        check_loss(total, self)
         if not self.accelerator.sync_gradients:
             return total
         self._norms["generator"] = self._reduce_and_clip(model, self.args.max_grad_norm)
@@ -265,6 +266,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         for number, (batch, repeated) in enumerate(self._waiting):
             self.seed_micro_batch(number, 1)
             total = total + self._half_step(model, "discriminator", batch, num_items_in_batch, repeated)[0]
+        check_loss(total, self)
         limit = self.args.discriminator_max_grad_norm
         self._norms["discriminator"] = self._reduce_and_clip(model, self.args.max_grad_norm if limit is None else limit)
         self._waiting = []

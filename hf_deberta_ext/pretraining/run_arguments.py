@@ -10,12 +10,13 @@ from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..runs.card_metadata import check_metadata
-from ..runs.flags import option, overrides
+from ..runs.flags import LEAVE_OUT, option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES
 
 __all__ = [
+    "ELSEWHERE",
     "DataArguments",
     "MaskingArguments",
     "ModelArguments",
@@ -27,20 +28,38 @@ __all__ = [
     "model_config",
 ]
 
+# What to give instead of flags of transformers' own pre-training scripts.
+ELSEWHERE = {
+    "config_name": "--preset, and --config_overrides",
+    "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
+    "line_by_line": "--documents line",
+    "low_cpu_mem_usage": LEAVE_OUT,
+    "model_type": "--preset",
+    "overwrite_output_dir": f"{LEAVE_OUT}: a new run has a new --output_dir",
+    "pad_to_max_length": f"{LEAVE_OUT}: a batch is padded to its longest row",
+    "torch_dtype": "--bf16 for computing in half precision; parameters are trained in float32",
+    "trust_remote_code": f"{LEAVE_OUT}: models are this package's",
+    "validation_split_percentage": "--validation_documents",
+    "whole_word_mask": "--masking word",
+}
+
 
 @dataclass
 class ModelArguments:
     """Model and tokenizer: from scratch, or from a checkpoint."""
 
-    model: str | None = option(None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch")
+    model: str | None = option(
+        None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch",
+        aliases=["--model_name_or_path"],
+    )  # fmt: skip
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
-    tokenizer: str | None = option(None, "folder or Hub id; default: that of --model")
+    tokenizer: str | None = option(None, "folder or Hub id; default: that of --model", aliases=["--tokenizer_name"])
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
     vocab_size: int = option(32000, "of --train_tokenizer")
     byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
     attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton; default: the best for each call")
-    revision: str | None = option(None, "of --model on the Hub")
+    revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     cache_dir: str | None = option(None, "for downloads and packed data")
     license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
@@ -50,23 +69,28 @@ class ModelArguments:
 class DataArguments:
     """Texts, and how they become examples."""
 
-    train_data: list[str] = field(default_factory=list, metadata={"help": "files, folders or one Hub data set"})
-    validation_data: list[str] = field(default_factory=list, metadata={"help": "the same; default: split off"})
+    train_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "files, folders or one Hub data set", "aliases": ["--train_file", "--dataset_name"]},
+    )
+    validation_data: list[str] = field(
+        default_factory=list, metadata={"help": "the same; default: split off", "aliases": ["--validation_file"]}
+    )
     validation_documents: int | None = option(
         None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
     )
     documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
     text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
-    data_config: str | None = option(None, "configuration of a Hub data set")
+    data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
     train_split: str = option("train", "of Hub data")
     validation_split: str = option("validation", "of Hub data")
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
     shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
-    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included")
+    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
     language: str = option("en", "ISO code, for the ends of sentences and the model card")
-    num_proc: int | None = option(None, "processes that tokenise and pack")
+    num_proc: int | None = option(None, "processes that tokenise and pack", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "examples to train on, for a trial")
     max_eval_samples: int | None = option(None, "examples to evaluate on")
 
@@ -76,7 +100,7 @@ class MaskingArguments:
     """What is masked."""
 
     masking: str = option("word", "what is masked together", choices=[*UNITS])
-    masking_rate: float = option(0.15, "share of the tokens to mask")
+    masking_rate: float = option(0.15, "share of the tokens to mask", aliases=["--mlm_probability"])
     max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
     span_p: float = option(0.2, "of the geometric distribution of span lengths")
     max_span: int = option(10, "longest span, in words")

@@ -13,10 +13,10 @@ import torch
 from transformers import EvalPrediction, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from ..model.encoder import DebertaExtLayer
 from ..runs.checkpoint_trainer import CheckpointTrainer
+from ..runs.finite_loss import check_loss
 from ..runs.hub_trainer import HubTrainer
-from ..runs.processes import use_cpu_without_accelerator
+from ..runs.processes import check_sharding, use_cpu_without_accelerator
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
@@ -48,6 +48,9 @@ class TargetArguments(TrainingArguments):
     logging_steps: float = field(default=0.01, metadata={"help": "log so often: steps, or below 1 a share of all steps"})
     eval_steps: float | None = field(
         default=0.1, metadata={"help": "evaluate so often, with eval_strategy steps: steps, or below 1 a share of all steps"}
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "False: every parameter of these models is used in every step"}
     )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "must stay False: the collator reads columns that the model does not"}
@@ -150,25 +153,7 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         Raises:
             ValueError: the kind of distributed training that was asked for cannot be had, or not for this model.
         """
-        fsdp = self.args.fsdp
-        if fsdp and not self.is_fsdp_enabled:
-            raise ValueError(f"fsdp = {fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out")
-        if not fsdp:
-            return
-        plugin = self.accelerator.state.fsdp_plugin
-        drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.model.modules())
-        if plugin.activation_checkpointing and drops:
-            raise ValueError(
-                "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws anew on "
-                "the way back: leave it out and set gradient_checkpointing, which draws the same"
-            )
-        layers = [module for module in self.model.modules() if isinstance(module, DebertaExtLayer)]
-        borrowing = any(not (layer.owns_attention and layer.owns_feed_forward) for layer in layers)
-        if borrowing and plugin.auto_wrap_policy is not None:
-            raise ValueError(
-                f"share_layers = {self.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
-                'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
-            )
+        check_sharding(self)
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step.
@@ -241,8 +226,14 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """
+        Raises:
+            ValueError: the loss is not finite.
+        """
         self.begin_micro_batch()
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        check_loss(loss, self)
+        return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         repeated = inputs.pop("repeated", None)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CheckpointTrainer`: what it writes is whole or not there, so that a killed run leaves nothing that is taken for more."""
 
+import contextlib
 import json
 import os
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,40 @@ class CheckpointTrainer(Trainer):
       later steps than the present one, which a resumed run replaces, then the oldest. Trainer goes by the time of the
       folder, which a folder that is half removed has changed last.
     - A saved model takes the place of the one before in one go, as `replaced_model` says.
+    - The arguments that are saved with a model are without `hub_token`: transformers masks it everywhere but there.
+    - A checkpoint that lacks weights of the model is not trained on.
     - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
       What is measured behind the training stands once in the log, also of a run that was resumed there.
     """
 
     _limit: int | None = None
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """As in transformers.
+
+        Raises:
+            ValueError: a file of the checkpoint holds pickled objects that would run code.
+        """
+        with _no_pickled_code(resume_from_checkpoint):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
+        with _no_pickled_code(resume_from_checkpoint):
+            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _issue_warnings_after_load(self, load_result: Any):
+        """An error where Trainer warns and trains on with what it has: the run would not be the one that was stopped. No
+        warning of tied weights, which no file holds twice.
+
+        transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
+        """
+        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ()), *(self.model._keys_to_ignore_on_save or ())}
+        if missing := sorted({*load_result.missing_keys} - tied):
+            raise ValueError(
+                f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
+                "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
+            )
+        super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
 
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial))
@@ -68,13 +100,13 @@ class CheckpointTrainer(Trainer):
             super()._save(output_dir, state_dict)
             return
         # The arguments, which are saved with the model, have the limit that was given.
-        limit = self.args.save_total_limit
-        self.args.save_total_limit = limit if self._limit is None else self._limit
+        limit, token = self.args.save_total_limit, self.args.hub_token
+        self.args.save_total_limit, self.args.hub_token = limit if self._limit is None else self._limit, None
         try:
             with replaced_model(Path(self.args.output_dir if output_dir is None else output_dir)) as part:
                 super()._save(str(part), state_dict)
         finally:
-            self.args.save_total_limit = limit
+            self.args.save_total_limit, self.args.hub_token = limit, token
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
         if not self.is_world_process_zero():
@@ -101,6 +133,23 @@ class CheckpointTrainer(Trainer):
         self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
         sweep(folder)
+
+
+@contextlib.contextmanager
+def _no_pickled_code(checkpoint: str | bool | None) -> Iterator[None]:
+    """
+    Raises:
+        ValueError: for the error of torch.load, which advises to run what is in the file.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        if not isinstance(checkpoint, (str, os.PathLike)):
+            raise
+        raise ValueError(
+            f"a file in {checkpoint} is damaged, or holds pickled objects that are no tensors; they are not run. Resume "
+            "from another checkpoint of this run, or begin anew in another --output_dir"
+        ) from error
 
 
 def _measured_once(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:

@@ -1,16 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of a script, for `HfArgumentParser`: how they are declared, which were given, which a resumed run must repeat."""
+"""Flags of a script, for `HfArgumentParser`: how they are declared, which were given, which a resumed run must repeat, and
+the answers to those that it does not have."""
 
 import argparse
 import dataclasses
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 from transformers import HfArgumentParser, TrainingArguments
 
-__all__ = ["fixed_arguments", "given_flags", "option", "overrides"]
+__all__ = ["LEAVE_OUT", "REMOVED", "fixed_arguments", "given_flags", "option", "overrides", "refuse_unknown"]
+
+LEAVE_OUT = "leave it out"
+# What to give instead of flags that scripts of older transformers had.
+REMOVED = {
+    "adafactor": "--optim adafactor",
+    "dispatch_batches": "--accelerator_config",
+    "evaluate_during_training": "--eval_strategy steps",
+    "evaluation_strategy": "--eval_strategy",
+    "fp16_backend": LEAVE_OUT,
+    "fp16_opt_level": LEAVE_OUT,
+    "fsdp_min_num_params": "--fsdp_config",
+    "fsdp_transformer_layer_cls_to_wrap": "--fsdp_config",
+    "group_by_length": "--train_sampling_strategy group_by_length",
+    "half_precision_backend": LEAVE_OUT,
+    "include_inputs_for_metrics": "--include_for_metrics inputs",
+    "include_tokens_per_second": "--include_num_input_tokens_seen",
+    "jit_mode_eval": "--torch_compile",
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+    "max_length": "--max_seq_length",
+    "no_cuda": "--use_cpu",
+    "overwrite_cache": LEAVE_OUT,
+    "past_index": LEAVE_OUT,
+    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "--per_device_train_batch_size",
+    "push_to_hub_model_id": "--hub_model_id",
+    "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
+    "push_to_hub_token": "--hub_token",
+    "ray_scope": LEAVE_OUT,
+    "save_safetensors": f"{LEAVE_OUT}: weights are always safetensors",
+    "sharded_ddp": "--fsdp",
+    "split_batches": "--accelerator_config",
+    "torch_dtype": "--dtype",
+    "torchdynamo": "--torch_compile_backend",
+    "tpu_num_cores": LEAVE_OUT,
+    "use_auth_token": "--token",
+    "use_fast_tokenizer": f"{LEAVE_OUT}: tokenizers are fast where there is a fast one",
+    "use_ipex": LEAVE_OUT,
+    "use_legacy_prediction_loop": LEAVE_OUT,
+    "use_mps_device": f"{LEAVE_OUT}: an accelerator is used where there is one",
+    "warmup_ratio": "--warmup_steps, which takes a share below 1, as in --warmup_steps 0.1",
+    "xpu_backend": "--ddp_backend",
+}
 
 
 def option(default: Any, text: str, **more) -> Any:
@@ -60,3 +104,31 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
         except ValueError:
             values[name.strip()] = value.strip()
     return values
+
+
+def refuse_unknown(argv: Sequence[str], parser: HfArgumentParser, elsewhere: Mapping[str, str] | None = None):
+    """One line for flags that are gone, and for misspelt ones, which HfArgumentParser would list without advice.
+
+    Args:
+        elsewhere (`dict[str, str]`, *optional*): flags of other scripts of this kind -> what to give here.
+    Raises:
+        ValueError: names all of them, each with what to give.
+    """
+    known = [*parser._option_string_actions]
+    elsewhere = elsewhere or {}
+    problems = []
+    for text in argv:
+        flag = text.partition("=")[0]
+        if not flag.startswith("--") or any(option.startswith(flag) for option in known):
+            continue
+        name = flag[2:].replace("-", "_")
+        instead = elsewhere.get(name) or REMOVED.get(name)
+        if instead:
+            advice = instead if instead.startswith(LEAVE_OUT) else f"give {instead}"
+            why = "is no flag of this script" if name in elsewhere else "is gone from transformers"
+            problems.append(f"--{name} {why}: {advice}")
+        else:
+            close = difflib.get_close_matches(f"--{name}", known, 1)
+            problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help shows all)"))
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -7,9 +7,9 @@ import time
 
 import torch
 from torch import distributed
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
-__all__ = ["leave_together", "use_cpu_without_accelerator"]
+__all__ = ["check_sharding", "leave_together", "use_cpu_without_accelerator"]
 
 
 def use_cpu_without_accelerator(args: TrainingArguments):
@@ -18,6 +18,36 @@ def use_cpu_without_accelerator(args: TrainingArguments):
         args.use_cpu = True
     if args.use_cpu and args.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         args.ddp_backend = "gloo"
+
+
+def check_sharding(trainer: Trainer):
+    """What FSDP would do to the model of a trainer that is built; the rule of every trainer here.
+
+    Raises:
+        ValueError: `fsdp` would have no effect, would compute other gradients, or cannot be had for this model.
+    """
+    if trainer.args.fsdp and not trainer.is_fsdp_enabled:
+        raise ValueError(
+            f"fsdp = {trainer.args.fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out"
+        )
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        return
+    modules = [*trainer.model.modules()]
+    drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in modules)
+    if plugin.activation_checkpointing and drops:
+        raise ValueError(
+            "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws anew on "
+            "the way back: leave it out and set gradient_checkpointing, which draws the same"
+        )
+    # By what they have and not by class: remote code may bring a second copy of the class.
+    layers = [module for module in modules if hasattr(module, "owns_attention")]
+    borrowing = any(not (layer.owns_attention and layer.owns_feed_forward) for layer in layers)
+    if borrowing and plugin.auto_wrap_policy is not None:
+        raise ValueError(
+            f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
+            'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
+        )
 
 
 def leave_together():

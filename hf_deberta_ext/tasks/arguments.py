@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that every fine-tuning script has, and the answers to flags that transformers no longer knows."""
+"""The flags that every fine-tuning script has."""
 
-import difflib
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import torch
 from transformers import HfArgumentParser
 
 from ..runs.card_metadata import check_metadata
-from ..runs.flags import given_flags, option
+from ..runs.flags import given_flags, option, refuse_unknown
 from ..runs.processes import use_cpu_without_accelerator
 from ..sift import SiftArguments
 from .recipes import recipe_arguments, recipe_table
@@ -145,49 +144,6 @@ class FineTuningArguments(SiftArguments):
         super().__post_init__()
 
 
-_UNUSED = "leave it out"
-# What to give instead of flags that scripts of older transformers had.
-REMOVED = {
-    "adafactor": "--optim adafactor",
-    "dispatch_batches": "--accelerator_config",
-    "evaluate_during_training": "--eval_strategy steps",
-    "evaluation_strategy": "--eval_strategy",
-    "fp16_backend": _UNUSED,
-    "fp16_opt_level": _UNUSED,
-    "fsdp_min_num_params": "--fsdp_config",
-    "fsdp_transformer_layer_cls_to_wrap": "--fsdp_config",
-    "group_by_length": "--train_sampling_strategy group_by_length",
-    "half_precision_backend": _UNUSED,
-    "include_inputs_for_metrics": "--include_for_metrics inputs",
-    "include_tokens_per_second": "--include_num_input_tokens_seen",
-    "jit_mode_eval": "--torch_compile",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "max_length": "--max_seq_length",
-    "no_cuda": "--use_cpu",
-    "overwrite_cache": _UNUSED,
-    "past_index": _UNUSED,
-    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
-    "per_gpu_train_batch_size": "--per_device_train_batch_size",
-    "push_to_hub_model_id": "--hub_model_id",
-    "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
-    "push_to_hub_token": "--hub_token",
-    "ray_scope": _UNUSED,
-    "save_safetensors": f"{_UNUSED}: weights are always safetensors",
-    "sharded_ddp": "--fsdp",
-    "split_batches": "--accelerator_config",
-    "torch_dtype": "--dtype",
-    "torchdynamo": "--torch_compile_backend",
-    "tpu_num_cores": _UNUSED,
-    "use_auth_token": "--token",
-    "use_fast_tokenizer": f"{_UNUSED}: tokenizers are fast where there is a fast one",
-    "use_ipex": _UNUSED,
-    "use_legacy_prediction_loop": _UNUSED,
-    "use_mps_device": f"{_UNUSED}: an accelerator is used where there is one",
-    "warmup_ratio": "--warmup_steps, which takes a share below 1, as in --warmup_steps 0.1",
-    "xpu_backend": "--ddp_backend",
-}
-
-
 def parse(
     argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
@@ -208,7 +164,7 @@ def parse(
     argv = [*(sys.argv[1:] if argv is None else argv)]
     if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
         argv = _flags_of_file(Path(argv[0]))
-    _refuse_unknown(argv, parser)
+    refuse_unknown(argv, parser)
     given = given_flags(parser, argv)
     if given.get("recipe") is not None:
         name, task = given["recipe"], given.get("task_name")
@@ -244,23 +200,3 @@ def _flags_of_file(file: Path) -> list[str]:
         parts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
         argv += [f"--{name}", *(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)]
     return argv
-
-
-def _refuse_unknown(argv: Sequence[str], parser: HfArgumentParser):
-    """One line for flags that are gone, and for misspelt ones, which HfArgumentParser would list without advice."""
-    known = [*parser._option_string_actions]
-    problems = []
-    for text in argv:
-        flag = text.partition("=")[0]
-        if not flag.startswith("--") or any(option.startswith(flag) for option in known):
-            continue
-        name = flag[2:].replace("-", "_")
-        if name in REMOVED:
-            instead = REMOVED[name]
-            advice = instead if instead.startswith(_UNUSED) else f"give {instead}"
-            problems.append(f"--{name} is gone from transformers: {advice}")
-        else:
-            close = difflib.get_close_matches(f"--{name}", known, 1)
-            problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help shows all)"))
-    if problems:
-        raise ValueError("; ".join(problems))

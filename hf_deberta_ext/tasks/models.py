@@ -191,8 +191,9 @@ def load_model(
     if adapter:
         from peft import PeftModel
 
-        # It brings its head along.
-        return PeftModel.from_pretrained(model, model_args.model_name_or_path, is_trainable=True), []
+        with readable_weights(model_args.model_name_or_path, model_args.config_overrides):
+            # It brings its head along.
+            return PeftModel.from_pretrained(model, model_args.model_name_or_path, is_trainable=True), []
     if new_weights:
         logger.warning(f"new weights, random until they are trained: {', '.join(new_weights)}")
     return model, new_weights

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..plots import plot_comparison, plot_curves
 from ..runs.card import shown_source
 from ..runs.hardware import hardware_facts
+from ..runs.whole_files import replace_text
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .cards import TaskFacts, task_limits, write_seeds_card, write_task_card
 from .glue import KnownTask
@@ -178,7 +179,7 @@ def report_seeds(
         summary (`dict`): what `summarise_seeds` returned for `results`, what each seed has measured.
     """
     folder, data, task = Path(args.output_dir), prepared.data, prepared.task
-    (folder / "all_results.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
     names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
     figure = None

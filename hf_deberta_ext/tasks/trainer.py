@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from ..runs.checkpoint_trainer import CheckpointTrainer
+from ..runs.finite_loss import check_loss
 from ..runs.hub_trainer import HubTrainer
 from ..sift import SiftArguments, SiftTrainer
 from .task import EncodedTask, EvaluationSet
@@ -84,7 +85,11 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
 
     def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
         check_arguments(args)
-        problem = getattr(getattr(model, "config", None), "problem_type", None)
+        config = getattr(model, "config", None)
+        if args.ddp_find_unused_parameters is None and getattr(config, "model_type", None) == "deberta-ext":
+            # Every parameter is used in every step; Trainer lets DistributedDataParallel look for others each time.
+            args.ddp_find_unused_parameters = False
+        problem = getattr(config, "problem_type", None)
         if args.label_smoothing_factor and (task.loss is not None or problem == "regression"):
             raise ValueError("--label_smoothing_factor is for labels of classes: leave it out for this task")
         main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
@@ -124,9 +129,7 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
         ValueError: the loss is not finite.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
-        # Waits for the device as often as Trainer's filter of such losses, which leaves them out of its log and trains on.
-        if not torch.isfinite(loss).all():
-            raise ValueError(_diagnosis(loss, self.state.global_step + 1, self._get_learning_rate(), self.model, self.args))
+        check_loss(loss, self)
         return loss
 
     def evaluate(
@@ -184,19 +187,6 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
-    def _issue_warnings_after_load(self, load_result: Any):
-        """An error where Trainer warns and trains on with what it has: the run would not be the one that was stopped.
-
-        transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
-        """
-        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ()), *(self.model._keys_to_ignore_on_save or ())}
-        if missing := sorted({*load_result.missing_keys} - tied):
-            raise ValueError(
-                f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
-                "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
-            )
-        super()._issue_warnings_after_load(load_result)
-
     def create_model_card(self, *args, **kwargs):
         """Nothing: the run writes a card of its own, which a push must not replace."""
 
@@ -209,24 +199,3 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
         if not isinstance(logits, (tuple, list)):
             return logits
         return tuple(logits[:2]) if "start_positions" in self.label_names else logits[0]
-
-
-def _diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: SiftArguments) -> str:
-    """Which step gave which loss, and what the reason may be."""
-    parameters = next(model.parameters()).dtype
-    half = "fp16" if args.fp16 else "bf16" if args.bf16 else None
-    arithmetic = f"{parameters} parameters" + (f" with --{half}" if half else "")
-    layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
-    causes = []
-    if args.fp16 or parameters == torch.float16:
-        causes.append("float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
-    if any(not torch.isfinite(parameter).all() for parameter in model.parameters()):
-        causes.append("the weights themselves are not finite" + (" in the checkpoint" if step == 1 else " any more"))
-    size = f" for {layers} layers" if layers else ""
-    causes.append(f"the learning rate of {args.learning_rate:g} is too high{size}, or --warmup_steps too few")
-    if args.max_grad_norm == 0:
-        causes.append("gradients are not clipped (--max_grad_norm 0)")
-    return (
-        f"the loss of step {step} is {loss.float().mean().item()} (learning rate {learning_rate:.3g}, {arithmetic}): the "
-        f"training stops. Likely causes: {'; '.join(causes)}"
-    )

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Reading the config.json of Microsoft's and of transformers' own DeBERTa classes."""
+
+from typing import Any
+
+__all__ = ["OFFICIAL_TYPES", "from_official"]
+
+# Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
+STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
+    model_type: dict(
+        relative_attention=False,
+        position_biased_input=True,
+        pos_att_type=[],
+        position_buckets=-1,
+        norm_rel_ebd="none",
+        share_att_key=False,
+        conv_act="tanh",
+        **sizes,
+    )
+    for model_type, sizes in {
+        "deberta": dict(vocab_size=50265, hidden_size=768, num_attention_heads=12),
+        "deberta-v2": dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144),
+    }.items()
+}
+# Stock keys that say nothing about our model: heads, code paths and tokenizers that do not exist here.
+STOCK_IGNORED = {"legacy", "z_steps", "vocab_type", "do_lower_case", "use_cache", "is_decoder", "add_cross_attention"}
+OFFICIAL_TYPES = tuple(STOCK_DEFAULTS)
+
+
+def from_official(stock: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a `deberta` or `deberta-v2` checkpoint in our fields, without a `model_type`.
+
+    Raises:
+        ValueError: a value of another type than can be computed with, or the checkpoint uses something that no released
+            model has (talking heads, a head size of its own).
+    """
+    config = STOCK_DEFAULTS[stock["model_type"]] | {k: v for k, v in stock.items() if k not in STOCK_IGNORED}
+    # What is computed with here; the rest is checked as fields of ours.
+    for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
+        value, is_size = config.get(name, -1), name in ("hidden_size", "num_attention_heads")
+        if not isinstance(value, int) or isinstance(value, bool) or (is_size and value < 1):
+            raise ValueError(f"{name} = {value!r} must be an integer{' of at least 1' if is_size else ''}")
+    for name, kind in (("norm_rel_ebd", str), ("pooling", dict)):
+        value = config.get(name)
+        if not (value is None or isinstance(value, kind)):
+            raise ValueError(f"{name} = {value!r} must be a {kind.__name__}")
+    del config["model_type"]
+    # The code map of a stock repo would be that of somebody else's class.
+    config.pop("auto_map", None)
+    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
+    pooling = config.pop("pooling", None) or {}
+    for ours, theirs in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
+        if theirs in pooling:
+            config[ours] = pooling[theirs]
+    if "padding_idx" in config:
+        config["pad_token_id"] = config.pop("padding_idx")
+    pooler_size = config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size))
+    head_size = config.pop("attention_head_size", None) or hidden_size // heads
+    for name, value, wanted in [
+        ("pooler_hidden_size", pooler_size, hidden_size),
+        ("attention_head_size", head_size, hidden_size // heads),
+        ("talking_head", config.pop("talking_head", False), False),
+    ]:
+        if value != wanted:
+            raise ValueError(f"{name} = {value!r} is not supported, only {wanted!r}; no released checkpoint has it")
+    norms = (config["norm_rel_ebd"] or "none").lower().split("|")
+    config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
+    for name in ("position_buckets", "max_relative_positions"):
+        if config.get(name, -1) < 1:
+            config[name] = -1
+    if not config.get("conv_kernel_size"):
+        config.pop("conv_act")
+    if config["position_biased_input"]:
+        config["emd_layers"], config["emd_input"] = 1, "hidden"
+    return config

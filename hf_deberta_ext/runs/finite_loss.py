@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss that is not finite ends a training: Trainer would leave it out of its log, and train on with lost weights."""
+
+import math
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+__all__ = ["check_loss"]
+
+
+def check_loss(loss: torch.Tensor, trainer: Trainer):
+    """For the end of `training_step`, before the optimizer's step. Waits for the device as often as Trainer's own filter.
+
+    Raises:
+        ValueError: the loss is not finite, here or in another process; says of which step, and why that may be.
+    """
+    finite = torch.isfinite(loss).all()
+    if trainer.args.world_size > 1 and trainer.accelerator.sync_gradients:
+        # Gradients are the mean over all by now: a process that went on would step, and save what one of them has lost.
+        finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
+    if not finite:
+        step, rate = trainer.state.global_step + 1, trainer._get_learning_rate()
+        raise ValueError(_diagnosis(loss, step, rate, trainer.model, trainer.args))
+
+
+def _diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: TrainingArguments) -> str:
+    """Which step gave which loss, and what the reason may be."""
+    parameters = next(model.parameters()).dtype
+    half = "fp16" if args.fp16 else "bf16" if args.bf16 else None
+    arithmetic = f"{parameters} parameters" + (f" with --{half}" if half else "")
+    layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    causes = []
+    if args.fp16 or parameters == torch.float16:
+        causes.append("float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
+    if any(not torch.isfinite(parameter).all() for parameter in model.parameters()):
+        causes.append("the weights themselves are not finite" + (" in the checkpoint" if step == 1 else " any more"))
+    size = f" for {layers} layers" if layers else ""
+    value = loss.float().mean().item()
+    lost = "not finite in another process" if math.isfinite(value) else value
+    causes.append(f"the learning rate of {args.learning_rate:g} is too high{size}, or --warmup_steps too few")
+    if args.max_grad_norm == 0:
+        causes.append("gradients are not clipped (--max_grad_norm 0)")
+    return (
+        f"the loss of step {step} is {lost} (learning rate {learning_rate:.3g}, {arithmetic}): the "
+        f"training stops. Likely causes: {'; '.join(causes)}"
+    )

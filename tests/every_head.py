@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every head, and a step of SiFT, as a tiny model with a batch and labels: for what must hold of all of them."""
+
+from contextlib import nullcontext
+
+import torch
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.sift import Sift, SiftOptions
+
+__all__ = ["HEADS", "KINDS", "LENGTH", "MODES", "NAMES", "autocast", "call_of", "small", "step"]
+
+KINDS = ["v1", "v2", "v3"]
+# Backends that run forward and backward on any machine.
+NAMES = ["eager", "sdpa", "blocked"]
+HEADS = {
+    "base": (DebertaExtModel, {}),
+    "masked-lm": (DebertaExtForMaskedLM, {}),
+    "masked-lm, one by one": (DebertaExtForMaskedLM, dict(masked_only=True)),
+    "rtd": (DebertaExtForReplacedTokenDetection, {}),
+    "sequence": (DebertaExtForSequenceClassification, {}),
+    "token": (DebertaExtForTokenClassification, {}),
+    "question": (DebertaExtForQuestionAnswering, {}),
+    "choice": (DebertaExtForMultipleChoice, {}),
+    "joint": (DebertaExtForPreTraining, dict(generator={}, special_token_ids=[0])),
+    "sift, virtual": (DebertaExtForSequenceClassification, {}),
+    "sift, adversarial": (DebertaExtForSequenceClassification, {}),
+}
+# How a model runs: in a dtype of its own, or in float32 under autocast.
+MODES = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "float16": (torch.float16, None),
+    "autocast bfloat16": (torch.float32, torch.bfloat16),
+    "autocast float16": (torch.float32, torch.float16),
+}
+LENGTH = 14
+SMALL = dict(
+    vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, position_buckets=8
+)
+
+
+def small(head: str, kind: str, tiny_config, **overrides):
+    """The model of a head, smaller than `tiny_config` makes it."""
+    model_class, fields = HEADS[head]
+    sizes = {name: value for name, value in SMALL.items() if not (kind == "v1" and name == "position_buckets")}
+    return model_class(tiny_config(kind, **(sizes | fields | overrides)))
+
+
+def call_of(head: str) -> dict[str, torch.Tensor]:
+    """Inputs and labels of two rows of 14 tokens, five of them padding."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(1, 40, (2, LENGTH), generator=generator)
+    real = torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])
+    arguments = dict(input_ids=ids * real, attention_mask=real.long())
+    selected = real & (torch.rand(2, LENGTH, generator=generator) < 0.6)
+    ones = torch.ones(2, dtype=torch.long)
+    if head == "question":
+        return arguments | dict(start_positions=ones, end_positions=ones * 4)
+    if head == "choice":
+        arguments = {name: torch.stack([x, x.flip(0)], 1) for name, x in arguments.items()}
+    labels = {"masked-lm": ids, "joint": ids, "rtd": ids % 2, "token": ids % 2}.get(head.split(",")[0])
+    if labels is not None:
+        return arguments | dict(labels=labels.masked_fill(~selected, -100))
+    return arguments if head == "base" else arguments | dict(labels=ones)
+
+
+def autocast(low: torch.dtype | None):
+    return nullcontext() if low is None else torch.autocast("cpu", low)
+
+
+def step(head: str, model, arguments: dict, low: torch.dtype | None = None):
+    """The tensors that a training step returns by name, and the gradient of each parameter, in float64."""
+    model.zero_grad()
+    with autocast(low):
+        if head.startswith("sift"):
+            outputs, loss = _step_of_sift(model, arguments, head.split(", ")[1])
+        else:
+            outputs = model(**arguments)
+            loss = outputs.get("loss")
+            loss = outputs.last_hidden_state.float().square().mean() if loss is None else loss
+    loss.backward()
+    tensors = {name: x for name, x in outputs.items() if torch.is_tensor(x)} | {"loss": loss}
+    return tensors, {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class _NoiseOfFloat32(Sift):
+    """Draws the first perturbation in float32 whatever the model computes in, so that one seed is one perturbation."""
+
+    def _first_delta(self, inputs, generator):
+        dtype, self._hook.dtype = self._hook.dtype, torch.float32
+        delta, real, rows = super()._first_delta(inputs, generator)
+        self._hook.dtype = dtype
+        return delta.to(dtype), real, rows
+
+
+def _step_of_sift(model, arguments, form):
+    # Larger than in training, so that what they do shows above the steps of bfloat16.
+    options = SiftOptions(form=form, init_size=1.0, learning_rate=1.0, radius=2.0)
+    with _NoiseOfFloat32(model, options) as sift:
+        with sift.clean_pass():
+            outputs = model(**arguments)
+        perturbed = sift(outputs, arguments, generator=torch.Generator().manual_seed(3))
+    return dict(outputs, delta=perturbed.delta, change=perturbed.change), outputs.loss + perturbed.loss

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command line and every import of the documentation: the programs take it, and what is imported is there."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from scripts import EXAMPLES, ROOT, flags_of
+
+for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
+    pytest.importorskip(package)
+bash = shutil.which("bash")
+FOLDERS = ["", "examples/", "model_cards/", "tests/"]
+DOCUMENTS = [*(f"{folder}README.md" for folder in FOLDERS), "CONTRIBUTING.md"]
+SCRIPTS = [f"examples/{name}.py" for name in EXAMPLES]
+PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)
+# Nothing is run: the programs of the documentation are functions that write down what they are given.
+RECORDER = """
+record() { printf '%s\\0' "$@" >> "$LOG"; printf '\\1\\0' >> "$LOG"; }
+python() { record python "$@"; }
+torchrun() { record torchrun "$@"; }
+deberta-ext() { record deberta-ext "$@"; }
+"""
+
+
+def text_of(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)) or "" if document.endswith(".py") else text
+
+
+def blocks(text):
+    """Indented blocks and lines in backquotes that hold commands or what they need."""
+    indented = re.findall(r"(?:^ {4}.*\n?)+", text, re.MULTILINE)
+    fenced = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    # The name of a command alone is no command.
+    quoted = re.findall(r"`((?:python examples/|deberta-ext \w+ |python -m hf_deberta_ext )[^`]+)`", text)
+    return [block for block in (*indented, *fenced, *quoted) if PROGRAMS.search(block)]
+
+
+def commands(document, folder):
+    """What a shell makes of them, with its variables and loops: lists of words."""
+    log = folder / "log"
+    log.touch()
+    script = RECORDER + "\n".join(blocks(text_of(document)))
+    environment = {"PATH": "", "LOG": str(log), "HOME": str(folder)}
+    subprocess.run([bash, "--norc", "-c", script], cwd=folder, env=environment, capture_output=True, timeout=60)
+    lines = log.read_bytes().decode("utf-8").split("\1\0")
+    return [line.split("\0")[:-1] for line in lines if line]
+
+
+def program_of(words):
+    """("run_mlm", its flags) of a command; None for other programs."""
+    if words[0] == "deberta-ext":
+        return "deberta-ext", words[1:]
+    if words[1:3] == ["-m", "hf_deberta_ext"]:
+        return "deberta-ext", words[3:]
+    for place, word in enumerate(words):
+        if word.endswith(".py") and Path(word).parent.name == "examples":
+            return Path(word).stem, words[place + 1 :]
+    return None
+
+
+@pytest.mark.skipif(bash is None, reason="a shell reads the commands")
+@pytest.mark.parametrize("document", [*DOCUMENTS, *SCRIPTS])
+def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
+    found = [program_of(words) for words in commands(document, tmp_path)]
+    found = [command for command in found if command and "..." not in command[1] and "--help" not in command[1]]
+    for program, argv in found:
+        assert program == "deberta-ext" or program in EXAMPLES, program
+        try:
+            flags_of(program, argv, monkeypatch)
+        except SystemExit as refused:
+            pytest.fail(f"{document}: {program} {' '.join(argv)}: {refused} {capsys.readouterr().err[-500:]}")
+    least = {"README.md": 20, "examples/README.md": 20, "examples/run_glue.py": 3, "examples/run_rtd.py": 3}
+    assert len(found) >= least.get(document, 0)
+
+
+@pytest.mark.skipif(bash is None, reason="a shell reads the commands")
+def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
+    """Variables, loops and continued lines reach the program as a user's would."""
+    block = '    FLAGS="--do_train --evaluation_strategy no"\n    for x in 1 2; do python examples/run_glue.py $FLAGS \\\n'
+    block += '        --model a --output_dir "out $x"; done\n'
+    assert blocks(f"Text.\n\n{block}\nMore.\n") == [block]
+    monkeypatch.setattr("test_documented_commands.text_of", lambda document: block)
+    found = commands("README.md", tmp_path)
+    assert [words[-1] for words in found] == ["out 1", "out 2"]
+    program, argv = program_of(found[0])
+    with pytest.raises(SystemExit):
+        flags_of(program, argv, monkeypatch)
+    good = [word for word in argv if word not in ("--evaluation_strategy", "no")]
+    assert flags_of(program, good, monkeypatch)["output_dir"] == "out 1"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_code_of_the_documentation_imports_what_there_is(document):
+    for code in re.findall(r"^```python\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("hf_deberta_ext"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{document}: {node.module} has no {alias.name}"

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No way of loading runs pickled code; tokens are in no file of a run, and in nothing that is printed, logged or raised."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import test_run_glue as glue
+import test_run_mlm as mlm
+import torch
+from local_hub import LocalHub
+from safetensors.torch import load_file
+from test_checkpoint_layouts import microsoft, write
+from test_kill_and_resume import train
+from test_remote_code import tiny_model
+from test_trainer_push import make_trainer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
+from transformers.utils import logging as transformers_logging
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForPreTraining,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    commands,
+)
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.runs.folder import resume_checkpoint
+from hf_deberta_ext.runs.hub_trainer import HubTrainer
+from hf_deberta_ext.tasks.arguments import DataArguments as TaskDataArguments
+from hf_deberta_ext.tasks.arguments import ModelArguments as TaskModelArguments
+from hf_deberta_ext.tasks.models import load_model
+
+run_glue, material = glue.run_glue, glue.material
+run_mlm, text = mlm.run_mlm, mlm.text
+
+
+# ------- pickles
+
+
+class Runs:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, marker: Path):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def poison(file: Path, marker: Path):
+    """Puts `Runs` into a file of torch, or makes a new one of it."""
+    content = torch.load(file, weights_only=False) if file.is_file() else {}
+    if isinstance(content, dict):
+        content = content | {"deberta.spy": Runs(marker)}
+    torch.save(content, file)
+
+
+def test_the_poison_works(tmp_path):
+    """Else the tests below would show nothing."""
+    poison(tmp_path / "file.bin", tmp_path / "ran")
+    torch.load(tmp_path / "file.bin", weights_only=False)
+    assert (tmp_path / "ran").is_dir()
+
+
+def as_bin(model, folder: Path) -> Path:
+    """Saves a model with its weights as pytorch_model.bin; returns that."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+def ours(folder, marker, model_class=DebertaExtForMaskedLM):
+    poison(as_bin(tiny_model(model_class), folder), marker)
+    return folder
+
+
+def bert(folder, marker):
+    sizes = dict(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    poison(as_bin(BertForSequenceClassification(BertConfig(**sizes)), folder), marker)
+    return folder
+
+
+def in_shards(folder, marker):
+    file = as_bin(tiny_model(DebertaExtForMaskedLM), folder)
+    names = {name: file.name for name in torch.load(file, weights_only=True)}
+    index = {"metadata": {"total_size": 1}, "weight_map": names}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+    # Under another name it is a shard alone.
+    file = file.rename(folder / "pytorch_model-00001-of-00001.bin")
+    index["weight_map"] = dict.fromkeys(names, file.name)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+    poison(file, marker)
+    return folder
+
+
+def official(folder, marker, kind="v3"):
+    folder.mkdir()
+    poison(write(folder, kind, microsoft(kind)) / "pytorch_model.bin", marker)
+    return folder
+
+
+def official_with_generator(folder, marker):
+    folder.mkdir()
+    write(folder, "v3", microsoft("v3"))
+    torch.save(microsoft("v3"), folder / "pytorch_model.generator.bin")
+    poison(folder / "pytorch_model.generator.bin", marker)
+    return folder
+
+
+def adapter(folder, marker):
+    peft = pytest.importorskip("peft")
+    tiny_model(DebertaExtForSequenceClassification).save_pretrained(folder / "base")
+    base = DebertaExtForSequenceClassification.from_pretrained(folder / "base")
+    peft.get_peft_model(base, peft.LoraConfig(target_modules=["query_proj"])).save_pretrained(folder / "adapter")
+    (folder / "adapter" / "adapter_model.safetensors").unlink()
+    poison(folder / "adapter" / "adapter_model.bin", marker)
+    return folder / "adapter"
+
+
+def command(*argv):
+    """A command of deberta-ext; an error with what it printed where its exit status is not 0."""
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+        status = commands.main([*map(str, argv)])
+    if status:
+        raise ValueError(printed.getvalue())
+
+
+# name -> (what makes the folder, what loads it).
+WAYS = {
+    "AutoModel": (ours, AutoModel.from_pretrained),
+    "a head": (ours, AutoModelForSequenceClassification.from_pretrained),
+    "half precision": (ours, lambda folder: AutoModel.from_pretrained(folder, dtype=torch.float16, device_map="cpu")),
+    "shards": (in_shards, AutoModelForMaskedLM.from_pretrained),
+    "official v1": (lambda *place: official(*place, kind="v1"), DebertaExtForMaskedLM.from_pretrained),
+    "official v3": (official, DebertaExtForReplacedTokenDetection.from_pretrained),
+    "joint": (lambda *place: ours(*place, DebertaExtForPreTraining), DebertaExtForPreTraining.from_pretrained),
+    "official generator": (official_with_generator, DebertaExtForPreTraining.from_checkpoints),
+    "joined discriminator": (ours, DebertaExtForPreTraining.from_checkpoints),
+    "joined generator": (
+        official,
+        lambda folder: DebertaExtForPreTraining.from_checkpoints(official_beside(folder), folder),
+    ),
+    "a pre-training's model": (ours, lambda folder: MultiObjectiveMaskedLM.from_pretrained(folder, objectives=["mlm"])),
+    "adapter": (adapter, lambda folder: load_for_task(folder, folder.parent / "base")),
+    "convert": (official, lambda folder: command("convert", folder, folder.parent / "out", "--tokenizer", "none")),
+    "convert ours": (ours, lambda folder: command("convert", folder, folder.parent / "out", "--tokenizer", "none")),
+    "info": (ours, lambda folder: command("info", folder)),
+    "info, adapter": (adapter, lambda folder: command("info", folder)),
+    "explain": (ours, lambda folder: command("explain", "--model", folder, "--output_dir", folder.parent / "figures")),
+    "a task": (ours, lambda folder: load_for_task(folder, folder)),
+    "another model in a task": (bert, lambda folder: load_for_task(folder, folder)),
+}
+
+
+def load_for_task(folder: Path, base: Path):
+    """As the fine-tuning scripts do; the configuration of an adapter's model is that of its base."""
+    config, model_args = AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
+    return load_model(model_args, TaskDataArguments(), config, AutoModelForSequenceClassification)
+
+
+def official_beside(folder: Path) -> Path:
+    """An official checkpoint of the same sizes, beside a folder."""
+    beside = folder.with_name("beside")
+    beside.mkdir()
+    return write(beside, "v3", microsoft("v3"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
+    make, load = WAYS[way]
+    folder = make(tmp_path / "model", tmp_path / "ran")
+    with pytest.raises(ValueError, match=r"pickled objects that are not tensors; they are not run|Weights only load failed"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_card_is_built_beside_pickled_code_and_runs_nothing(tmp_path):
+    folder = ours(tmp_path / "model", tmp_path / "ran")
+    command("card", folder, "--license", "mit")
+    assert (folder / "README.md").is_file() and not (tmp_path / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """With a checkpoint of step 2 of 4."""
+    folder = tmp_path_factory.mktemp("stopped")
+    train(folder / "whole", max_steps=4)
+    shutil.copytree(folder / "whole" / "checkpoint-2", folder / "run" / "checkpoint-2")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin", "training_args.bin"])
+def test_a_checkpoint_with_pickled_code_is_not_resumed_from(name, stopped_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped_run, folder)
+    checkpoint = folder / "checkpoint-2"
+    if name == "pytorch_model.bin":
+        torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / name)
+        (checkpoint / "model.safetensors").unlink()
+    poison(checkpoint / name, tmp_path / "ran")
+    if name == "training_args.bin":
+        # Nothing reads it.
+        train(folder, resume_checkpoint(folder, "last"), max_steps=4)
+    else:
+        with pytest.raises(ValueError, match=r"holds pickled objects .*; they are not run\. Resume from another checkpoint"):
+            train(folder, resume_checkpoint(folder, "last"), max_steps=4)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_finished_run_with_pickled_code_is_not_loaded(stopped_run, tmp_path):
+    """Nothing is left to train: only the model is loaded."""
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(stopped_run.parent / "whole", tmp_path / "run")
+    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    poison(checkpoint / "pytorch_model.bin", tmp_path / "ran")
+    with pytest.raises(ValueError, match="holds pickled objects"):
+        train(tmp_path / "run", checkpoint, max_steps=4)
+    assert not (tmp_path / "ran").exists()
+
+
+# ------- tokens
+
+SECRET = "hf" + "_" + "sEcReT" * 6
+
+
+def files_with(text: str, folder: Path) -> list[str]:
+    return [
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and text.encode() in file.read_bytes()
+    ]
+
+
+@pytest.fixture
+def everything_said(caplog, capfd):
+    """A function that returns what was printed and logged; of this package every message."""
+    transformers_logging.enable_propagation()
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.DEBUG, "hf_deberta_ext"):
+        yield lambda: "".join([*capfd.readouterr(), caplog.text])
+    transformers_logging.disable_propagation()
+
+
+@pytest.mark.parametrize("script", ["run_glue", "run_mlm"])
+def test_a_run_keeps_its_tokens_to_itself(script, run_glue, run_mlm, material, text, tmp_path, monkeypatch, everything_said):
+    """training_args.bin, in every checkpoint, had that of --hub_token."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    given = dict(token=SECRET, hub_token=SECRET, max_steps=2, save_steps=1)
+    if script == "run_glue":
+        run_glue.main(glue.arguments(material, tmp_path / "run", "--do_train", "--do_eval", **given))
+    else:
+        run_mlm.main(mlm.arguments(text, tmp_path / "run", **given))
+    assert {"README.md", "run_arguments.json", "checkpoint-2", "training_args.bin"} <= {*os.listdir(tmp_path / "run")}
+    assert files_with(SECRET, tmp_path) == []
+    said = everything_said()
+    assert "eval_loss" in said and SECRET not in said
+
+
+@pytest.mark.parametrize("what", ["model", "data"])
+def test_what_cannot_be_downloaded_is_told_without_the_token(
+    what, run_glue, material, tmp_path, monkeypatch, everything_said
+):
+    argv = ["--output_dir", tmp_path / "run", "--do_train", "--token", SECRET, "--report_to", "none"]
+    if what == "model":
+        argv += ["--model_name_or_path", "someone/nothing", "--train_file", material / "train.tsv"]
+    else:
+        argv += ["--model_name_or_path", material / "model", "--dataset_name", "someone/nothing"]
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home", token=SECRET)
+        with pytest.raises(SystemExit):
+            run_glue.main([*map(str, argv)])
+    said = everything_said()
+    # The token was sent, and refused.
+    assert "401 Unauthorized" in said and "someone/nothing" in said and SECRET not in said
+
+
+@pytest.mark.parametrize("way", ["command", "model", "trainer"])
+def test_a_push_that_is_refused_does_not_say_the_token(way, tmp_path, monkeypatch, everything_said):
+    model = tiny_model(DebertaExtForMaskedLM)
+    model.save_pretrained(tmp_path / "model")
+    ways = {
+        "command": lambda: command("push", tmp_path / "model", "user/name", "--token", SECRET, "--skip_checks", "--debug"),
+        "model": lambda: model.push_to_hub("user/name", token=SECRET),
+        "trainer": lambda: make_trainer(HubTrainer, tmp_path / "run", hub_model_id="user/name", hub_token=SECRET),
+    }
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home", token=SECRET)
+        with pytest.raises((ValueError, OSError), match=r"401|token") as error:
+            ways[way]()
+        assert hub.requests
+    assert SECRET not in str(error.value) + everything_said()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relative_error`, by which most of the tests compare: the worst row, and never a number where there is none."""
+
+import conftest
+import pytest
+import torch
+
+NAME = "relative_error by hand"
+
+
+@pytest.fixture
+def measure(relative_error):
+    yield lambda *given: relative_error(NAME, *given)
+    # What is wrong here on purpose is no result of the run.
+    conftest.WORST.pop(NAME, None)
+
+
+def test_the_worst_row_counts_and_not_the_mean(measure):
+    reference = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]])
+    ours = reference + torch.tensor([[0.0, 0.0], [0.0, 0.5], [0.0, 0.1]])
+    assert measure(ours, reference) == pytest.approx(0.25)
+    assert measure(ours, reference, torch.tensor([True, False, True])) == pytest.approx(0.1)
+    assert conftest.WORST[NAME] == [2, pytest.approx(0.25)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("side", ["ours", "reference"])
+def test_nan_is_no_small_error(side, value, measure):
+    """max(nan, x) may be x: a row that is not finite would be passed over."""
+    sides = dict(ours=torch.ones(2, 3), reference=torch.ones(2, 3))
+    sides[side][1, 2] = value
+    with pytest.raises(AssertionError):
+        measure(sides["ours"], sides["reference"])

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of transformers' own example scripts, taken or answered by ours; and how soon `--help` is there."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from scripts import EXAMPLES, ROOT, flags_of
+from transformers import TrainingArguments
+
+from hf_deberta_ext.pretraining.run_arguments import ELSEWHERE
+from hf_deberta_ext.runs.flags import REMOVED
+
+for package in ("accelerate", "datasets", "matplotlib"):
+    pytest.importorskip(package)
+FINE_TUNING = ["run_glue", "run_squad", "run_race", "run_ner", "run_superglue"]
+PRETRAINING = ["run_mlm", "run_rtd"]
+
+# Flags and values of transformers' run_glue.py, run_qa.py, run_swag.py, run_ner.py and run_mlm.py, at 5.23.
+MODEL = dict(
+    model_name_or_path="some-model", config_name="a", tokenizer_name="b", cache_dir="c", use_fast_tokenizer="true",
+    model_revision="main", token="d", trust_remote_code="true",
+)  # fmt: skip
+DATA = dict(
+    dataset_name="e", dataset_config_name="f", train_file="a.json", validation_file="b.json", test_file="c.json",
+    overwrite_cache="true", preprocessing_num_workers="2", max_seq_length="128", pad_to_max_length="true",
+    max_train_samples="9", max_eval_samples="8", max_predict_samples="7",
+)  # fmt: skip
+CORE = {
+    "run_glue": MODEL | DATA | dict(task_name="sst2", ignore_mismatched_sizes="true"),
+    "run_squad": MODEL
+    | DATA
+    | dict(
+        version_2_with_negative="true", null_score_diff_threshold="0.5", doc_stride="32", n_best_size="5",
+        max_answer_length="20",
+    ),
+    "run_race": MODEL | DATA,
+    "run_ner": MODEL
+    | DATA
+    | dict(
+        text_column_name="words", label_column_name="tags", label_all_tokens="true", return_entity_level_metrics="true",
+    ),
+    # Either files or a data set, which is the same flag there.
+    "run_mlm": {name: value for name, value in (MODEL | DATA).items() if not re.search("predict|test|dataset_name", name)}
+    | dict(
+        model_type="deberta-v2", config_overrides="hidden_size=32", dtype="float32", validation_split_percentage="5",
+        mlm_probability="0.2", line_by_line="true", streaming="true",
+    ),
+}  # fmt: skip
+# Flags of Trainer that the model cards' own commands have.
+TRAINER = dict(
+    do_train="true", do_eval="true", output_dir="out", per_device_train_batch_size="8", learning_rate="1e-5",
+    num_train_epochs="3", logging_steps="10", weight_decay="0.01", warmup_steps="50", seed="3", data_seed="4",
+    eval_strategy="steps", gradient_accumulation_steps="2", max_grad_norm="1.0", gradient_checkpointing="true",
+    torch_compile="false", report_to="none", push_to_hub="false", resume_from_checkpoint="last",
+)  # fmt: skip
+
+
+def line(flags):
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+@pytest.mark.parametrize("script", CORE)
+def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkeypatch, capsys):
+    """Those that mean something here are taken with their values, and each of the others gets an answer of its own."""
+    flags = CORE[script] | TRAINER
+    with pytest.raises(SystemExit) as ended:
+        flags_of(script, line(flags), monkeypatch)
+    said = f"{ended.value} {capsys.readouterr().err}"
+    answered = set(re.findall(r"--(\w+) is (?:gone from transformers|no flag of this script): (?:give|leave it out)", said))
+    assert "unknown flag" not in said
+    assert answered == {name for name in flags if name in REMOVED or (script in PRETRAINING and name in ELSEWHERE)}
+    taken = {name: value for name, value in flags.items() if name not in answered}
+    assert len(taken) > 30
+    values = flags_of(script, line(taken), monkeypatch)
+    parts = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
+    found = {str(getattr(part, "value", part)) for part in parts}
+    numbers = {float(text) for text in found if re.fullmatch(r"[\d.]+(e-\d+)?", text)}
+    for name, value in taken.items():
+        assert value.capitalize() in found or value in found or float(value) in numbers, (name, value)
+
+
+@pytest.mark.parametrize("script", PRETRAINING)
+@pytest.mark.parametrize("name", sorted({*REMOVED, *ELSEWHERE}))
+def test_pretraining_answers_flags_that_are_gone(name, script, monkeypatch, capsys):
+    given = ["--train_data", "a.txt", "--output_dir", "out", f"--{name}=1"]
+    if name == "max_length" or name in TrainingArguments.__dataclass_fields__:
+        pytest.skip("a flag of the script, or of this transformers")
+    with pytest.raises(SystemExit, match=rf"{script}: --{name} is (gone from|no flag of)") as ended:
+        flags_of(script, given, monkeypatch)
+    (message,) = str(ended.value).splitlines()
+    known = flags_of(script, given[:4], monkeypatch)
+    assert {*re.findall(r"--(\w+)", message)[1:]} <= {*known}
+    assert "leave it out" in message or "give --" in message or "environment variable" in message
+
+
+@pytest.mark.parametrize("script", PRETRAINING)
+def test_texts_of_pretraining_are_files_or_a_data_set(script, monkeypatch):
+    for flag in ("train_data", "train_file", "dataset_name"):
+        assert flags_of(script, [f"--{flag}", "texts", "--output_dir", "out"], monkeypatch)["train_data"] == ["texts"]
+
+
+@pytest.mark.parametrize("script", PRETRAINING)
+def test_pretraining_answers_slips_with_the_nearest_flag(script, monkeypatch):
+    with pytest.raises(SystemExit, match=rf"{script}: unknown flag --masking_rat3: is it --masking_rate\?"):
+        flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--masking_rat3", "0.1"], monkeypatch)
+
+
+CONTROLS = {
+    "max_train_samples": "5", "max_eval_samples": "5", "max_steps": "5", "preprocessing_num_workers": "2", "cache_dir": "x",
+    "token": "x", "model_revision": "x", "config_overrides": "hidden_size=32", "gradient_checkpointing": "true",
+    "torch_compile": "false", "attn_implementation": "eager", "seed": "1", "data_seed": "2", "dataloader_num_workers": "2",
+}  # fmt: skip
+OF_FINE_TUNING = {
+    "pad_to_max_length": "true", "pad_to_multiple_of": "8", "max_predict_samples": "5", "trust_remote_code": "true",
+    "use_lora": "true", "seeds": "1", "overwrite_output_dir": "true", "sift_weight": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [*FINE_TUNING, *PRETRAINING])
+def test_every_control_is_a_flag(script, monkeypatch):
+    flags = dict(CONTROLS)
+    if script in FINE_TUNING:
+        flags |= dict(model_name_or_path="m", do_train="true") | {k: v for k, v in OF_FINE_TUNING.items() if k != "seeds"}
+    else:
+        flags |= dict(train_data="a.txt")
+    values = flags_of(script, line(flags | dict(output_dir="out")), monkeypatch)
+    expected = dict(max_train_samples=5, max_steps=5, cache_dir="x", token="x", attn_implementation="eager", data_seed=2)
+    assert {name: values[name] for name in expected} == expected
+    if script in FINE_TUNING:
+        assert values["lora"] is True and values["pad_to_multiple_of"] == 8 and values["sift_weight"] == 1
+
+
+@pytest.mark.parametrize(
+    "script", [name if name == "run_rtd" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES]
+)
+def test_help_of_every_script_is_quick(script):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES[script]), "--help"]
+    before = os.times()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    # Processor time: other processes of the machine must not decide.
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "usage:" in done.stdout and "--help" in done.stdout and spent < 10
