@@ -9,6 +9,7 @@ their arguments, and whether code of the folder was under way), "environment" (w
 there). hf_deberta_ext cannot be imported here.
 """
 
+import _collections_abc
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ EVENTS = (
     "tempfile.", "urllib.", "webbrowser.", "winreg.",
 )  # fmt: skip
 # Modules through which code reads the environment.
-BETWEEN = ("<frozen os>", "<frozen _collections_abc>", os.__file__)
+BETWEEN = ("<frozen os>", "<frozen _collections_abc>", os.__file__, _collections_abc.__file__)
 
 
 class Watch:

@@ -100,6 +100,16 @@ def test_sequence_classification_takes_every_label_shape(num_labels, labels, pro
     out.loss.backward()
 
 
+@pytest.mark.parametrize("labels", [torch.tensor([[1.0], [0.25]]), torch.tensor([1.0, 0.0]), torch.tensor([1, 0])])
+def test_one_label_may_be_a_yes_or_no(labels, tiny_config, batch):
+    """Rerankers and reward models: one score, trained by binary cross-entropy."""
+    ids, mask = batch(2, 9, [9, 5])
+    config = tiny_config(num_labels=1, problem_type="multi_label_classification")
+    out = DebertaExtForSequenceClassification(config).eval()(ids, attention_mask=mask, labels=labels)
+    expected = functional.binary_cross_entropy_with_logits(out.logits.flatten(), labels.float().flatten())
+    assert out.logits.shape == (2, 1) and torch.allclose(out.loss, expected)
+
+
 def test_multi_label_ignores_minus_100(tiny_config, batch):
     ids, _ = batch(2, 9)
     model = DebertaExtForSequenceClassification(tiny_config(num_labels=3)).eval()
@@ -282,7 +292,44 @@ def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments,
         model(**(dict(input_ids=torch.ones(2, 3, 4).long()) | arguments))
 
 
-@pytest.mark.parametrize("items", [-1, -2.0, float("nan")])
-def test_a_count_below_zero_is_refused(items, tiny_config):
-    with pytest.raises(ValueError, match="num_items_in_batch must be a count"):
-        DebertaExtForMaskedLM(tiny_config())(IDS, labels=IDS, num_items_in_batch=items)
+@pytest.mark.parametrize(
+    "items",
+    [-1, -2.0, float("nan"), torch.tensor(-2), torch.tensor(torch.nan), torch.ones(2), torch.ones(0), [1, 2], {}, "3", True],
+    ids=str,
+)
+def test_what_is_no_count_is_refused(items, tiny_config):
+    """Tensors below zero counted as 1, lists and longer tensors made a loss of several numbers, a dict a RuntimeError."""
+    labels = {
+        DebertaExtForMaskedLM: IDS,
+        DebertaExtForReplacedTokenDetection: IDS,
+        DebertaExtForSequenceClassification: IDS[:, 0],
+    }
+    for head, targets in labels.items():
+        with pytest.raises(ValueError, match="num_items_in_batch must be a count"):
+            head(tiny_config())(IDS, labels=targets, num_items_in_batch=items)
+
+
+@pytest.mark.parametrize("items", [4, 4.0, torch.tensor(4), torch.tensor([4]), torch.tensor([[4.0]])], ids=str)
+def test_a_count_is_a_number_or_a_tensor_of_one(items, tiny_config):
+    model = DebertaExtForMaskedLM(tiny_config()).eval()
+    assert torch.allclose(model(IDS, labels=IDS, num_items_in_batch=items).loss, 2 * model(IDS, labels=IDS).loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.complex64, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("kind", ["tokens", "rtd", "rows", "answers"])
+def test_labels_of_rare_types_are_refused(kind, dtype, tiny_config):
+    """NotImplementedError: "ge_cpu" not implemented for 'UInt16'."""
+    labels = (IDS if kind in ("tokens", "rtd") else IDS[:, 0]).to(dtype)
+    heads = {
+        "tokens": DebertaExtForTokenClassification, "rtd": DebertaExtForReplacedTokenDetection,
+        "rows": DebertaExtForSequenceClassification, "answers": DebertaExtForQuestionAnswering,
+    }  # fmt: skip
+    arguments = dict(start_positions=labels, end_positions=labels) if kind == "answers" else dict(labels=labels)
+    with pytest.raises(ValueError, match=f"(labels|start_positions) must be (integers|real).*, got {dtype}|integer labels"):
+        heads[kind](tiny_config())(IDS, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool], ids=str)
+def test_labels_of_any_usual_type_give_the_same_loss(dtype, tiny_config):
+    model = DebertaExtForTokenClassification(tiny_config()).eval()
+    assert torch.equal(model(IDS, labels=IDS.to(dtype)).loss, model(IDS, labels=IDS).loss)

@@ -220,8 +220,50 @@ def test_a_switch_that_is_a_word_is_refused(name, tiny_config):
 @pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(True), [True], 2], ids=["tensor", "scalar", "list", "number"])
 def test_a_switch_that_is_a_tensor_or_a_number_is_refused(value, tiny_config):
     """RuntimeError: Boolean value of Tensor with more than one value is ambiguous; a tensor of one counted as its value."""
-    with pytest.raises(TypeError, match="output_hidden_states must be True, False or None, got"):
-        DebertaExtModel(tiny_config())(IDS, output_hidden_states=value)
+    for model_class in (DebertaExtModel, DebertaExtForMaskedLM):
+        with pytest.raises(TypeError, match="output_hidden_states must be True, False or None, got"):
+            model_class(tiny_config())(IDS, output_hidden_states=value)
+
+
+@pytest.mark.parametrize("value", [0.5, "no", [], torch.ones(2)], ids=str)
+def test_unpadding_is_a_switch_too(value, tiny_config):
+    """Everything but None and False meant always, 0 and "no" as well."""
+    model = DebertaExtModel(tiny_config()).eval()
+    with pytest.raises(TypeError, match="unpadding must be True, False or None, got"):
+        model.set_unpadding(value)
+    model.set_unpadding(0)
+    states = model(IDS, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])).last_hidden_state
+    assert states[1, 3].any()
+
+
+@pytest.mark.parametrize("value", [5, ["sdpa"], 2.5, True], ids=str)
+def test_a_backend_that_is_no_name_is_refused(value, tiny_config):
+    """AttributeError: 'int' object has no attribute 'startswith'."""
+    model = DebertaExtModel(tiny_config())
+    with pytest.raises(TypeError, match="attn_implementation must be a name or None, got"):
+        model.set_attn_implementation(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.complex64, torch.float8_e5m2], ids=str)
+def test_numbers_of_documents_of_rare_types_are_refused(dtype, tiny_config):
+    """NotImplementedError: "lt_cpu" not implemented for 'UInt16'."""
+    with pytest.raises(ValueError, match=f"document_ids must be integers .*, got {dtype}"):
+        DebertaExtModel(tiny_config())(IDS, document_ids=IDS.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "document_ids", "token_type_ids", "position_ids"])
+def test_sparse_tensors_are_refused_by_name(name, tiny_config):
+    """NotImplementedError: Could not run 'aten::aminmax' with arguments from the 'SparseCPU' backend, and three pages."""
+    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
+    with pytest.raises(TypeError, match=rf"{name} must be a dense tensor, got torch.sparse_coo; .*to_dense\(\)"):
+        model(**(dict(input_ids=IDS) | {name: IDS.to_sparse()}))
+
+
+@pytest.mark.parametrize("length", ["100", 100.5, None, True], ids=str)
+def test_a_number_of_positions_that_is_no_integer_is_refused(length, tiny_config):
+    """TypeError: '<=' not supported between instances of 'str' and 'int'; True counted as 1."""
+    with pytest.raises(TypeError, match=f"length must be an integer, got {length!r}"):
+        DebertaExtForMaskedLM(tiny_config()).extend_position_embeddings(length)
 
 
 @pytest.mark.parametrize("types", [IDS[0], IDS[:, :1], IDS.float()], ids=["one row", "one column", "float"])

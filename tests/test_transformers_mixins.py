@@ -28,13 +28,20 @@ def test_failures_with_a_reason_pass_and_are_counted_by_class(report):
             "Model_V3::test_untied": ("failed", ["ValueError: False must be True"]),
             "Model_V1::test_gpu": ("skipped", ["no GPU"]),
             "Masked_V3::test_save": ("passed", []),
+            "Masked_V3::test_untied": ("skipped", ["no table"]),
         }
     )
     assert status == 0
     cells = [line.split() for line in lines]
-    assert ["Model", "1", "0", "1", "1"] in cells and ["Masked", "1", "0", "0", "0"] in cells
-    assert ["all", "2", "0", "1", "1"] in cells
-    assert "explained: there is one table" in lines and "    test_untied: Model_V3" in lines
+    assert ["Model", "1", "0", "1", "1"] in cells and ["Masked", "1", "0", "0", "1"] in cells
+    assert ["all", "2", "0", "1", "2"] in cells
+    assert "explained: there is one table" in lines and "    test_untied: all 1 classes" in lines
+
+
+def test_explained_failures_name_their_classes(report):
+    frozen = {f"Model_{shape}::test_frozen": ("failed", ["no gradient"]) for shape in ("V3", "x_V3")}
+    status, lines = report(frozen | {"Model_Absolute::test_frozen": ("passed", [])})
+    assert status == 0 and "    test_frozen: Model_V3, Model_x_V3" in lines
 
 
 def test_a_failure_without_a_reason_fails(report):

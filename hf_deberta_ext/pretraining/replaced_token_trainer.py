@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
 from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..runs.finite_loss import check_loss
 from .dynamic_masking import spread_seed
 from .embedding_similarity import average_cosine_similarity
 from .objectives import row_statistics

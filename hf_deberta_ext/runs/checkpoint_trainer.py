@@ -57,13 +57,16 @@ class CheckpointTrainer(Trainer):
 
         transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
         """
-        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ()), *(self.model._keys_to_ignore_on_save or ())}
-        if missing := sorted({*load_result.missing_keys} - tied):
+        unsaved = {*(self.model._keys_to_ignore_on_save or ())}
+        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ())}
+        if missing := sorted({*load_result.missing_keys} - tied - unsaved):
             raise ValueError(
                 f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
                 "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
             )
-        super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
+        if {*load_result.missing_keys} != unsaved:
+            load_result = type(load_result)([], load_result.unexpected_keys)
+        super()._issue_warnings_after_load(load_result)
 
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial))

@@ -38,11 +38,11 @@ def _diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Mo
         causes.append("the weights themselves are not finite" + (" in the checkpoint" if step == 1 else " any more"))
     size = f" for {layers} layers" if layers else ""
     value = loss.float().mean().item()
-    lost = "not finite in another process" if math.isfinite(value) else value
+    shown = "not finite in another process" if math.isfinite(value) else value
     causes.append(f"the learning rate of {args.learning_rate:g} is too high{size}, or --warmup_steps too few")
     if args.max_grad_norm == 0:
         causes.append("gradients are not clipped (--max_grad_norm 0)")
     return (
-        f"the loss of step {step} is {lost} (learning rate {learning_rate:.3g}, {arithmetic}): the "
+        f"the loss of step {step} is {shown} (learning rate {learning_rate:.3g}, {arithmetic}): the "
         f"training stops. Likely causes: {'; '.join(causes)}"
     )

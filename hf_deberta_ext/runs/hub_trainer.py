@@ -51,9 +51,15 @@ class HubTrainer(Trainer):
         Raises:
             ValueError: the repository is there, and not as private as asked.
         """
-        super().init_hf_repo(token=token, private=private)
-        if self.is_world_process_zero():
-            self._refuse_other_privacy(self.args.hub_private_repo if private is None else private, token)
+        # transformers 5.4 reads it from the arguments alone.
+        asked = self.args.hub_private_repo
+        self.args.hub_private_repo = asked if private is None else private
+        try:
+            super().init_hf_repo(token=token)
+            if self.is_world_process_zero():
+                self._refuse_other_privacy(self.args.hub_private_repo, token)
+        finally:
+            self.args.hub_private_repo = asked
 
     def _refuse_other_privacy(self, private: bool | None, token: str | None):
         if private is None:

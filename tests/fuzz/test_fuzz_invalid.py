@@ -157,8 +157,8 @@ def wrong_inputs(head, fields, B, N):
         T = fields["type_vocab_size"]
         for value in (-1, T, 10**6):
             add(("token_type_ids", str(value)), token_type_ids=torch.full((B, N), value))
-        for x in (*tensors_like(ids, (B, N + 1), (N,), (B + 1, N), (B, N, 1), (B, N + 5)), torch.zeros(B, N), [[0] * N] * B):
-            add("token_type_ids", token_type_ids=x)
+    for x in (*tensors_like(ids, (B, N + 1), (N,), (B + 1, N), (B, N, 1), (B, N + 5)), torch.zeros(B, N), [[0] * N] * B):
+        add("token_type_ids", token_type_ids=x)
     decodes = fields["position_biased_input"] or (head == "masked-lm" and fields["emd_input"] != "hidden")
     for value in (-1, P, 10**9) if decodes else ():
         add(("position_ids", str(value)), position_ids=torch.full((B, N), value))
@@ -189,7 +189,8 @@ def wrong_inputs(head, fields, B, N):
     add("attention_mask", attention_mask=[[1] * N] * B)
     add("unexpected keyword argument 'foo'", foo=3)
     for name in ("output_attentions", "output_hidden_states"):
-        add(name, **{name: "no"})
+        for value in ("no", 2, [], torch.ones(2), torch.tensor(True)):
+            add(name, **{name: value})
     if head not in ("sequence", "question"):
         one = torch.ones(B, N, dtype=torch.long)
         for x in (-one, one * 0, one.float(), one[:, :-1], one[0], [[1] * N] * B, one[..., None]):

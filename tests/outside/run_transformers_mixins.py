@@ -249,6 +249,7 @@ def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
         return 1
     table = collections.defaultdict(collections.Counter)
     reasons = collections.defaultdict(lambda: collections.defaultdict(list))
+    ran = collections.Counter(name.partition("::")[2] for name, (kind, _) in outcomes.items() if kind != "skipped")
     wrong = []
     for name, (kind, said) in outcomes.items():
         model_class, _, test = name.partition("::")
@@ -271,7 +272,7 @@ def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
     for why, tests in reasons.items():
         print(f"\nexplained: {why}")
         for test, classes in tests.items():
-            print(f"    {test}: {', '.join(classes)}")
+            print(f"    {test}: {f'all {ran[test]} classes' if len(classes) == ran[test] else ', '.join(classes)}")
     print("\n" + "\n".join(wrong) if wrong else "\nEvery failure is explained.")
     return 1 if wrong else 0
 
