@@ -97,8 +97,9 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[int, list[str]
     return done.returncode, lines, time.monotonic() - started
 
 
-def counts_of_pytest(line: str) -> dict[str, int]:
-    """Of its last line, "2 failed, 30 passed, 1 error in 4.20s"."""
+def counts_of_pytest(lines: list[str]) -> dict[str, int]:
+    """Of its last line, "2 failed, 30 passed, 1 error in 4.20s", which libraries may write behind."""
+    line = next((line for line in reversed(lines) if re.search(r" in [\d.]+s", line)), "")
     found = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", line)}
     errors = found.pop("error", 0)
     return found | {"failed": found.get("failed", 0) + errors}
@@ -116,7 +117,7 @@ def run_tests(name: str, python: str, arguments: list[str], mixins: bool) -> lis
     command = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *arguments]
     # For the tests that start a process of their own.
     status, lines, seconds = run(command, {"PYTHONPATH": str(ROOT)})
-    results.append(Result(name, versions, "ours", counts_of_pytest(lines[-1]), seconds, status == 0))
+    results.append(Result(name, versions, "ours", counts_of_pytest(lines), seconds, status == 0))
     if mixins:
         status, lines, seconds = run([python, str(ROOT / "tests/outside/run_transformers_mixins.py")], {})
         results.append(Result(name, versions, "transformers'", counts_of_mixins(lines), seconds, status == 0))

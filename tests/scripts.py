@@ -3,6 +3,7 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import ModuleType
 
 from transformers import HfArgumentParser
 
-__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of"]
+__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of", "processor_time"]
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {file.stem: file for file in sorted((ROOT / "examples").glob("*.py"))}
@@ -60,3 +61,9 @@ def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
             return {name: value for group in groups for name, value in vars(group).items()}
     # The command line returns its status.
     raise SystemExit(f"{program} refused its flags")
+
+
+def processor_time() -> float:
+    """Seconds of the processor that child processes have taken which ended: other processes of the machine add nothing."""
+    times = os.times()
+    return times.children_user + times.children_system

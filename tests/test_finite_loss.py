@@ -56,6 +56,7 @@ def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(traine
 
 WORKER = """
 import os, sys
+from datetime import timedelta
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
@@ -80,6 +81,8 @@ try:
     trainer.train()
 except ValueError as error:
     print(f"rank {{os.environ['RANK']}}: {{error}}", flush=True)
+    # torchrun kills the others when one ends badly: not before they have spoken.
+    torch.distributed.monitored_barrier(timeout=timedelta(seconds=100))
     sys.exit(3)
 """
 

@@ -247,7 +247,7 @@ def test_a_backend_that_is_no_name_is_refused(value, tiny_config):
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.complex64, torch.float8_e5m2], ids=str)
 def test_numbers_of_documents_of_rare_types_are_refused(dtype, tiny_config):
     """NotImplementedError: "lt_cpu" not implemented for 'UInt16'."""
-    with pytest.raises(ValueError, match=f"document_ids must be integers .*, got {dtype}"):
+    with pytest.raises(ValueError, match=f"document_ids must be integers, got {dtype}"):
         DebertaExtModel(tiny_config())(IDS, document_ids=IDS.to(dtype))
 
 

@@ -16,7 +16,7 @@ import torch
 from local_hub import LocalHub
 from safetensors.torch import load_file
 from test_checkpoint_layouts import microsoft, write
-from test_kill_and_resume import train
+from test_kill_and_resume import build, train
 from test_remote_code import tiny_model
 from test_trainer_push import make_trainer
 from transformers import (
@@ -219,6 +219,15 @@ def test_a_checkpoint_with_pickled_code_is_not_resumed_from(name, stopped_run, t
     else:
         with pytest.raises(ValueError, match=r"holds pickled objects .*; they are not run\. Resume from another checkpoint"):
             train(folder, resume_checkpoint(folder, "last"), max_steps=4)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nor_from_the_last_checkpoint_that_trainer_looks_for_itself(stopped_run, tmp_path):
+    """train(True): the error was torch's, which advises to run what is in the file."""
+    shutil.copytree(stopped_run, tmp_path / "run")
+    poison(tmp_path / "run" / "checkpoint-2" / "optimizer.pt", tmp_path / "ran")
+    with pytest.raises(ValueError, match=r"a file in the last checkpoint of .*run is damaged, or holds pickled objects"):
+        build(tmp_path / "run", max_steps=4).train(True)
     assert not (tmp_path / "ran").exists()
 
 

@@ -86,7 +86,7 @@ def test_loss_is_float32_in_half_precision(tiny_config, batch):
 # Whether Triton was told to run its kernels here, before it was imported.
 INTERPRETS = triton_unavailable(torch.device("cpu"), 16, torch.float32) is None
 BACKENDS = [*NAMES, *["triton"] * INTERPRETS]
-# Kinds take turns over heads and backends, so that each meets every mode. Interpreted kernels are slow: modes take turns too.
+# Kinds take turns over heads and backends, so that each meets every mode; modes do with interpreted kernels, which are slow.
 EVERY = [
     (head, name, mode, KINDS[(place + BACKENDS.index(name) + number) % 3])
     for place, head in enumerate(HEADS)

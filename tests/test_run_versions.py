@@ -8,8 +8,13 @@ import run_versions
 
 def test_the_last_line_of_pytest_is_counted():
     line = "=== 2 failed, 30 passed, 4 skipped, 1 xfailed, 5 warnings, 3 errors in 4.20s ==="
-    assert run_versions.counts_of_pytest(line) == {"failed": 5, "passed": 30, "skipped": 4}
-    assert run_versions.counts_of_pytest("1 passed in 0.01s") == {"passed": 1, "failed": 0}
+    assert run_versions.counts_of_pytest(["3 passed", line, "nanobind: leaked 3 types"]) == {
+        "failed": 5,
+        "passed": 30,
+        "skipped": 4,
+    }
+    assert run_versions.counts_of_pytest(["1 passed in 0.01s"]) == {"passed": 1, "failed": 0}
+    assert run_versions.counts_of_pytest(["killed"]) == {"failed": 0}
 
 
 def test_the_table_of_the_mixins_is_counted():

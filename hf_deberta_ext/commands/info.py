@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,17 +209,14 @@ def _run(folder: Path) -> dict[str, Any]:
 
     facts: dict[str, Any] = {}
     # The folder of a finished run has a trainer_state.json too, and is no checkpoint.
-    if (folder / "optimizer.pt").exists() or folder.name.startswith("checkpoint-"):
+    if (folder / "optimizer.pt").exists() or _step(folder.resolve()) is not None:
         facts["trainer_state"] = "whole"
         try:
             resume_checkpoint(folder, str(folder))
         except ValueError:
             facts["trainer_state"] = "cut off"
             facts["missing"] = ["a whole checkpoint: training cannot be resumed from here"]
-    checkpoints = sorted(
-        (file for file in folder.glob("checkpoint-*") if file.name.rpartition("-")[2].isdecimal()),
-        key=lambda file: int(file.name.rpartition("-")[2]),
-    )
+    checkpoints = sorted((file for file in folder.glob("checkpoint-*") if _step(file) is not None), key=_step)
     if not checkpoints and not (folder / ARGUMENTS_FILE).exists():
         return facts
     facts["checkpoints"] = [checkpoint.name for checkpoint in checkpoints]
@@ -227,6 +225,12 @@ def _run(folder: Path) -> dict[str, Any]:
     except ValueError:
         facts["last_whole_checkpoint"] = None
     return facts
+
+
+def _step(folder: Path) -> int | None:
+    """The step after which Trainer wrote a checkpoint, by its name; None for another folder."""
+    number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(number[1]) if number else None
 
 
 def _adapter(source: str, folder: Path) -> dict[str, Any]:

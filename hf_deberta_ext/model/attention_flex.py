@@ -186,10 +186,14 @@ def attention_dense_scores(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, q
     if mask is not None:
         A = A.masked_fill(~mask, -float("inf"))
     # flex_attention on CPU takes no pointwise result of the same graph: a strided view makes it a buffer.
-    A = A.contiguous().as_strided((B, H, Q, N), (H * Q * N, Q * N, N, 1))
+    A = A.contiguous().as_strided((B * H * Q * N,), (1,))
+    # Nor sizes that the score_mod needs for itself: it replaces their names in the generated code, "ks1" also in "ks15".
+    sizes = torch.stack([torch.full((), size, device=device) for size in (H, Q, N)]).as_strided((3,), (1,))
 
     def score_mod(score, b, h, q, k):
-        return look_up(A, [b, h, q, k])
+        place = ((b * sizes[0] + h) * sizes[1] + q) * sizes[2] + k
+        # By this name, since it asks for no size of A, as others do for indices that count from the end.
+        return torch.ops.aten._unsafe_masked_index(A, place >= 0, [place], 0.0)
 
     # Vectors of size 0 leave the whole score to the score_mod.
     nothing = (torch.zeros(B, H, size, 0, dtype=dtype, device=device) for size in (Q, N))

@@ -225,34 +225,37 @@ class DebertaExtForPreTraining(DebertaExtPreTrainedModel):
         if part == "discriminator" or labels is None:
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
-            return self._judge(DebertaExtForPreTrainingOutput(), input_ids, labels, inputs | wanted)
+            return self._judge(input_ids, labels, inputs | wanted)
         require_tensor("input_ids", input_ids)
         check_labels("labels", labels, "class", list(input_ids.shape), classes=self.config.vocab_size)
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
         corrupted, replaced = self.corrupt(
             input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator
         )
-        output = DebertaExtForPreTrainingOutput(
-            loss=filled.loss,
-            generator_loss=filled.loss,
-            generator_logits=filled.logits,
-            corrupted_ids=corrupted,
-            discriminator_labels=replaced,
-        )
+        generated = dict(generator_loss=filled.loss, generator_logits=filled.logits)
         if part == "generator":
-            return output
-        return self._judge(output, corrupted, replaced, inputs | wanted)
+            made = dict(loss=filled.loss, corrupted_ids=corrupted, discriminator_labels=replaced)
+            return DebertaExtForPreTrainingOutput(**made, **generated)
+        return self._judge(corrupted, replaced, inputs | wanted, **generated)
 
-    def _judge(self, output, corrupted_ids, discriminator_labels, inputs: dict) -> DebertaExtForPreTrainingOutput:
-        """Adds the discriminator's part to the generator's, or to nothing."""
+    def _judge(self, corrupted_ids, discriminator_labels, inputs: dict, **generated) -> DebertaExtForPreTrainingOutput:
+        """The discriminator's part beside the generator's, `generated`, if there is one."""
         judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
+        loss = generated.get("generator_loss")
         if judged.loss is not None:
             weighted = self.config.rtd_lambda * judged.loss
-            output.loss = weighted if output.loss is None else output.loss + weighted
-        output.discriminator_loss, output.discriminator_logits = judged.loss, judged.logits
-        output.corrupted_ids, output.discriminator_labels = corrupted_ids, discriminator_labels
-        output.hidden_states, output.attentions = judged.hidden_states, judged.attentions
-        return output
+            loss = weighted if loss is None else loss + weighted
+        # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
+        return DebertaExtForPreTrainingOutput(
+            loss=loss,
+            discriminator_loss=judged.loss,
+            discriminator_logits=judged.logits,
+            corrupted_ids=corrupted_ids,
+            discriminator_labels=discriminator_labels,
+            hidden_states=judged.hidden_states,
+            attentions=judged.attentions,
+            **generated,
+        )
 
     @torch.no_grad()
     def corrupt(

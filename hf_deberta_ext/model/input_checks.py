@@ -8,7 +8,15 @@ Values are looked at where that costs nothing: on CPU, outside of graphs. On oth
 import torch
 from torch import nn
 
-__all__ = ["check_batch", "check_embeds", "check_ids", "check_labels", "check_switches", "require_tensor", "values_at_hand"]
+__all__ = [
+    "check_batch", "check_embeds", "check_ids", "check_labels", "check_switches", "check_whole", "require_tensor",
+    "values_at_hand",
+]  # fmt: skip
+
+
+# Not the wider unsigned and the narrower floating dtypes, which torch stores but does not compare.
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def values_at_hand(x: torch.Tensor) -> bool:
@@ -97,8 +105,10 @@ def check_labels(name: str, labels: torch.Tensor, kind: str, *shapes: list[int],
     require_tensor(name, labels)
     if shapes and list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
-    if labels.is_complex() or (labels.is_floating_point() and kind in ("class", "index")):
-        raise ValueError(f"{name} must be {'real' if kind in ('number', 'fraction') else 'integers'}, got {labels.dtype}")
+    if kind in ("class", "index"):
+        check_whole(name, labels)
+    elif labels.dtype not in (*WHOLE, *REAL):
+        raise ValueError(f"{name} must be real numbers, got {labels.dtype}; .float() makes them float32")
     if kind == "index" or not values_at_hand(labels):
         return
     if kind == "number":
@@ -110,6 +120,16 @@ def check_labels(name: str, labels: torch.Tensor, kind: str, *shapes: list[int],
         wanted = f"in [0, {classes}), or -100 (not counted)"
     if not bool(right.all()):
         raise ValueError(f"{name} must be {wanted}, got {labels[~right][0].item()}")
+
+
+def check_whole(name: str, x: torch.Tensor):
+    """
+    Raises:
+        ValueError: `x` is of another dtype than the usual ones of integers.
+    """
+    if x.dtype not in WHOLE:
+        way_out = "" if x.is_floating_point() or x.is_complex() else "; .long() makes them int64"
+        raise ValueError(f"{name} must be integers, got {x.dtype}{way_out}")
 
 
 def check_switches(**switches):
@@ -130,7 +150,9 @@ def _traced() -> bool:
 def require_tensor(name: str, x):
     """
     Raises:
-        TypeError: `x` is no tensor.
+        TypeError: `x` is no tensor, or a sparse one.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; torch.tensor(...) makes one of lists")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {x.layout}; .to_dense() makes one")

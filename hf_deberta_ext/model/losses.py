@@ -5,7 +5,7 @@
 import torch
 from torch.nn import functional
 
-from .input_checks import check_labels, require_tensor
+from .input_checks import check_labels, require_tensor, values_at_hand
 
 __all__ = ["cross_entropy", "mean_loss", "sequence_loss"]
 
@@ -16,7 +16,7 @@ def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batc
     With nothing to learn from the result is 0 and still has a gradient, so that distributed training does not hang.
 
     Raises:
-        ValueError: `num_items_in_batch` is a negative number.
+        ValueError: `num_items_in_batch` is no number of 0 or more.
     """
     _check_count(num_items_in_batch)
     items = count if num_items_in_batch is None else num_items_in_batch
@@ -78,6 +78,12 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     return mean_loss(losses, counted.sum(), num_items_in_batch)
 
 
-def _check_count(num_items_in_batch):
-    if isinstance(num_items_in_batch, int | float) and not num_items_in_batch >= 0:
-        raise ValueError(f"num_items_in_batch must be a count, got {num_items_in_batch}")
+def _check_count(count):
+    if count is None:
+        return
+    if isinstance(count, torch.Tensor):
+        right = count.numel() == 1 and not (values_at_hand(count) and not bool(count >= 0))
+    else:
+        right = not isinstance(count, bool | str | list | tuple | dict) and count >= 0
+    if not right:
+        raise ValueError(f"num_items_in_batch must be a count, a number or a tensor of one, got {count!r}")

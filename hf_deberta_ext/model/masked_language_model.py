@@ -110,7 +110,9 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows; as in
                 `DebertaExtModel`.
         """
-        check_switches(masked_only=masked_only)
+        check_switches(
+            masked_only=masked_only, output_attentions=output_attentions, output_hidden_states=output_hidden_states
+        )
         config = self.config
         if masked_only and labels is None:
             raise ValueError("masked_only=True needs labels: they say which positions are masked")

@@ -101,6 +101,17 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         choose_backend(requested_attention, what="this model here", **call)
         return requested_attention
 
+    def set_attn_implementation(self, attn_implementation: str | dict | None, *args, **kwargs):
+        """As in transformers, with the names of `BACKENDS`; None: the best is chosen for each call.
+
+        Raises:
+            TypeError: no name.
+            ValueError: there is no such backend, or it can serve this model nowhere on this machine.
+        """
+        if not (attn_implementation is None or isinstance(attn_implementation, str | dict)):
+            raise TypeError(f"attn_implementation must be a name or None, got {attn_implementation!r}")
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
     def attention_backends(self) -> dict[str, tuple[str, str]]:
         """For every attention module that has run: the backend that served its last call, and why it was chosen."""
         modules = self.named_modules()
@@ -110,7 +121,8 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
     def set_unpadding(self, unpadding: bool | None):
         """Whether padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
         on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
-        self.base_model.unpadding = unpadding
+        check_switches(unpadding=unpadding)
+        self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def check_inputs(
         self,
@@ -243,8 +255,11 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         The relative table keeps its reach. The new rows know nothing until they are trained.
 
         Raises:
+            TypeError: `length` is no integer.
             ValueError: there is no such table, or it is longer already.
         """
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise TypeError(f"length must be an integer, got {length!r}")
         embeddings = self.base_model.embeddings
         old = getattr(embeddings, "position_embeddings", None)
         if old is None:

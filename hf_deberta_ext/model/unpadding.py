@@ -7,6 +7,8 @@ from functools import cached_property
 
 import torch
 
+from .input_checks import check_whole
+
 __all__ = ["PackedSequences"]
 
 # Documents whose lengths differ by no more than this are padded to each other where they meet, in attention.
@@ -54,8 +56,7 @@ class PackedSequences:
             ValueError: negative ids, a document that is not in one piece, or nothing but padding.
         """
         B, N = document_ids.shape
-        if document_ids.is_floating_point():
-            raise ValueError(f"document_ids must be integers, got {document_ids.dtype}")
+        check_whole("document_ids", document_ids)
         if bool((document_ids < 0).any()):
             raise ValueError(f"document_ids must be 0 (padding) or positive, got {int(document_ids.min())}")
         token_index = (document_ids != 0).flatten().nonzero().squeeze(1)

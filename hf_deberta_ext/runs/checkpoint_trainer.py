@@ -44,7 +44,8 @@ class CheckpointTrainer(Trainer):
         Raises:
             ValueError: a file of the checkpoint holds pickled objects that would run code.
         """
-        with _no_pickled_code(resume_from_checkpoint):
+        last = f"the last checkpoint of {self.args.output_dir}"
+        with _no_pickled_code(last if resume_from_checkpoint is True else resume_from_checkpoint):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
@@ -139,15 +140,18 @@ class CheckpointTrainer(Trainer):
 
 
 @contextlib.contextmanager
-def _no_pickled_code(checkpoint: str | bool | None) -> Iterator[None]:
+def _no_pickled_code(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
     """
+    Args:
+        checkpoint (`str` or path, *optional*): what is resumed from, for the message; None or False: nothing is.
+
     Raises:
         ValueError: for the error of torch.load, which advises to run what is in the file.
     """
     try:
         yield
     except pickle.UnpicklingError as error:
-        if not isinstance(checkpoint, (str, os.PathLike)):
+        if not checkpoint:
             raise
         raise ValueError(
             f"a file in {checkpoint} is damaged, or holds pickled objects that are no tensors; they are not run. Resume "

@@ -59,6 +59,8 @@ WRONG = {
     "n_heads": [2],
 }  # fmt: skip
 FIELDS = sorted(WRONG)
+# Which torch stores but hardly computes with.
+RARE = (torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn)
 # Names of one thing in several spellings.
 ALSO_NAMED = {"id2label": "num_labels", "num_labels": "id2label"}
 
@@ -144,7 +146,7 @@ def wrong_inputs(head, fields, B, N):
         add(("input_ids", str(dtype)), input_ids=ids.to(dtype))
     for shape in ((), (N,), (B, N, 1), (1, B, N), (0, N), (B, 0), (0,), (0, 0)):
         add("input_ids", input_ids=torch.zeros(shape, dtype=torch.long))
-    for value in (ids.tolist(), ids.numpy(), "text", 3, {"input_ids": ids}):
+    for value in (ids.tolist(), ids.numpy(), "text", 3, {"input_ids": ids}, ids.to_sparse()):
         add("input_ids", input_ids=value)
     add("input_ids or inputs_embeds")
     add("input_ids or inputs_embeds", input_ids=ids, inputs_embeds=torch.zeros(B, N, E))
@@ -186,15 +188,18 @@ def wrong_inputs(head, fields, B, N):
             full = mask[:, None, None].expand(B, 1, N, N).clone()
             add(("attention_mask", str(value)), attention_mask=full)
     add("attention_mask", attention_mask=torch.ones(B, N, dtype=torch.complex64))
-    add("attention_mask", attention_mask=[[1] * N] * B)
+    for value in ([[1] * N] * B, ids.to_sparse(), 1, "text"):
+        add("attention_mask", attention_mask=value)
     add("unexpected keyword argument 'foo'", foo=3)
     for name in ("output_attentions", "output_hidden_states"):
         for value in ("no", 2, [], torch.ones(2), torch.tensor(True)):
             add(name, **{name: value})
     if head not in ("sequence", "question"):
         one = torch.ones(B, N, dtype=torch.long)
-        for x in (-one, one * 0, one.float(), one[:, :-1], one[0], [[1] * N] * B, one[..., None]):
+        for x in (-one, one * 0, one.float(), one[:, :-1], one[0], [[1] * N] * B, one[..., None], one.to_sparse()):
             add("document_ids", document_ids=x)
+        for dtype in RARE:
+            add(("document_ids", str(dtype)), document_ids=one.to(dtype))
         if N > 2:
             torn = one.clone()
             torn[:, 1] = 2
@@ -273,7 +278,9 @@ def wrong_labels(head, fields, B, N):
     elif not regression:
         add("labels", good.float())
         add("labels", good.double() + 0.5)
-    add("labels", good.to(torch.complex64))
+    for dtype in RARE:
+        add("labels", good.to(dtype), *([] if dtype.is_floating_point else [str(dtype)]))
+    add("labels", good.to_sparse())
     shapes = (
         [(B, N + 1), (B + 1, N), (N + 3, B + 1), (B, N, 2), (B * N + 1,), ()]
         if tokens
@@ -286,7 +293,9 @@ def wrong_labels(head, fields, B, N):
     for value in (good.tolist(), good.numpy(), "x", 1.5):
         add("labels", value)
     if head != "joint":
-        found.append((("num_items_in_batch",), dict(labels=good.float() if regression else good, num_items_in_batch=-2)))
+        for count in (-2, NAN, torch.tensor(-1), torch.ones(2), torch.ones(0), [3], {}, "3", True):
+            fine = dict(labels=good.float() if regression else good)
+            found.append((("num_items_in_batch",), fine | dict(num_items_in_batch=count)))
     if head == "masked-lm":
         found.append((("masked_only",), dict(masked_only=True)))
         found.append((("masked_only",), dict(masked_only="no", labels=good)))
