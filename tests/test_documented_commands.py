@@ -69,6 +69,8 @@ def program_of(words):
 def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
     found = [program_of(words) for words in commands(document, tmp_path)]
     found = [command for command in found if command and "..." not in command[1] and "--help" not in command[1]]
+    # Where the commands before have written their files.
+    monkeypatch.chdir(tmp_path)
     for program, argv in found:
         assert program == "deberta-ext" or program in EXAMPLES, program
         try:

@@ -222,7 +222,7 @@ def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
 
 
 def test_a_model_whose_folder_is_named_after_no_step_is_no_checkpoint_that_was_cut_off(tiny_config, tmp_path, monkeypatch):
-    """"checkpoint-best" of somebody's own was. One of a run is known from within, too."""
+    """That of somebody's own "checkpoint-best" was. One of a run is known from within, too."""
     for name in ("checkpoint-best", "checkpoint-5"):
         ours(tmp_path / name, tiny_config)
     assert "trainer_state" not in describe(str(tmp_path / "checkpoint-best"))

@@ -93,9 +93,7 @@ class HubTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token or self.args.hub_token
         if getattr(self, "hub_model_id", None) is None:
-            if private is not None:
-                self.args.hub_private_repo = private
-            self.init_hf_repo(token=token)
+            self.init_hf_repo(token=token, private=private)
         elif private is not None and self.is_world_process_zero():
             self._refuse_other_privacy(private, token)
         folder = Path(self.args.output_dir)
@@ -156,14 +154,19 @@ class HubTrainer(Trainer):
                     files[f"{place}/{file.name}"] = _keep(file, Path(kept.name, file.name))
             files[f"{place}/{STATE_FILE}"] = _without_folders(Path(checkpoint_folder, STATE_FILE))
 
-        def report(job: Future):
-            kept.cleanup()
-            if error := job.exception():
-                logger.warning(f"the push at {done} to {self.hub_model_id} failed, and the training goes on: {error}")
-
         given = (files, f"Training in progress, {done}", self.args.hub_token, self.args.hub_revision)
-        job = self._hub.run_as_future(self._commit, *given)
-        job.add_done_callback(report)
+
+        def push() -> CommitInfo:
+            # All of it in the job: a callback may come after whoever waits for the job has gone on.
+            try:
+                return self._commit(*given)
+            except Exception as error:
+                logger.warning(f"the push at {done} to {self.hub_model_id} failed, and the training goes on: {error}")
+                raise
+            finally:
+                kept.cleanup()
+
+        job = self._hub.run_as_future(push)
         if busy:
             self.push_in_progress.jobs.append(job)
         else:
