@@ -224,20 +224,20 @@ def test_two_pushes_at_once_both_go_through_and_leave_the_session_as_it_was(hub,
 
 
 def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
-    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.3)
-    hub.before(STAGES["commit"], lambda: time.sleep(1))
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 1)
+    hub.before(STAGES["commit"], lambda: time.sleep(2))
     with no_waiting() as waits:
         send()
     assert waits == [1] and len(ours(hub)) == 1
     # The first request wakes up, and comes too late.
-    time.sleep(1)
+    time.sleep(2)
     assert len(ours(hub)) == 1
 
 
 def test_silence_is_named(hub, send, monkeypatch):
-    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
-    hub.before(STAGES["preupload"], lambda: time.sleep(0.4), times=None)
-    with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.2 s"):
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.5)
+    hub.before(STAGES["preupload"], lambda: time.sleep(1), times=None)
+    with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.5 s"):
         send()
 
 
