@@ -67,6 +67,7 @@ def test_flex_equals_eager_at_every_length(mask, relative_error):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_flex_compiles_once_for_many_lengths(relative_error):
     counter = CompileCounterWithBackend("inductor")
 
@@ -128,6 +129,7 @@ def test_flex_score_mod_of_cuda_equals_eager_with_gradients(terms, relative_erro
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_names_of_sizes_do_not_meet_in_the_generated_code(relative_error):
     """torch puts its own name for "ks1" also into "ks15", and which names there are depends on the terms: a C++ error."""
     for N in (2, 31):

@@ -230,6 +230,7 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relat
     compare(relative_error, tensors, reach=reach, delta=longest, boundaries=boundaries, replay=masked, **kwargs)
 
 
+@pytest.mark.slow
 def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
     tensors, kwargs, boundaries, _ = packed_inputs()
     out, grads = run(disentangled_attention_triton, tensors, reach=8, boundaries=boundaries, **kwargs)
@@ -264,6 +265,7 @@ def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch)
     compare(relative_error, tensors, reach=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
 
 
+@pytest.mark.slow
 def test_dropout_has_its_rate_in_each_head_row_and_column():
     seed = attention_triton.draw_seed(torch.device(DEVICE))
     keep = dropout_mask(torch.tensor([7], device=DEVICE), 2, 2, 192, 0.1).double().cpu()

@@ -686,12 +686,11 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param(["-m", "hf_deberta_ext", "push"], id="command"),
-        pytest.param([str(ROOT / "examples" / "push_to_hub.py")], id="example", marks=pytest.mark.slow),
-    ],
+    [["-m", "hf_deberta_ext", "push"], [str(ROOT / "examples" / "push_to_hub.py")]],
+    ids=["command", "example"],
 )
 def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(command, hub, whole, tmp_path):
     before = on_disk(whole)

@@ -267,7 +267,8 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_rtd, te
 # ------- the same run again
 
 
-@pytest.mark.parametrize("stepping", ["joint", pytest.param("decoupled", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, text, tmp_path):
     """With dropout, dynamic masks and drawn replacements; killed in a later epoch."""
     flags = dict(
