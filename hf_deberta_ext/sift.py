@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from .divergence import LOSSES, divergence, real_tokens
+from .runs.flags import option
 from .runs.processes import check_sharding
 
 __all__ = ["PRESETS", "Sift", "SiftArguments", "SiftOptions", "SiftOutput", "SiftTrainer", "embedding_norm"]
@@ -354,28 +355,24 @@ def _set_random_state(states: Mapping[str, torch.Tensor]):
 # ------- with transformers' Trainer
 
 
-def _flag(default: Any, text: str, **more) -> Any:
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass
 class SiftArguments(TrainingArguments):
     """`TrainingArguments` with those of SiFT, each in the unit and with the values of `SiftOptions`."""
 
-    sift_weight: float = _flag(0.0, "weight of SiFT's adversarial loss; 0 = plain fine-tuning. Published: 5 with 'official'")
-    sift_preset: str = _flag("default", "values of the other sift flags where they are not given", choices=[*PRESETS])
-    sift_learning_rate: float | None = _flag(None, "size of an ascent step, in standard deviations of the embeddings")
-    sift_init_size: float | None = _flag(None, "standard deviation of the noise with which the perturbation begins")
-    sift_steps: int | None = _flag(None, "ascent steps K")
-    sift_radius: float | None = _flag(None, "largest size of the perturbation")
-    sift_norm: str | None = _flag(None, "of gradient and perturbation", choices=[*NORMS])
-    sift_projection: str | None = _flag(None, "what keeps the perturbation within --sift_radius", choices=[*PROJECTIONS])
-    sift_loss: str | None = _flag(None, "between the clean and the perturbed outputs", choices=[*LOSSES])
-    sift_form: str | None = _flag(None, "virtual: outputs are compared; adversarial: the loss on labels", choices=[*FORMS])
-    sift_same_dropout: bool | None = _flag(None, "all passes of a step have one dropout noise")
-    sift_detach_embeddings: bool | None = _flag(None, "the perturbed pass does not train the embeddings")
-    sift_start_step: int = _flag(0, "optimizer steps without SiFT at the beginning")
-    sift_layer_norm: str | None = _flag(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
+    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0: plain fine-tuning. Published: 5 with 'official'")
+    sift_preset: str = option("default", "values of the other sift flags where they are not given", choices=[*PRESETS])
+    sift_learning_rate: float | None = option(None, "size of an ascent step, in standard deviations of the embeddings")
+    sift_init_size: float | None = option(None, "standard deviation of the noise with which the perturbation begins")
+    sift_steps: int | None = option(None, "ascent steps K")
+    sift_radius: float | None = option(None, "largest size of the perturbation")
+    sift_norm: str | None = option(None, "of gradient and perturbation", choices=[*NORMS])
+    sift_projection: str | None = option(None, "what keeps the perturbation within --sift_radius", choices=[*PROJECTIONS])
+    sift_loss: str | None = option(None, "between the clean and the perturbed outputs", choices=[*LOSSES])
+    sift_form: str | None = option(None, "virtual: outputs are compared; adversarial: the loss on labels", choices=[*FORMS])
+    sift_same_dropout: bool | None = option(None, "all passes of a step have one dropout noise")
+    sift_detach_embeddings: bool | None = option(None, "the perturbed pass does not train the embeddings")
+    sift_start_step: int = option(0, "optimizer steps without SiFT at the beginning")
+    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
 
     def __post_init__(self):
         super().__post_init__()
@@ -393,7 +390,7 @@ class SiftArguments(TrainingArguments):
     @property
     def sift_options(self) -> SiftOptions:
         """The preset, with the values that were given."""
-        names = [option.name for option in dataclasses.fields(SiftOptions)]
+        names = [field.name for field in dataclasses.fields(SiftOptions)]
         given = {name: getattr(self, f"sift_{name}") for name in names}
         return dataclasses.replace(
             PRESETS[self.sift_preset], **{name: value for name, value in given.items() if value is not None}

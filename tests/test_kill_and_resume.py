@@ -214,6 +214,13 @@ def test_the_best_checkpoint_stays(tmp_path):
     assert steps(tmp_path / "run") == [2, 8]
 
 
+def test_a_folder_that_is_named_after_no_step_is_left_alone(tmp_path):
+    """int("best") ended the run at its first save."""
+    (tmp_path / "run" / "checkpoint-best").mkdir(parents=True)
+    train(tmp_path / "run", save_total_limit=1)
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-best"]
+
+
 def test_a_limit_keeps_the_newest_checkpoints_and_is_saved_as_it_was_given(tmp_path):
     trainer = train(tmp_path / "run", save_total_limit=1)
     assert steps(tmp_path / "run") == [8] and trainer.args.save_total_limit == 1

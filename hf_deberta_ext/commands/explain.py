@@ -324,12 +324,10 @@ def _curves(model: _Model | None, inputs: dict | None, arguments: argparse.Names
 
 def _history(folder: Path) -> list[dict]:
     """The log of a run: that of its end, or of its last checkpoint."""
+    from ..runs.whole_files import checkpoint_step
 
-    def step(file: Path) -> int:
-        number = file.parent.name.rpartition("-")[2]
-        return int(number) if number.isdecimal() else -1
-
-    files = [folder / "trainer_state.json", *sorted(folder.glob("checkpoint-*/trainer_state.json"), key=step, reverse=True)]
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
+    files = [place / "trainer_state.json" for place in (folder, *checkpoints)]
     file = next((each for each in files if each.is_file()), None)
     if file is None:
         raise FileNotFoundError(f"{folder} is no folder of a run: there is no trainer_state.json in it or in a checkpoint-*")

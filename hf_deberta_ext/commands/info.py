@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,17 +205,18 @@ def _tokenizer(source: str, folder: Path, config: Any) -> dict[str, Any]:
 def _run(folder: Path) -> dict[str, Any]:
     """The checkpoints of a run, and whether this is one of them."""
     from ..runs.folder import ARGUMENTS_FILE, resume_checkpoint
+    from ..runs.whole_files import checkpoint_step
 
     facts: dict[str, Any] = {}
     # The folder of a finished run has a trainer_state.json too, and is no checkpoint.
-    if (folder / "optimizer.pt").exists() or _step(folder.resolve()) is not None:
+    if (folder / "optimizer.pt").exists() or checkpoint_step(folder.resolve()) >= 0:
         facts["trainer_state"] = "whole"
         try:
             resume_checkpoint(folder, str(folder))
         except ValueError:
             facts["trainer_state"] = "cut off"
             facts["missing"] = ["a whole checkpoint: training cannot be resumed from here"]
-    checkpoints = sorted((file for file in folder.glob("checkpoint-*") if _step(file) is not None), key=_step)
+    checkpoints = sorted((file for file in folder.glob("checkpoint-*") if checkpoint_step(file) >= 0), key=checkpoint_step)
     if not checkpoints and not (folder / ARGUMENTS_FILE).exists():
         return facts
     facts["checkpoints"] = [checkpoint.name for checkpoint in checkpoints]
@@ -225,12 +225,6 @@ def _run(folder: Path) -> dict[str, Any]:
     except ValueError:
         facts["last_whole_checkpoint"] = None
     return facts
-
-
-def _step(folder: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its name; None for another folder."""
-    number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
-    return int(number[1]) if number else None
 
 
 def _adapter(source: str, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Trainer
 from transformers.utils import logging
 
-from .whole_files import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
+from .whole_files import STATE_FILE, checkpoint_step, remove_folder, replace_text, replaced_model, sweep, why_not_whole
 
 logger = logging.get_logger(__name__)
 
@@ -93,7 +93,8 @@ class CheckpointTrainer(Trainer):
             return
         kept = {newest.resolve()} | ({Path(best).resolve()} if best is not None and Path(best).is_dir() else set())
         present = self.state.global_step
-        steps = {path: int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*") if path.is_dir()}
+        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*") if path.is_dir()}
+        steps = {path: step for path, step in steps.items() if step >= 0}
         order = sorted(steps, key=lambda path: (why_not_whole(path) is None, steps[path] <= present, steps[path]))
         removable = [path for path in order if path.resolve() not in kept]
         for path in removable[: max(0, len(steps) - max(limit, len(kept)))]:

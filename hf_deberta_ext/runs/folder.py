@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from .whole_files import is_part, replace_text, why_not_whole
+from .whole_files import checkpoint_step, is_part, replace_text, why_not_whole
 
 logger = logging.get_logger(__name__)
 
@@ -50,7 +50,8 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
                 f"there is no checkpoint-* in {folder} to resume from{cut}; leave --resume_from_checkpoint out"
                 + (", and choose another --output_dir" if cut else "")
             )
-        if cut := [checkpoint.name for checkpoint in checkpoints if _step(checkpoint) > _step(Path(last))]:
+        step = checkpoint_step(Path(last))
+        if cut := [checkpoint.name for checkpoint in checkpoints if checkpoint_step(checkpoint) > step]:
             logger.warning(f"{', '.join(cut)} in {folder} is not whole: the run goes on from {Path(last).name}")
     else:
         last = str(resume)
@@ -61,16 +62,11 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
-    return sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
+    return sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
 
 
 def _last_whole(folder: Path) -> str | None:
     return next((str(checkpoint) for checkpoint in _checkpoints(folder) if why_not_whole(checkpoint) is None), None)
-
-
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
 
 
 def _is_beginning(file: Path) -> bool:

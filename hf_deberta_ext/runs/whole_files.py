@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = [
+    "checkpoint_step",
     "has_weights",
     "is_part",
     "remove_folder",
@@ -120,6 +121,12 @@ def _is_index(name: Path) -> bool:
 # ------- reading
 
 
+def checkpoint_step(folder: Path) -> int:
+    """The step after which Trainer wrote a checkpoint, by its name; -1 for a folder of another name."""
+    number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(number[1]) if number else -1
+
+
 def has_weights(folder: Path) -> bool:
     """Whether a model was saved into the folder: `replaced_model` puts its weights there last."""
     return any(WEIGHTS.fullmatch(file.name) for file in folder.iterdir())
@@ -136,8 +143,7 @@ def why_not_whole(checkpoint: Path) -> str | None:
         step = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"its {STATE_FILE} is not there, or cut"
-    number = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
-    if number and int(number[1]) != step:
+    if checkpoint_step(checkpoint) not in (-1, step):
         return f"its {STATE_FILE} is of step {step}"
     for index in sorted(checkpoint.glob("*.index.json")):
         if (problem := _why_cut(index)) is not None:
