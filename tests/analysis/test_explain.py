@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deberta-ext explain` and its example: which figures come of which model, the numbers beside them, and what is refused."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from test_checkpoint_layouts import microsoft, write
+from test_remote_code import TINY, save_tokenizer, tiny_model
+from transformers import BertConfig
+from transformers.utils import logging
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForPreTraining,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.attention_parts import attention_parts, position_profile
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.pretraining import average_cosine_similarity
+from hf_deberta_ext.scoring import token_replacement_probabilities
+from hf_deberta_ext.tokenization import load_tokenizer
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "explain.py"
+TEXT = "w7 w9 w7 w30"
+TOKENS = ["[CLS]", *TEXT.split(), "[SEP]"]
+JOINT = dict(generator={"num_hidden_layers": 2}, embedding_sharing="gdes", special_token_ids=[0, 1, 2, 3, 4])
+HISTORY = [{"step": 10, "loss": 2.5, "grad_norm": 1.0}, {"step": 20, "loss": 1.5}, {"step": 20, "eval_loss": 1.75}]
+RTD_HISTORY = [
+    {"step": 5, "loss": 30.0, "generator_loss": 6.0, "discriminator_loss": 0.5},
+    {"step": 5, "eval_loss": 28.0, "eval_generator_loss": 5.5, "eval_discriminator_loss": 0.4},
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Saved models with a tokenizer, by kind."""
+    root = tmp_path_factory.mktemp("models")
+    kinds = {
+        "joint": (DebertaExtForPreTraining, JOINT),
+        "rtd": (DebertaExtForReplacedTokenDetection, {}),
+        "mlm": (DebertaExtForMaskedLM, {}),
+        "classifier": (DebertaExtForSequenceClassification, {}),
+        "base": (DebertaExtModel, {}),
+        "absolute": (DebertaExtModel, dict(position_biased_input=True, max_position_embeddings=8, position_buckets=4)),
+        "no_positions": (DebertaExtModel, dict(relative_attention=False, position_biased_input=True)),
+    }
+    for name, (model_class, fields) in kinds.items():
+        tiny_model(model_class, **fields).save_pretrained(root / name)
+        save_tokenizer(root / name)
+    write_run(root / "joint", RTD_HISTORY)
+    joint = DebertaExtForPreTraining.from_pretrained(root / "joint")
+    joint.export_generator().save_pretrained(root / "parts" / "generator")
+    joint.export_discriminator().save_pretrained(root / "parts" / "discriminator")
+    save_tokenizer(root / "parts" / "discriminator")
+    return root
+
+
+def write_run(folder, history):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    return folder
+
+
+def explain(*arguments):
+    """One format, where the test does not say otherwise: most of its time is drawing."""
+    formats = [] if "--formats" in arguments else ["--formats", "png"]
+    return main(["explain", *map(str, arguments), *formats])
+
+
+def numbers_of(folder):
+    return json.loads((folder / "explain.json").read_text(encoding="utf-8"))
+
+
+def files_in(folder):
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+# ------- what comes out
+
+
+def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp_path, capsys):
+    out = tmp_path / "new" / "figures"
+    assert explain("--model", folders / "joint", "--text", TEXT, "--output_dir", out, "--formats", "png", "svg") == 0
+    names = ["attention", "position_profile", "replacement_probabilities", "embedding_similarity", "curves"]
+    files = [f"{name}.{ending}" for name in names for ending in ("png", "svg")] + ["explain.json"]
+    printed = capsys.readouterr()
+    assert printed.out.split() == [str(out / file) for file in files] and printed.err == ""
+    assert files_in(out) == {*files}
+    for name in names:
+        assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (out / f"{name}.svg").read_text(encoding="utf-8")[:1000]
+    numbers = numbers_of(out)
+    assert [*numbers] == ["model", "text", *names] and numbers["text"] == TEXT
+
+    model, tokenizer = DebertaExtForPreTraining.from_pretrained(folders / "joint"), load_tokenizer(folders / "joint")
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    attention = numbers["attention"]
+    assert (attention["layer"], attention["head"], attention["tokens"]) == (2, "mean", TOKENS)
+    for name, values in attention_parts(model.discriminator, ids).of_head().items():
+        torch.testing.assert_close(torch.tensor(attention[name]), values, rtol=1e-4, atol=1e-5)
+    profile = position_profile(model.discriminator, ids)
+    assert numbers["position_profile"]["distances"] == profile.distances.tolist()
+    assert numbers["position_profile"]["heads"] == [0, 1, 2, 3]
+    total = torch.tensor(numbers["position_profile"]["total"])
+    torch.testing.assert_close(total, profile.total, rtol=1e-4, atol=1e-5)
+    scores = token_replacement_probabilities(model, tokenizer, TEXT)
+    assert [each["token"] for each in numbers["replacement_probabilities"]] == TEXT.split()
+    values = [each["probability"] for each in numbers["replacement_probabilities"]]
+    assert values == pytest.approx([score.probability for score in scores], rel=1e-4)
+    # Special tokens are no words; E_D = E_G + E_delta.
+    words = torch.arange(5, TINY["vocab_size"])
+    tables = {
+        "generator": model.generator.get_input_embeddings().weight,
+        "discriminator": model.discriminator.get_input_embeddings().table(),
+    }
+    expected = {name: average_cosine_similarity(table, words) for name, table in tables.items()}
+    assert numbers["embedding_similarity"] == {"joint, GDES": pytest.approx(expected, rel=1e-4)}
+    curves = numbers["curves"]["joint"]
+    assert curves["generator_loss"] == [[5, 6.0]] and curves["eval_discriminator_loss"] == [[5, 0.4]]
+    assert "loss" not in curves
+
+
+def test_generator_and_discriminator_in_two_folders_give_what_the_joint_model_gives(folders, tmp_path):
+    flags = ["--attention", "--replacement_probabilities", "--embedding_similarity", "--text", TEXT]
+    found = []
+    for name in ("joint", "parts"):
+        assert explain("--model", folders / name, *flags, "--output_dir", tmp_path / name) == 0
+        found.append(numbers_of(tmp_path / name))
+    joint, parts = found
+    assert [*parts["embedding_similarity"]] == ["parts"]
+    (expected,), (got,) = (each["embedding_similarity"].values() for each in found)
+    assert got == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(torch.tensor(parts["attention"]["c2p"]), torch.tensor(joint["attention"]["c2p"]))
+    values = [[token["probability"] for token in each["replacement_probabilities"]] for each in found]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classifier", "base", "rtd"])
+def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path, capsys):
+    assert explain("--model", folders / kind, "--text", TEXT, "--output_dir", tmp_path) == 0
+    printed = capsys.readouterr()
+    expected = {"attention.png", "position_profile.png", "explain.json"}
+    expected |= {"replacement_probabilities.png"} if kind == "rtd" else set()
+    assert files_in(tmp_path) == expected == {Path(line).name for line in printed.out.splitlines()}
+    assert ("no replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
+    assert "no embedding_similarity: it needs a generator and a discriminator" in printed.err
+    assert "no curves: " in printed.err and "no trainer_state.json" in printed.err
+    assert "Warning" not in printed.err and "LOAD REPORT" not in printed.err
+
+
+@pytest.mark.parametrize("kind, heads", [("v1", ()), ("v2", ("lm",)), ("v3", ("rtd",))])
+def test_official_checkpoints_are_read_as_they_are(kind, heads, tmp_path, capsys):
+    write(tmp_path, kind, microsoft(kind, heads=heads), vocab_size=64)
+    save_tokenizer(tmp_path)
+    out = tmp_path / "figures"
+    assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", out) == 0
+    assert {"attention.png", "position_profile.png"} <= files_in(out)
+    assert ("replacement_probabilities.png" in files_in(out)) == ("rtd" in heads)
+
+
+def test_a_model_without_relative_positions_has_one_part(folders, tmp_path, capsys):
+    assert explain("--model", folders / "no_positions", "--text", TEXT, "--output_dir", tmp_path) == 0
+    assert "no position_profile: the model has no relative positions" in capsys.readouterr().err
+    assert {"probabilities", "c2c"} < {*numbers_of(tmp_path)["attention"]}
+    assert "c2p" not in numbers_of(tmp_path)["attention"]
+
+
+def test_layer_head_and_reach_are_chosen(folders, tmp_path):
+    flags = ["--attention", "--position_profile", "--layer", 1, "--head", 3, "--reach", 4]
+    assert explain("--model", folders / "base", "--text", TEXT, "--output_dir", tmp_path, *flags) == 0
+    numbers = numbers_of(tmp_path)
+    model, tokenizer = DebertaExtModel.from_pretrained(folders / "base"), load_tokenizer(folders / "base")
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    expected = attention_parts(model, ids, layer=1)
+    torch.testing.assert_close(torch.tensor(numbers["attention"]["c2c"]), expected.c2c[3], rtol=1e-4, atol=1e-5)
+    assert (numbers["attention"]["layer"], numbers["attention"]["head"]) == (1, 3)
+    profile = numbers["position_profile"]
+    assert (profile["heads"], profile["distances"]) == ([3], [*range(-4, 5)]) and len(profile["c2p"]) == 1
+
+
+def test_a_tokenizer_from_elsewhere(folders, tmp_path):
+    tiny_model(DebertaExtModel).save_pretrained(tmp_path / "model")
+    flags = ["--model", tmp_path / "model", "--attention", "--text", TEXT, "--output_dir", tmp_path / "figures"]
+    assert explain(*flags) == 1
+    assert explain(*flags, "--tokenizer", folders / "base") == 0
+    assert numbers_of(tmp_path / "figures")["attention"]["tokens"] == TOKENS
+
+
+def test_a_repository_is_read_at_the_revision_that_is_asked_for(folders, tmp_path):
+    """From a cache that holds two of them; in a process of its own, which looks there."""
+    cache = tmp_path / "hub" / "models--user--name"
+    (cache / "refs").mkdir(parents=True)
+    for number, (revision, kind) in enumerate({"main": "base", "v2": "rtd"}.items()):
+        commit = f"{number}" * 40
+        (cache / "refs" / revision).write_text(commit, encoding="utf-8")
+        shutil.copytree(folders / kind, cache / "snapshots" / commit)
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        environment.pop(name, None)
+    figures = tmp_path / "figures"
+    command = [sys.executable, "-m", "hf_deberta_ext", "explain", "--model", "user/name", "--revision", "v2"]
+    command += ["--text", TEXT, "--replacement_probabilities", "--output_dir", str(figures)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    # The model of "main" has not the head for it.
+    assert done.returncode == 0, done.stderr
+    assert numbers_of(figures)["model"] == "user/name" and len(numbers_of(figures)["replacement_probabilities"]) == 4
+
+
+def test_the_text_has_a_default(folders, tmp_path):
+    assert explain("--model", folders / "base", "--attention", "--output_dir", tmp_path) == 0
+    assert numbers_of(tmp_path)["text"] == "a new store opened beside the new mall"
+
+
+# ------- curves
+
+
+def test_curves_of_several_runs_need_no_model(tmp_path, capsys):
+    a, b = write_run(tmp_path / "a", HISTORY), write_run(tmp_path / "b", RTD_HISTORY)
+    # A run that goes on: its last checkpoint counts, by its number.
+    for step in (20, 100):
+        write_run(tmp_path / "c" / f"checkpoint-{step}", [{"step": step, "loss": 1.0}])
+    out = tmp_path / "figures"
+    assert explain("--curves", a, b, tmp_path / "c", "--output_dir", out) == 0
+    assert files_in(out) == {"curves.png", "explain.json"}
+    assert numbers_of(out) == {
+        "curves": {
+            "a": {"loss": [[10, 2.5], [20, 1.5]], "eval_loss": [[20, 1.75]]},
+            "b": {
+                "generator_loss": [[5, 6.0]], "eval_generator_loss": [[5, 5.5]],
+                "discriminator_loss": [[5, 0.5]], "eval_discriminator_loss": [[5, 0.4]],
+            },
+            "c": {"loss": [[100, 1.0]]},
+        }
+    }  # fmt: skip
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        write_run(Path(name, "run"), HISTORY)
+    assert explain("--curves", "one/run", "two/run") == 0
+    assert [*numbers_of(tmp_path / "figures")["curves"]] == ["one/run", "two/run"]
+
+
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        (None, "is no folder of a run: there is no trainer_state.json in it or in a checkpoint-*"),
+        ('{"log_hist', "trainer_state.json has no log_history; was the run killed while it wrote it?"),
+        ("[]", "trainer_state.json has no log_history"),
+        ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "trainer_state.json has no loss"),
+    ],
+)
+def test_a_folder_without_a_readable_run_is_named(state, message, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if state is not None:
+        (folder / "trainer_state.json").write_text(state, encoding="utf-8")
+    assert explain("--curves", folder, "--output_dir", tmp_path / "figures") == 1
+    error = capsys.readouterr().err
+    assert message in error and str(folder) in error and files_in(tmp_path / "figures") == set()
+
+
+# ------- what is refused
+
+
+def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys):
+    flags = ["--model", folders / "base", "--attention", "--text", TEXT, "--output_dir", tmp_path]
+    (tmp_path / "attention.svg").write_text("mine", encoding="utf-8")
+    assert explain(*flags, "--formats", "png", "svg") == 1
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'attention.svg'} would be overwritten: give --overwrite" in message
+    assert files_in(tmp_path) == {"attention.svg"} and (tmp_path / "attention.svg").read_text(encoding="utf-8") == "mine"
+    # Another format is another file; the numbers are the same.
+    assert explain(*flags) == 0
+    assert explain(*flags, "--formats", "pdf") == 1
+    assert f"numbers in {tmp_path / 'explain.json'} would be overwritten" in capsys.readouterr().err
+    assert explain(*flags, "--formats", "png", "svg", "--overwrite") == 0
+    assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
+
+
+def test_figures_are_pictures_for_screens_and_for_print_by_default(folders, tmp_path):
+    assert (
+        main(["explain", "--model", str(folders / "base"), "--attention", "--text", TEXT, "--output_dir", str(tmp_path)])
+        == 0
+    )
+    assert files_in(tmp_path) == {"attention.png", "attention.svg", "explain.json"}
+
+
+def test_figures_of_one_text_are_added_to_a_folder_and_those_of_another_refused(folders, tmp_path, capsys):
+    """The second figure of a model was refused, since explain.json was there."""
+    flags = ["--model", folders / "base", "--output_dir", tmp_path, "--formats", "png"]
+    assert explain(*flags, "--attention", "--text", TEXT) == 0
+    attention = numbers_of(tmp_path)["attention"]
+    assert explain(*flags, "--position_profile", "--text", TEXT) == 0
+    assert [*numbers_of(tmp_path)] == ["model", "text", "attention", "position_profile"]
+    assert numbers_of(tmp_path)["attention"] == attention
+    (tmp_path / "position_profile.png").unlink()
+    for text in (TEXT, "w7 w8"):
+        assert explain(*flags, "--position_profile", "--text", text) == 1
+        assert "would be overwritten" in capsys.readouterr().err
+    assert explain(*flags, "--position_profile", "--text", "w7 w8", "--overwrite") == 0
+    # The other figure's text is not this one's.
+    assert [*numbers_of(tmp_path)] == ["model", "text", "position_profile"]
+
+
+@pytest.mark.parametrize(
+    "kind, flags, message",
+    [
+        ("mlm", ["--replacement_probabilities"], "the model has no head for replaced token detection"),
+        ("rtd", ["--attention", "--embedding_similarity"], "it needs a generator and a discriminator"),
+        ("no_positions", ["--position_profile"], "the model has no relative positions"),
+        ("base", ["--curves"], "is no folder of a run"),
+        ("base", ["--layer", "3"], r"there is no layer 3: the model has layers 0 to 2"),
+        ("base", ["--head", "4"], "there is no head 4: layer 2 has heads 0 to 3"),
+        ("base", ["--position_profile", "--head", "4"], "there is no head 4: the model has heads 0 to 3"),
+        ("base", ["--position_profile", "--reach", "0"], "reach = 0 must be at least 1"),
+        ("base", ["--text", " "], "--text is empty"),
+        ("absolute", ["--text", "w7 " * 7], "--text has 9 tokens, and the model reads at most 8: give a part of it"),
+        ("base", ["--text", "w7 " * 600], "--text has 602 tokens, and the model reads at most 512"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named_and_nothing_is_written(kind, flags, message, folders, tmp_path, capsys):
+    out = tmp_path / "figures"
+    assert explain("--model", folders / kind, "--output_dir", out, *flags) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("deberta-ext explain: ") and message in printed.err and printed.err.count("\n") == 1
+    assert printed.out == "" and not out.exists()
+
+
+def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    BertConfig(vocab_size=9).save_pretrained("bert")
+    DebertaExtConfig(**TINY).save_pretrained("no_weights")
+    Path("empty").mkdir()
+    Path("cut").mkdir()
+    Path("cut/config.json").write_text('{"model_type": ', encoding="utf-8")
+    cases = {
+        (): "--model is missing",
+        ("--curves",): "--model is missing",
+        ("--attention", "--curves", "run"): "--model is missing",
+        ("--model", "nowhere"): "nowhere is no folder, and cannot be read as a repository: ",
+        ("--model", "empty"): "empty has no config.json: it is no folder of a model",
+        ("--model", "bert"): "the config.json of bert is of model_type 'bert'",
+        ("--model", "bert/config.json"): "--model bert/config.json is a file: give the folder",
+        ("--model", "no_weights"): "no_weights",
+        ("--model", "cut"): "is not a valid JSON file",
+    }
+    for flags, message in cases.items():
+        assert explain(*flags) == 1, flags
+        error = capsys.readouterr().err
+        assert message in error and "Traceback" not in error
+    assert not Path("figures").exists()
+
+
+def test_weights_of_another_model_are_not_drawn_with_random_numbers_among_them(folders, tmp_path, capsys):
+    """As of a joint model whose config.json does not say so."""
+    config = json.loads((folders / "base" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes((folders / "joint" / "model.safetensors").read_bytes())
+    save_tokenizer(tmp_path)
+    assert explain("--model", tmp_path, "--output_dir", tmp_path / "figures") == 1
+    error = capsys.readouterr().err
+    assert "are these the weights of another model?" in error or "are not those of its config.json" in error
+    assert error.count("\n") == 1 and not (tmp_path / "figures").exists()
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(folders, tmp_path, capsys):
+    tiny_model(DebertaExtModel, vocab_size=40).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", tmp_path / "figures") == 1
+    assert "40" in capsys.readouterr().err and not (tmp_path / "figures").exists()
+
+
+def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert explain("--model", tmp_path / "nowhere", "--output_dir", tmp_path) == 1
+    assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
+
+
+def test_a_wrong_flag_is_wrong_usage(capsys):
+    assert explain("--model", "x", "--formats", "bmp") == 2
+    assert "invalid choice: 'bmp'" in capsys.readouterr().err
+
+
+# ------- the example
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("explain_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def verbosity():
+    """The example turns transformers' reports off, as a program may."""
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)
+
+
+def test_the_example_does_what_the_command_does(example, verbosity, folders, tmp_path, capsys):
+    arguments = ["--model", str(folders / "base"), "--text", TEXT, "--attention", "--output_dir"]
+    assert example.main([*arguments, str(tmp_path / "example")]) == 0
+    assert explain(*arguments, tmp_path / "command") == 0
+    assert numbers_of(tmp_path / "example") == numbers_of(tmp_path / "command")
+    first, second = (tmp_path / name / "attention.png" for name in ("example", "command"))
+    assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(SystemExit, match="would be overwritten"):
+        example.main([*arguments, str(tmp_path / "example")])

@@ -1,0 +1,601 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deberta-ext convert`: what goes in comes out, checked, or nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from local_hub import LocalHub
+from safetensors.torch import load_file, save_file
+from test_checkpoint_layouts import CONFIGS, microsoft, write
+from test_generator_and_discriminator import joint  # noqa: F401
+from test_info import tiny_tokenizer, upload
+from test_joint_checkpoints import official_pair
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DebertaV2Config,
+    DebertaV2ForTokenClassification,
+)
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.commands import convert, main
+from hf_deberta_ext.commands.checkpoint_contents import HEADS
+
+ROOT = Path(__file__).resolve().parents[2]
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture
+def run(capsys):
+    """run(source, output, *options): what was printed, after a success."""
+
+    def call(*arguments):
+        # What was printed while the test prepared its folders.
+        capsys.readouterr()
+        status = main(["convert", *map(str, arguments)])
+        printed = capsys.readouterr()
+        assert status == 0 and printed.err == "", printed.err
+        return printed.out
+
+    return call
+
+
+@pytest.fixture
+def fails(capsys):
+    """fails(source, output, *options): the error, which is one line, after a failure."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        assert main(["convert", *map(str, arguments)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("deberta-ext convert: ")
+        return error.removeprefix("deberta-ext convert: ").strip()
+
+    return call
+
+
+@pytest.fixture
+def official(tmp_path):
+    """official(kind, heads, dtype, **config): the folder of an official checkpoint."""
+
+    def build(kind="v3", heads=("lm", "rtd"), dtype=torch.float32, file="pytorch_model.bin", name="official", **config):
+        (tmp_path / name).mkdir()
+        weights = {key: value.to(dtype) for key, value in microsoft(kind, heads).items()}
+        return write(tmp_path / name, kind, weights, file, **config)
+
+    return build
+
+
+def labels(n):
+    return dict(id2label={str(i): f"L{i}" for i in range(n)}, label2id={f"L{i}": i for i in range(n)})
+
+
+def architecture(folder):
+    return json.loads((folder / "config.json").read_text())["architectures"]
+
+
+def same_weights(folder, other):
+    one, two = (load_file(where / "model.safetensors") for where in (folder, other))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == two[name].dtype and torch.equal(tensor, two[name]), name
+
+
+# ------- to ours
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path):
+    source = official(kind, ("lm",), file=file)
+    printed = run(source, tmp_path / "ours")
+    assert "head: masked-lm, whose parameters are in the file" in printed
+    assert "0 newly initialised, 0 unused" in printed and "tensors are equal; the outputs are equal" in printed
+    assert architecture(tmp_path / "ours") == ["DebertaExtForMaskedLM"]
+    before, after = (DebertaExtForMaskedLM.from_pretrained(folder) for folder in (source, tmp_path / "ours"))
+    assert torch.equal(before(IDS).logits, after(IDS).logits)
+    assert (tmp_path / "ours" / "modeling_deberta_ext.py").exists()
+    assert "AutoModelForMaskedLM" in json.loads((tmp_path / "ours" / "config.json").read_text())["auto_map"]
+
+
+def test_the_discriminators_head_is_chosen_and_the_other_named(official, run, tmp_path):
+    source = official("v3")
+    printed = run(source, tmp_path / "a")
+    assert "head: replaced-token-detection" in printed and "--head masked-lm writes that" in printed
+    assert "report: unused: lm_predictions.lm_head.bias (no such parameter in this model)" in printed
+    assert "--head" not in run(source, tmp_path / "b", "--head", "masked-lm").split("dtype:")[0].replace("as asked", "")
+    assert architecture(tmp_path / "a") == ["DebertaExtForReplacedTokenDetection"]
+    assert architecture(tmp_path / "b") == ["DebertaExtForMaskedLM"]
+
+
+def test_a_fine_tuned_official_classifier_keeps_its_labels(official, run, tmp_path):
+    source = official("v1", ("classifier",), **labels(3))
+    run(source, tmp_path / "ours")
+    model = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "ours")
+    assert model.config.id2label == {0: "L0", 1: "L1", 2: "L2"}
+    expected = AutoModelForSequenceClassification.from_pretrained(source)
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_stock_checkpoint_becomes_ours(stock_config, shake, run, tmp_path):
+    stock = shake(DebertaV2ForTokenClassification(stock_config("v2", num_labels=3)))
+    stock.save_pretrained(tmp_path / "stock")
+    printed = run(tmp_path / "stock", tmp_path / "ours")
+    assert "report: note: the checkpoint has no absolute position table" in printed
+    model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
+    torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_an_encoder_stays_an_encoder(official, run, tmp_path):
+    printed = run(official("v3", ()), tmp_path / "ours")
+    assert "head: base, the file holds no whole head" in printed
+    assert architecture(tmp_path / "ours") == ["DebertaExtModel"]
+
+
+@pytest.mark.parametrize("whole_table", [True, False], ids=["tables", "deltas"])
+def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
+    source, generator, _ = official_pair(tmp_path / "pair", whole_table=whole_table)
+    printed = run(source, tmp_path / "joint")
+    assert "head: pretraining, generator and discriminator are there" in printed
+    assert "report: pytorch_model.generator.bin: " in printed
+    model = DebertaExtForPreTraining.from_pretrained(tmp_path / "joint")
+    expected = DebertaExtForPreTraining.from_checkpoints(source)
+    assert torch.equal(model(IDS).discriminator_logits, expected(IDS).discriminator_logits)
+    assert torch.equal(model.get_input_embeddings().weight, generator["deberta.embeddings.word_embeddings.weight"])
+
+
+def test_a_generator_that_is_not_whole_is_not_joined(run, fails, tmp_path):
+    source, generator, _ = official_pair(tmp_path / "pair")
+    name = "deberta.encoder.layer.0.output.dense.bias"
+    del generator[name]
+    torch.save(generator, source / "pytorch_model.generator.bin")
+    assert "head: replaced-token-detection" in run(source, tmp_path / "alone")
+    message = fails(source, tmp_path / "joint", "--head", "pretraining")
+    assert message.startswith(f"generator.{name} would be drawn at random: not in the files")
+
+
+def test_a_half_precision_pair_is_joined_in_float32(run, tmp_path):
+    source, _, _ = official_pair(tmp_path / "pair")
+    for file in source.glob("*.bin"):
+        torch.save({name: value.half() for name, value in torch.load(file).items()}, file)
+    printed = run(source, tmp_path / "joint")
+    assert "dtype: float32, the file's float16 cannot hold the difference of the two tables exactly" in printed
+    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "joint").dtype == torch.float32
+
+
+# ------- ours to ours
+
+
+@pytest.mark.parametrize("sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("es", "nes")), "all"])
+def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joint, run, tmp_path):  # noqa: F811
+    model = joint(sharing).eval()
+    model.save_pretrained(tmp_path / "joint")
+    assert "head: pretraining" in run(tmp_path / "joint", tmp_path / "same")
+    for head, model_class in (("masked-lm", DebertaExtForMaskedLM), ("base", DebertaExtModel)):
+        assert "was taken out of the two" in run(tmp_path / "joint", tmp_path / head, "--head", head)
+        assert architecture(tmp_path / head) == [model_class.__name__]
+    run(tmp_path / "joint", tmp_path / "d", "--head", "replaced-token-detection")
+    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "d")
+    assert torch.equal(discriminator(IDS).logits, model.export_discriminator()(IDS).logits)
+    generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "masked-lm")
+    assert torch.equal(generator(IDS).logits, model.export_generator()(IDS).logits)
+
+
+def test_a_task_head_needs_the_discriminator_first(joint, fails, tmp_path):  # noqa: F811
+    joint().save_pretrained(tmp_path / "joint")
+    message = fails(tmp_path / "joint", tmp_path / "out", "--head", "question-answering")
+    assert "Take the discriminator out first, --head replaced-token-detection" in message
+    message = fails(tmp_path / "joint", tmp_path / "out", "--to", "deberta-v2")
+    assert "together have no counterpart in transformers: choose --head" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("head", [name for name in HEADS if name not in ("base", "masked-lm", "pretraining")])
+def test_a_new_head_is_written_only_where_it_is_asked_for_and_warned_of(head, tiny_config, shake, run, tmp_path):
+    model = shake(DebertaExtForMaskedLM(tiny_config(num_labels=3)))
+    model.save_pretrained(tmp_path / "mlm")
+    assert "head: masked-lm" in run(tmp_path / "mlm", tmp_path / "auto")
+    printed = run(tmp_path / "mlm", tmp_path / "new", "--head", head)
+    assert "warning: the head is new, drawn at random: " in printed and "report: newly initialised: " in printed
+    loaded, info = HEADS[head].from_pretrained(tmp_path / "new", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert torch.equal(loaded.deberta(IDS)[0], model.deberta(IDS)[0])
+
+
+def test_a_head_that_the_configuration_names_and_the_file_lacks_is_not_invented(official, run, tmp_path):
+    source = official("v3", (), architectures=["DebertaV2ForSequenceClassification"])
+    printed = run(source, tmp_path / "ours")
+    assert "head: base, the file holds no whole head (config.json names DebertaV2ForSequenceClassification" in printed
+
+
+def test_a_masked_language_model_starts_a_joint_model(official, run, tmp_path):
+    printed = run(official("v3", ("lm",)), tmp_path / "joint", "--head", "pretraining")
+    assert "drawn at random: discriminator.mask_predictions" in printed
+    assert architecture(tmp_path / "joint") == ["DebertaExtForPreTraining"]
+
+
+# ------- to the stock format
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        DebertaExtModel, DebertaExtForReplacedTokenDetection, DebertaExtForSequenceClassification,
+        DebertaExtForTokenClassification, DebertaExtForQuestionAnswering, DebertaExtForMultipleChoice,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_ours_becomes_stock_and_transformers_computes_the_same(kind, model_class, tiny_config, shake, run, tmp_path):
+    shake(model_class(tiny_config(kind, num_labels=3))).save_pretrained(tmp_path / "ours")
+    printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
+    assert "checked: the outputs of transformers' DebertaV2Model" in printed
+    stock_class = model_class.__name__.replace("DebertaExt", "DebertaV2")
+    if "ReplacedToken" in stock_class:
+        assert "note: mask_predictions: the replaced token detection head is in the file" in printed
+    else:
+        assert stock_class in printed and architecture(tmp_path / "stock") == [stock_class]
+    assert isinstance(AutoModel.from_pretrained(tmp_path / "stock").config, DebertaV2Config)
+    assert not list((tmp_path / "stock").glob("*.py"))
+    run(tmp_path / "stock", tmp_path / "back")
+    assert architecture(tmp_path / "back") == [model_class.__name__]
+
+
+@pytest.mark.parametrize(
+    ("heads", "options"), [(("lm",), ["--lossy"]), (("classifier",), []), ((), [])], ids=["lm", "classifier", "base"]
+)
+def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, official, run, tmp_path):
+    source = official("v1", heads, torch.float16, **labels(3))
+    run(source, tmp_path / "ours")
+    printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", *options)
+    assert ("note: the Enhanced Mask Decoder" in printed) == bool(options)
+    run(tmp_path / "stock", tmp_path / "again")
+    same_weights(tmp_path / "ours", tmp_path / "again")
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "again")]
+    assert configs[0] == configs[1]
+    model_class = HEADS["masked-lm" if "lm" in heads else "sequence-classification" if heads else "base"]
+    first, last = (model_class.from_pretrained(folder, dtype=torch.float32) for folder in (source, tmp_path / "again"))
+    assert torch.equal(first(IDS)[0], last(IDS)[0])
+
+
+def test_an_official_checkpoint_becomes_stock_at_once(official, run, tmp_path):
+    source = official("v1", ("classifier",), **labels(3))
+    run(source, tmp_path / "stock", "--to", "deberta-v2")
+    before, after = (AutoModelForSequenceClassification.from_pretrained(x) for x in (source, tmp_path / "stock"))
+    assert type(before).__name__ == "DebertaForSequenceClassification"
+    assert type(after).__name__ == "DebertaV2ForSequenceClassification"
+    torch.testing.assert_close(before(IDS).logits, after(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decoder", [dict(emd_layers=3), dict(emd_input="position"), dict(emd_layers=1, emd_input="hidden")])
+def test_a_decoder_that_stock_has_no_place_for_is_checked_as_it_was(decoder, tiny_config, shake, run, tmp_path):
+    shake(DebertaExtForMaskedLM(tiny_config(**decoder))).save_pretrained(tmp_path / "ours")
+    run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", "--lossy")
+
+
+def test_what_stock_computes_otherwise_is_refused_and_leaves_nothing(official, fails, tmp_path):
+    message = fails(official("v3"), tmp_path / "out", "--to", "deberta-v2", "--head", "masked-lm")
+    assert "no place for the Enhanced Mask Decoder" in message and message.endswith(
+        "give --lossy to write the weights all the same"
+    )
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["official"]
+
+
+def test_layers_that_are_shared_become_copies(tiny_config, shake, run, tmp_path):
+    shake(DebertaExtModel(tiny_config(share_layers="all"))).save_pretrained(tmp_path / "ours")
+    printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
+    assert "note: share_layers = 'all': each layer has a copy" in printed
+
+
+# ------- dtype
+
+
+def test_half_precision_is_kept_and_changed_on_request(official, run, tmp_path):
+    source = official("v2", ("lm",), torch.float16)
+    assert "dtype: float16, that of the file" in run(source, tmp_path / "kept")
+    assert "dtype: float32, as asked for" in run(source, tmp_path / "wide", "--dtype", "float32")
+    printed = run(source, tmp_path / "narrow", "--dtype", "bfloat16")
+    assert "checked: bfloat16 instead of float16 changes the outputs by 0.0" in printed
+    for name, dtype in (("kept", torch.float16), ("wide", torch.float32), ("narrow", torch.bfloat16)):
+        stored = load_file(tmp_path / name / "model.safetensors")
+        assert {tensor.dtype for tensor in stored.values()} == {dtype}
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_a_file_of_several_dtypes_becomes_float32(tmp_path, run):
+    weights = {key: value.half() if "dense" in key else value for key, value in microsoft("v3").items()}
+    (tmp_path / "mixed").mkdir()
+    printed = run(write(tmp_path / "mixed", "v3", weights), tmp_path / "ours")
+    assert "dtype: float32, the file has " in printed
+
+
+def test_values_beyond_float16_are_refused(tmp_path, fails):
+    weights = microsoft("v3")
+    weights["deberta.encoder.layer.0.output.dense.weight"][0, 0] = 1e6
+    (tmp_path / "large").mkdir()
+    message = fails(write(tmp_path / "large", "v3", weights), tmp_path / "out", "--dtype", "float16")
+    assert "layer.0.output.dense.weight has values that are not finite as torch.float16" in message
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["large"]
+
+
+# ------- tokenizer
+
+
+def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
+    source = official()
+    tiny_tokenizer().save_pretrained(source)
+    for to in ("deberta-ext", "deberta-v2"):
+        printed = run(source, tmp_path / to, "--to", to)
+        assert f"tokenizer: 7 tokens, from {source}" in printed
+        assert "checked: the tokenizer has the same 7 tokens and encodes alike" in printed
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / to)
+        assert tokenizer("hello", "world")["input_ids"] == [1, 5, 2, 6, 2]
+        assert tokenizer("hello", "world")["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_a_tokenizer_from_elsewhere_or_none(official, run, tmp_path):
+    source = official()
+    assert f"tokenizer: there is none in {source}; --tokenizer takes it" in run(source, tmp_path / "a")
+    tiny_tokenizer(["a"]).save_pretrained(source)
+    tiny_tokenizer(["b", "c", "d"]).save_pretrained(tmp_path / "tokenizer")
+    assert "tokenizer: 8 tokens" in run(source, tmp_path / "b", "--tokenizer", tmp_path / "tokenizer")
+    assert "tokenizer: " not in run(source, tmp_path / "c", "--tokenizer", "none")
+    assert not (tmp_path / "c" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(official, fails, tmp_path):
+    source = official()
+    tiny_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(source)
+    message = fails(source, tmp_path / "out")
+    assert "the tokenizer has 85 tokens" in message and message.endswith("or give --tokenizer none")
+    assert "there is no folder" in fails(source, tmp_path / "out", "--tokenizer", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no tokenizer in" in fails(source, tmp_path / "out", "--tokenizer", tmp_path / "empty")
+
+
+# ------- the folder
+
+
+def test_weights_are_split_on_request(official, run, fails, tmp_path):
+    source = official()
+    run(source, tmp_path / "ours", "--max_shard_size", "40KB")
+    assert len(list((tmp_path / "ours").glob("model-*-of-*.safetensors"))) > 1
+    assert (tmp_path / "ours" / "model.safetensors.index.json").exists()
+    message = fails(source, tmp_path / "stock", "--to", "deberta-v2", "--max_shard_size", "40KB")
+    assert message == "--max_shard_size is for --to deberta-ext alone"
+
+
+def test_a_folder_that_is_there_is_left_alone_unless_asked(official, run, fails, tmp_path):
+    source, output = official(), tmp_path / "ours"
+    output.mkdir()
+    (output / "mine.txt").write_text("mine")
+    message = fails(source, output)
+    assert f"{output} is there already" in message and "--overwrite" in message
+    assert [file.name for file in output.iterdir()] == ["mine.txt"]
+    assert "moved aside: " in run(source, output, "--overwrite")
+    assert (tmp_path / "ours.old-1" / "mine.txt").read_text() == "mine" and not (output / "mine.txt").exists()
+    assert "ours.old-2" in run(source, output, "--overwrite")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["official", "ours", "ours.old-1", "ours.old-2"]
+
+
+def test_an_empty_folder_and_new_parents_are_filled(official, run, tmp_path):
+    source = official()
+    (tmp_path / "empty").mkdir()
+    run(source, tmp_path / "empty")
+    run(source, tmp_path / "new" / "folder")
+    same_weights(tmp_path / "empty", tmp_path / "new" / "folder")
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(official, fails, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "is there already" in fails(official(), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_source_and_output_may_be_one_folder(official, run, tmp_path):
+    source = official("v1", ("lm",))
+    run(source, source, "--overwrite")
+    assert architecture(source) == ["DebertaExtForMaskedLM"]
+    assert (tmp_path / "official.old-1" / "pytorch_model.bin").exists()
+
+
+def test_the_working_directory_is_not_moved_away(official, fails, tmp_path, monkeypatch):
+    source = official()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for output in (".", ".."):
+        assert "is the working directory, or around it" in fails(source, output, "--overwrite")
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), OSError("no space"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["_write", "_verify", "_put_in_place"])
+def test_where_it_fails_nothing_is_left_and_what_was_there_stays(step, error, official, tmp_path, monkeypatch):
+    source, output = official(), tmp_path / "ours"
+    output.mkdir()
+    (output / "mine.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    real = getattr(convert, step)
+
+    def failing(*arguments):
+        if step == "_write":
+            real(*arguments)
+        raise error
+
+    monkeypatch.setattr(convert, step, failing)
+    expected = 130 if isinstance(error, KeyboardInterrupt) else 1
+    assert main(["convert", str(source), str(output), "--overwrite"]) == expected
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tmp_path):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "mine.txt").write_text("mine")
+    with pytest.raises(OSError):
+        convert._put_in_place(tmp_path / "never written", tmp_path / "ours")
+    assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["ours", "ours/mine.txt"]
+
+
+# ------- checking
+
+
+def damaged(monkeypatch, damage):
+    """Calls damage(folder) between writing and checking."""
+    real = convert._write
+
+    def write_and_damage(model, tokenizer, folder, arguments):
+        notes = real(model, tokenizer, folder, arguments)
+        damage(folder)
+        return notes
+
+    monkeypatch.setattr(convert, "_write", write_and_damage)
+
+
+def change_tensor(name, change):
+    def damage(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = change(tensors[name])
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+@pytest.mark.parametrize("to", ["deberta-ext", "deberta-v2"])
+def test_a_tensor_that_is_not_the_sources_is_found(to, official, fails, tmp_path, monkeypatch):
+    name = "deberta.encoder.layer.1.intermediate.dense.bias"
+    damaged(monkeypatch, change_tensor(name, lambda x: x * (1 + 2**-20)))
+    assert fails(official(), tmp_path / "out", "--to", to) == f"{name} is not what was written"
+    assert not (tmp_path / "out").exists()
+
+
+def test_outputs_that_are_not_the_sources_are_found(official, fails, tmp_path, monkeypatch):
+    def damage(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "relu"}))
+
+    damaged(monkeypatch, damage)
+    assert "the outputs of what was written differ from the source's by" in fails(official(), tmp_path / "out")
+
+
+def test_outputs_of_transformers_that_are_not_ours_are_found(official, fails, tmp_path, monkeypatch):
+    from hf_deberta_ext.commands.convert import _outputs
+
+    def outputs(model, *like):
+        found = _outputs(model, *like)
+        scale = 1.001 if type(model).__module__.startswith("transformers.models.deberta_v2") else 1
+        return {name: tensor * scale for name, tensor in found.items()}
+
+    monkeypatch.setattr(convert, "_outputs", outputs)
+    message = fails(official(), tmp_path / "out", "--to", "deberta-v2")
+    assert "the outputs of transformers' DebertaV2Model differ from the source's by 0.001" in message
+
+
+def test_a_tokenizer_that_is_not_the_sources_is_found(official, fails, tmp_path, monkeypatch):
+    source = official()
+    tiny_tokenizer().save_pretrained(source)
+    damaged(monkeypatch, lambda folder: tiny_tokenizer(["world", "hello"]).save_pretrained(folder))
+    assert "the tokenizer that was written does not encode as" in fails(source, tmp_path / "out")
+
+
+def test_long_lists_of_the_report_end_early(tmp_path, run):
+    weights = microsoft("v3") | {f"extra.{i}": torch.zeros(1) for i in range(20)}
+    (tmp_path / "extra").mkdir()
+    source = write(tmp_path / "extra", "v3", weights)
+    printed = run(source, tmp_path / "out", "--head", "base")
+    assert printed.count("report: unused: ") == convert.LINES_OF_A_KIND + 1
+    assert "report: unused: and " in printed and "--debug lists all" in printed
+
+
+# ------- errors
+
+
+def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
+    out = tmp_path / "out"
+    assert fails(tmp_path / "none", out) == f"there is no folder {tmp_path / 'none'}"
+    (tmp_path / "empty").mkdir()
+    assert fails(tmp_path / "empty", out) == f"{tmp_path / 'empty'} has no config.json"
+    source = official()
+    file = source / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:3000])
+    assert fails(source, out).startswith(f"{source} cannot be converted:\n  pytorch_model.bin is cut off or damaged")
+    (tmp_path / "empty" / "config.json").write_text('{"model_type": "bert"}')
+    assert "config.json has model_type 'bert'" in fails(tmp_path / "empty", out)
+    assert not out.exists()
+
+
+def test_a_classifier_of_another_size_is_refused(official, fails, tmp_path):
+    source = official("v1", ("classifier",))
+    message = fails(source, tmp_path / "out", "--head", "sequence-classification")
+    assert "classifier.bias has shape [3]" in message and "is its number of labels (id2label) right?" in message
+
+
+def test_the_names_of_the_heads_are_those_that_are_known():
+    assert convert.HEAD_NAMES == tuple(HEADS)
+
+
+# ------- as a program, and from the Hub
+
+
+@pytest.mark.slow
+def test_as_a_program(official, tmp_path):
+    source = official("v1", ("lm",))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hf_deberta_ext", "convert", str(source), str(tmp_path / "ours")]
+    options = dict(capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, **options)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert f"written: {tmp_path / 'ours'} (deberta-ext, DebertaExtForMaskedLM, " in done.stdout
+    done = subprocess.run(command, **options)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_repository_is_converted(tmp_path, monkeypatch, run):
+    source, _, _ = official_pair(tmp_path / "pair")
+    tiny_tokenizer().save_pretrained(source)
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        upload(source)
+        printed = run("user/name", tmp_path / "ours")
+    assert "source: user/name, DeBERTa v3 as Microsoft publishes it" in printed and "head: pretraining" in printed
+    written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
+    assert str(tmp_path) not in written
+    expected = DebertaExtForPreTraining.from_pretrained(source)
+    loaded = DebertaExtForPreTraining.from_pretrained(tmp_path / "ours")
+    assert torch.equal(loaded(IDS).discriminator_logits, expected(IDS).discriminator_logits)
+
+
+def test_shards_of_a_repository_are_fetched(tmp_path, monkeypatch, run, tiny_config):
+    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        upload(tmp_path / "local")
+        run("user/name", tmp_path / "ours")
+    run(tmp_path / "local", tmp_path / "expected")
+    same_weights(tmp_path / "ours", tmp_path / "expected")
+
+
+def test_nothing_of_the_configurations_is_lost(official, run, tmp_path):
+    source = official("v3", hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.15, layer_norm_eps=1e-6)
+    run(source, tmp_path / "ours")
+    run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
+    for name in ("ours", "stock"):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        for field in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", *CONFIGS["v3"]):
+            expected = json.loads((source / "config.json").read_text())[field]
+            if field == "pos_att_type":
+                assert {*config[field]} == {*expected.split("|")}
+            elif field not in ("model_type",):
+                assert config[field] == expected, (name, field)

@@ -1,0 +1,591 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deberta-ext info`: every kind of folder is named, its heads are found, and what is missing or broken is told."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from local_hub import LocalHub
+from safetensors.torch import save_file
+from test_checkpoint_layouts import CONFIGS, microsoft, write
+from test_generator_and_discriminator import joint  # noqa: F401
+from test_joint_checkpoints import official_pair
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, DebertaV2ForMaskedLM, DebertaV2ForSequenceClassification
+
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.commands.checkpoint_contents import HEADS, read_contents
+from hf_deberta_ext.commands.info import describe
+from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
+from hf_deberta_ext.tokenization import finish
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tiny_tokenizer(words=("hello", "world")):
+    """Whole words; the pad token has id 0, as the configurations say."""
+    vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return finish(tokenizer, model_max_length=64)
+
+
+def ours(folder, tiny_config, model_class=DebertaExtForMaskedLM, kind="v3", **fields):
+    model = model_class(tiny_config(kind, **fields))
+    model.save_pretrained(folder)
+    return model
+
+
+def edit(folder, **changes):
+    """Changes config.json; None removes a field."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+# ------- what it is
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "expected"),
+    [("v1", ("lm",), "DeBERTa v1"), ("v2", ("lm",), "DeBERTa v2"), ("v3", ("lm", "rtd"), "DeBERTa v3")],
+)
+def test_official_checkpoints_are_named_by_their_version(kind, heads, expected, tmp_path):
+    facts = describe(str(write(tmp_path, kind, microsoft(kind, heads))))
+    model_type = CONFIGS[kind]["model_type"]
+    assert facts["kind"] == f"{expected} as Microsoft publishes it ({model_type})"
+    assert facts["heads"] == ["masked-lm", "replaced-token-detection"][: len(heads)]
+    assert facts["problems"] == [] and facts["preset"] is None
+    assert facts["sizes"]["num_hidden_layers"] == 2 and facts["sizes"]["vocab_size"] == 64
+
+
+def test_what_an_official_pair_is(tmp_path):
+    facts = describe(str(official_pair(tmp_path / "pair")[0]))
+    assert facts["kind"] == "DeBERTa v3 as Microsoft publishes it (deberta-v2, discriminator and generator)"
+    assert "pretraining" in facts["heads"] and facts["classes"]["DebertaExtForPreTraining"] == []
+    assert facts["unread"] == [f"deberta.embeddings.{name}_embeddings._weight" for name in ("position", "word")]
+
+
+def test_a_generator_that_is_not_whole_is_told(tmp_path):
+    folder, generator, _ = official_pair(tmp_path / "pair")
+    del generator["lm_predictions.lm_head.bias"]
+    torch.save(generator, folder / "pytorch_model.generator.bin")
+    facts = describe(str(folder))
+    assert facts["heads"] == ["masked-lm", "replaced-token-detection"]
+    assert facts["classes"]["DebertaExtForPreTraining"] == ["generator.lm_predictions is new"]
+
+
+def test_mdeberta_is_known_by_its_vocabulary(tmp_path):
+    weights = {"deberta.embeddings.word_embeddings.weight": torch.zeros(251000, 1)}
+    folder = write(tmp_path, "v3", weights, vocab_size=251000)
+    assert describe(str(folder))["kind"].startswith("mDeBERTa v3 as Microsoft publishes it")
+
+
+def test_what_transformers_saved_is_not_called_microsofts(stock_config, tmp_path):
+    DebertaV2ForMaskedLM(stock_config("v3")).save_pretrained(tmp_path)
+    facts = describe(str(tmp_path))
+    assert facts["kind"] == "DeBERTa v3 as transformers saves it (deberta-v2, DebertaV2ForMaskedLM)"
+    assert facts["heads"] == ["masked-lm"] and facts["problems"] == []
+    assert any("table of absolute positions" in line for line in facts["missing"])
+
+
+@pytest.mark.parametrize(
+    ("head", "model_class"), [(name, cls) for name, cls in HEADS.items() if name not in ("base", "pretraining")]
+)
+@pytest.mark.parametrize("labels", [2, 3])
+def test_the_head_of_our_models_is_found(head, model_class, labels, tiny_config, tmp_path):
+    model = ours(tmp_path, tiny_config, model_class, num_labels=labels)
+    facts = describe(str(tmp_path))
+    assert facts["kind"] == f"a model of this package ({model_class.__name__})"
+    assert facts["heads"] == [head] and facts["problems"] == [] and facts["unread"] == []
+    assert sum(facts["parameters"].values()) == model.num_parameters()
+
+
+@pytest.mark.parametrize("model_class", [DebertaExtForMultipleChoice, DebertaExtForSequenceClassification])
+def test_one_score_is_a_choice_or_a_number_as_the_architecture_says(model_class, tiny_config, tmp_path):
+    ours(tmp_path, tiny_config, model_class, num_labels=1)
+    assert HEADS[describe(str(tmp_path))["heads"][0]] is model_class
+
+
+def test_an_encoder_alone_has_no_head(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config, DebertaExtModel)
+    facts = describe(str(tmp_path))
+    assert facts["heads"] == [] and facts["classes"]["DebertaExtModel"] == []
+    assert facts["classes"]["DebertaExtForQuestionAnswering"] == ["qa_outputs is new"]
+
+
+def test_a_joint_model_has_the_sizes_of_both(joint, tmp_path):  # noqa: F811
+    model = joint("gdes")
+    model.save_pretrained(tmp_path)
+    facts = describe(str(tmp_path))
+    assert facts["kind"].startswith("generator and discriminator")
+    assert facts["heads"] == ["pretraining"] and list(facts["classes"]) == ["DebertaExtForPreTraining"]
+    assert facts["embedding_sharing"] == "gdes" and facts["problems"] == []
+    assert facts["generator_sizes"]["num_hidden_layers"] == model.generator.config.num_hidden_layers
+    assert sum(facts["parameters"].values()) == model.num_parameters()
+
+
+@pytest.mark.parametrize("sharing", ["es", "nes", "all"])
+def test_joint_models_of_every_sharing_are_whole(sharing, joint, tmp_path):  # noqa: F811
+    joint(sharing).save_pretrained(tmp_path)
+    facts = describe(str(tmp_path))
+    assert facts["heads"] == ["pretraining"] and facts["problems"] == [] and facts["unread"] == []
+
+
+def test_a_v1_model_in_the_stock_format_is_still_v1(tiny_config, tmp_path):
+    save_as_deberta_v2(DebertaExtModel(tiny_config("v1")), tmp_path)
+    assert describe(str(tmp_path))["kind"] == "DeBERTa v1 as transformers saves it (deberta-v2, DebertaV2Model)"
+
+
+def test_a_model_of_another_type_is_told_and_not_loaded(tmp_path, capsys):
+    BertModel(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)).save_pretrained(tmp_path)
+    assert main(["info", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "a model of another type: bert (BertModel)" in printed
+    assert "config.json has model_type 'bert'; this package loads DeBERTa alone" in printed
+
+
+def test_a_config_without_a_type_is_told(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert "config.json has no model_type; this package loads DeBERTa alone" in describe(str(tmp_path))["problems"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_size_is_known_by_its_shape(name, tmp_path):
+    # Of what is no shape, it may differ.
+    DebertaExtConfig.from_preset(name, hidden_dropout_prob=0.3, num_labels=7).save_pretrained(tmp_path)
+    contents = read_contents(str(tmp_path))
+    assert contents.preset == name
+    assert contents.problems[0].startswith("no weights: none of model.safetensors")
+
+
+def test_a_tokenizer_alone(tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    facts = describe(str(tmp_path))
+    assert facts["kind"] == "a tokenizer alone" and facts["tokenizer"]["tokens"] == 7 and facts["problems"] == []
+
+
+def test_an_adapter_and_its_base(tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "user/base"}))
+    assert describe(str(folder))["problems"] == ["adapter_model.safetensors is not there"]
+    key = "base_model.model.deberta.encoder.layer.0.attention.self.query_proj.lora_A.weight"
+    save_file({key: torch.zeros(4, 32)}, folder / "adapter_model.safetensors")
+    facts = describe(str(folder))
+    assert facts["kind"] == "an adapter of peft (LORA), not a model" and facts["base_model"] == "user/base"
+    assert facts["parameters"] == {"adapter": 128} and facts["modules"] == ["query_proj"] and facts["problems"] == []
+    gone = str(tmp_path / "gone")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": gone}))
+    assert describe(str(folder))["problems"] == [f"its base model {gone} is not there"]
+
+
+def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
+    for step, state in ((10, '{"global_step": 10}'), (200, '{"global_step": 200}'), (300, '{"cut')):
+        folder = tmp_path / f"checkpoint-{step}"
+        ours(folder, tiny_config)
+        (folder / "trainer_state.json").write_text(state)
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.save({}, folder / name)
+    facts = describe(str(tmp_path))
+    assert facts["kind"] == "the folder of a training run"
+    assert facts["checkpoints"] == ["checkpoint-10", "checkpoint-200", "checkpoint-300"]
+    assert facts["last_whole_checkpoint"] == "checkpoint-200"
+    assert main(["info", str(tmp_path)]) == 1
+    assert f"deberta-ext info {tmp_path / 'checkpoint-200'}" in capsys.readouterr().out
+    assert describe(str(tmp_path / "checkpoint-200"))["trainer_state"] == "whole"
+    cut = describe(str(tmp_path / "checkpoint-300"))
+    assert cut["trainer_state"] == "cut off" and any("cannot be resumed" in line for line in cut["missing"])
+    assert cut["problems"] == []
+    # A finished run has its model beside them.
+    ours(tmp_path, tiny_config)
+    # And a state of its own, which does not make a checkpoint of it: it was called cut off.
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 300}')
+    facts = describe(str(tmp_path))
+    assert facts["kind"].startswith("a model of this package") and facts["last_whole_checkpoint"] == "checkpoint-200"
+    assert "trainer_state" not in facts
+
+
+def test_a_model_whose_folder_is_named_after_no_step_is_no_checkpoint_that_was_cut_off(tiny_config, tmp_path, monkeypatch):
+    """That of somebody's own "checkpoint-best" was. One of a run is known from within, too."""
+    for name in ("checkpoint-best", "checkpoint-5"):
+        ours(tmp_path / name, tiny_config)
+    assert "trainer_state" not in describe(str(tmp_path / "checkpoint-best"))
+    monkeypatch.chdir(tmp_path / "checkpoint-5")
+    assert describe(".")["trainer_state"] == describe(str(tmp_path / "checkpoint-5"))["trainer_state"] == "cut off"
+
+
+def test_a_run_without_a_whole_checkpoint(tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    facts = describe(str(tmp_path))
+    assert facts["checkpoints"] == ["checkpoint-5"] and facts["last_whole_checkpoint"] is None and facts["problems"]
+
+
+# ------- what is missing
+
+
+def test_a_whole_folder_lacks_nothing(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text("# A card\n")
+    facts = describe(str(tmp_path))
+    assert facts["missing"] == [] and facts["problems"] == [] and facts["unread"] == []
+    assert facts["tokenizer"] == dict(file="tokenizer.json", tokens=7, model_max_length=64)
+    assert any("trust_remote_code=True), without the package too" in line for line in facts["loading"])
+
+
+def test_tokenizer_and_card_that_are_not_there_are_told(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    missing = describe(str(tmp_path))["missing"]
+    assert len(missing) == 2 and missing[0].startswith("a tokenizer: ") and missing[1].startswith("README.md")
+
+
+def test_a_tokenizer_of_another_model_is_told(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    tiny_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(tmp_path)
+    missing = " ".join(describe(str(tmp_path))["missing"])
+    assert "a tokenizer of this model: the tokenizer has 85 tokens" in missing
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "a tokenizer that can be loaded" in " ".join(describe(str(tmp_path))["missing"])
+
+
+def test_model_code_that_is_not_there_is_told(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    (tmp_path / "encoder.py").unlink()
+    facts = describe(str(tmp_path))
+    assert any(line.startswith("model code: encoder.py; it loads only where") for line in facts["missing"])
+    assert not any("trust_remote_code" in line for line in facts["loading"])
+    assert facts["problems"] == []
+
+
+def test_model_code_of_another_version_is_told(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    with open(tmp_path / "encoder.py", "a") as file:
+        file.write("# changed\n")
+    missing = describe(str(tmp_path))["missing"]
+    assert "the model code of this version of the package: encoder.py differ" in missing
+
+
+def test_an_auto_map_that_is_not_whole_is_told(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    del auto_map["AutoModelForMaskedLM"]
+    edit(tmp_path, auto_map=auto_map)
+    facts = describe(str(tmp_path))
+    assert any(line.startswith("AutoModelForMaskedLM in the auto_map") for line in facts["missing"])
+    assert any("after `import hf_deberta_ext`" in line for line in facts["loading"])
+    edit(tmp_path, auto_map=None)
+    assert any(line.startswith("auto_map in config.json") for line in describe(str(tmp_path))["missing"])
+
+
+def test_tensors_that_no_class_reads_are_told(tmp_path):
+    weights = microsoft("v3") | {"span_boundary.dense.weight": torch.zeros(2, 2)}
+    assert describe(str(write(tmp_path, "v3", weights)))["unread"] == ["span_boundary.dense.weight"]
+
+
+def test_a_head_of_another_size_is_told(tmp_path):
+    folder = write(tmp_path, "v1", microsoft("v1", heads=("classifier",)))
+    facts = describe(str(folder))
+    assert facts["heads"] == []
+    assert facts["classes"]["DebertaExtForSequenceClassification"] == [
+        "classifier.bias is of another size", "classifier.weight is of another size",
+    ]  # fmt: skip
+
+
+# ------- what cannot be loaded
+
+
+def status_and_text(folder, capsys):
+    status = main(["info", str(folder)])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return status, printed.out
+
+
+def test_deltas_without_their_generator_cannot_be_loaded(tmp_path, capsys):
+    folder, _, _ = official_pair(tmp_path / "deltas", whole_table=False)
+    facts = describe(str(folder))
+    assert facts["problems"] == [] and facts["heads"] == ["pretraining"] == [
+        name for name, cls in HEADS.items() if cls.__name__ in facts["classes"]
+    ]
+    (folder / "pytorch_model.generator.bin").unlink()
+    status, text = status_and_text(folder, capsys)
+    assert status == 1 and "Add the generator's table" in text and text.endswith("cannot be loaded\n")
+
+
+def shards(folder):
+    weights = microsoft("v3")
+    names = sorted(weights)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: weights[name] for name in part}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in files.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(CONFIGS["v3"]))
+    return folder, files
+
+
+def test_shards_that_the_index_names_are_looked_for(tmp_path, capsys):
+    folder, files = shards(tmp_path)
+    assert list(describe(str(folder))["weight_files"]) == [*files] and describe(str(folder))["problems"] == []
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    status, text = status_and_text(folder, capsys)
+    assert status == 1
+    assert "model-00002-of-00002.safetensors, which model.safetensors.index.json names, is not there" in text
+
+
+def test_tensors_that_the_index_names_are_looked_for(tmp_path):
+    folder, _ = shards(tmp_path)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["ghost.weight"] = "model-00001-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    problems = describe(str(folder))["problems"]
+    assert problems == ["1 tensors that model.safetensors.index.json names are in no shard, such as ghost.weight"]
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert describe(str(folder))["problems"] == ["model.safetensors.index.json has no weight_map"]
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_a_safetensors_file_that_is_cut_off_is_told_from_its_header(keep, tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"), "model.safetensors")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:keep])
+    assert "model.safetensors is cut off" in describe(str(folder))["problems"][0]
+
+
+@pytest.mark.parametrize("keep", [10, 3000])
+def test_a_bin_file_that_is_cut_off_is_told(keep, tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:keep])
+    problem = describe(str(folder))["problems"][0]
+    assert problem.startswith(("pytorch_model.bin is cut off or damaged", "pytorch_model.bin is damaged"))
+
+
+def test_a_git_lfs_pointer_is_told(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    assert "pytorch_model.bin is a Git LFS pointer" in describe(str(folder))["problems"][0]
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_pickled_code_is_refused_and_not_run(tmp_path, capsys):
+    folder = write(tmp_path, "v3", microsoft("v3") | {"config": Evil(str(tmp_path / "ran"))})
+    status, text = status_and_text(folder, capsys)
+    assert status == 1 and "holds pickled objects that are not tensors; they are not run" in text
+    assert not (tmp_path / "ran").exists()
+
+
+def test_parameters_that_are_not_in_the_file_are_told(tmp_path):
+    weights = microsoft("v3")
+    del weights["deberta.encoder.layer.1.output.dense.bias"], weights["deberta.encoder.layer.1.output.dense.weight"]
+    problems = describe(str(write(tmp_path, "v3", weights)))["problems"]
+    assert problems == ["parameters that are not in the file: deberta.encoder.layer.1.output.dense.weight and 1 more"]
+
+
+def test_weights_of_another_shape_than_the_configuration_are_told(tmp_path):
+    problems = describe(str(write(tmp_path, "v3", microsoft("v3"), vocab_size=70)))["problems"]
+    assert problems == ["deberta.embeddings.word_embeddings.weight has shape [64, 32], but config.json makes it [70, 32]"]
+
+
+def test_weights_of_something_else_are_told(tmp_path):
+    problems = describe(str(write(tmp_path, "v3", {"a.weight": torch.zeros(2)})))["problems"]
+    assert problems == ["no tensor belongs in a DeBERTa; the keys are like a.weight"]
+
+
+def test_a_configuration_that_is_refused_is_told(tmp_path):
+    problems = describe(str(write(tmp_path, "v3", microsoft("v3"), num_attention_heads=5)))["problems"]
+    assert problems[0].startswith("config.json: ") and "num_attention_heads = 5" in problems[0]
+
+
+def test_weights_of_other_frameworks_are_told(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["v3"]))
+    (tmp_path / "tf_model.h5").write_bytes(b"x")
+    assert describe(str(tmp_path))["problems"][0].endswith("; tf_model.h5 cannot be read here")
+
+
+# ------- errors
+
+
+def one_line(arguments, capsys):
+    assert main(["info", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    return printed.err
+
+
+def test_what_is_no_checkpoint_is_one_line(tmp_path, capsys):
+    assert f"there is no folder {tmp_path / 'none'}" in one_line([str(tmp_path / "none")], capsys)
+    assert "has no config.json: it holds no model" in one_line([str(tmp_path)], capsys)
+    (tmp_path / "model_config.json").write_text("{}")
+    assert "rename model_config.json to config.json" in one_line([str(tmp_path)], capsys)
+    file = tmp_path / "config.json"
+    for text, message in (("{", "is not JSON"), ("[1]", "must hold a JSON object, not a list")):
+        file.write_text(text)
+        assert message in one_line([str(tmp_path)], capsys)
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "a Git LFS pointer, not the file itself" in one_line([str(tmp_path)], capsys)
+    assert "is a file; give the folder that it is in" in one_line([str(file)], capsys)
+
+
+def test_a_repository_without_the_hub_is_one_line(capsys):
+    """The tests run with HF_HUB_OFFLINE."""
+    assert "the Hub is switched off (HF_HUB_OFFLINE)" in one_line(["nobody/nothing"], capsys)
+    assert "is neither a folder nor a repository id" in one_line(["nobody/no thing"], capsys)
+
+
+# ------- output
+
+
+def test_the_text_has_the_facts(tiny_config, tmp_path, capsys):
+    ours(tmp_path, tiny_config)
+    assert main(["info", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{tmp_path}\n  what       a model of this package (DebertaExtForMaskedLM)\n")
+    for line in (
+        "shape      layers 3, hidden 32, heads 4, feed-forward 48, vocabulary 64, positions 64",
+        "heads      masked-lm",
+        "whole in   DebertaExtModel, DebertaExtForMaskedLM",
+        "new head   DebertaExtForReplacedTokenDetection: mask_predictions is new",
+        "missing    a tokenizer",
+        "result     can be loaded",
+    ):
+        assert f"\n  {line}" in text, line
+
+
+def test_json_is_the_same_for_machines(tiny_config, tmp_path, capsys):
+    ours(tmp_path, tiny_config, DebertaExtForTokenClassification)
+    assert main(["info", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(describe(str(tmp_path))))
+
+
+def test_a_folder_without_weights_has_status_1(tmp_path, capsys):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    (folder / "pytorch_model.bin").unlink()
+    assert main(["info", str(folder)]) == 1
+    assert "problem    no weights: none of model.safetensors" in capsys.readouterr().out
+
+
+def test_settings_of_a_tokenizer_alone_are_no_tokenizer(tiny_config, tmp_path):
+    ours(tmp_path, tiny_config)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert describe(str(tmp_path))["missing"][0].startswith("a tokenizer: ")
+
+
+def test_a_damaged_index_is_told(tmp_path, capsys):
+    folder, _ = shards(tmp_path)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+    status, text = status_and_text(folder, capsys)
+    assert status == 1 and "must name a file for each tensor" in text
+
+
+@pytest.mark.slow
+def test_as_a_program(tmp_path):
+    folder = write(tmp_path, "v3", microsoft("v3"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hf_deberta_ext", "info", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "heads      masked-lm, replaced-token-detection\n" in done.stdout
+
+
+# ------- on the Hub
+
+
+def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkeypatch):
+    ours(tmp_path / "local", tiny_config)
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        upload(tmp_path / "local")
+        facts = describe("user/name")
+        assert facts["heads"] == ["masked-lm"] and facts["problems"] == []
+        assert facts["parameters"] == describe(str(tmp_path / "local"))["parameters"]
+        assert list(facts["weight_files"]) == ["model.safetensors"]
+        assert facts["weight_files"]["model.safetensors"] == (tmp_path / "local" / "model.safetensors").stat().st_size
+        assert not list((tmp_path / "home").rglob("model.safetensors"))
+        with pytest.raises(OSError, match="user/name has no revision v9"):
+            describe("user/name", revision="v9")
+        with pytest.raises(OSError, match="no such repository on the Hub"):
+            describe("user/other")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (dict(status=403, headers={"X-Error-Code": "GatedRepo"}), "user/name is gated: ask for access on its page"),
+        (dict(status=401, headers={"X-Error-Code": "RepoNotFound"}), "no such repository on the Hub (or it is private"),
+        (dict(kind="cut"), "deberta-ext info: "),
+    ],
+    ids=["gated", "private", "cut"],
+)
+def test_a_hub_that_refuses_is_one_line(fault, message, tmp_path, monkeypatch, capsys):
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        hub.fail("/user/name", times=None, **fault)
+        assert message in one_line(["user/name"], capsys)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch, capsys):
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+    assert "the Hub cannot be reached, and no such repository is in its cache" in one_line(["user/name"], capsys)
+
+
+def test_bin_files_of_a_repository_are_known_after_a_download(tmp_path, monkeypatch):
+    (tmp_path / "local").mkdir()
+    folder, _, _ = official_pair(tmp_path / "local")
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        upload(folder)
+        facts = describe("user/name")
+        assert facts["parameters"] == {} and facts["problems"] == []
+        assert any("pytorch_model.bin, which is on the Hub and not here: --download" in line for line in facts["missing"])
+        facts = describe("user/name", download=True)
+        assert "pretraining" in facts["heads"] and facts["parameters"]
+
+
+def upload(folder):
+    from huggingface_hub import HfApi, constants
+
+    api = HfApi(endpoint=constants.ENDPOINT, token="hf_write")
+    api.create_repo("user/name")
+    api.upload_folder(repo_id="user/name", folder_path=folder)
+
+
+# ------- classes that other tests do not reach
+
+
+@pytest.mark.parametrize(
+    "model_class", [DebertaExtForQuestionAnswering, DebertaExtForReplacedTokenDetection, DebertaExtForMaskedLM]
+)
+def test_ours_as_the_stock_format_keeps_its_head(model_class, tiny_config, tmp_path):
+    save_as_deberta_v2(model_class(tiny_config()), tmp_path, lossy=True)
+    facts = describe(str(tmp_path))
+    assert HEADS[facts["heads"][0]] is model_class and facts["problems"] == []
+
+
+def test_a_stock_classifier_serves_ours(stock_config, tmp_path):
+    DebertaV2ForSequenceClassification(stock_config("v3", num_labels=3)).save_pretrained(tmp_path)
+    assert describe(str(tmp_path))["heads"] == ["sequence-classification"]

@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on two processes is training on one: DistributedDataParallel, FSDP2, tensor parallel; and what sharding and
+offloading rest on: no module reads the weights of another, and weights may be elsewhere until their module runs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+pytest.importorskip("accelerate")
+pytest.importorskip("peft")
+
+from distributed_worker import (
+    DROPOUT,
+    HEADS,
+    OBJECTIVES,
+    STEPS,
+    TRAININGS,
+    joint_model,
+    make_config,
+    make_rows,
+    make_trainer,
+    shaken,
+    tensor_step,
+    train,
+)
+from safetensors.torch import load_file
+from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForPreTraining,
+    DebertaExtForSequenceClassification,
+)
+from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.sift import SiftArguments
+from hf_deberta_ext.tasks.task import EncodedTask
+from hf_deberta_ext.tasks.trainer import TaskTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
+# The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
+LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
+accumulates = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"),
+    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
+)
+slow = pytest.mark.slow
+processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+# fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
+CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
+shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 runs on CPUs from torch 2.7 on")
+FSDP = {
+    "masked lm, v2": dict(fsdp_config=dict(cpu_ram_efficient_loading=True, activation_checkpointing=True)),
+    "masked lm, dropout": dict(save_strategy="steps", save_steps=2),
+    "masked lm, three objectives": {},
+    "masked lm, checkpointed": {},
+    "replaced tokens, joint": {},
+    "task with sift": {},
+}
+RESUMED = "masked lm, dropout"
+BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
+BORROWS = "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
+DRAWS_ANEW = "activation_checkpointing in fsdp_config gives wrong gradients with dropout"
+REFUSED = {
+    "layers that borrow": (BORROWED, BORROWS),
+    "dropout drawn anew": (dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
+    "task": (dict(training="task", fields=dict(share_layers="attention")), BORROWS),
+    "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
+}
+ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
+SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
+BACKENDS = [None, "eager", "sdpa"]
+# The others take a minute, most of it two processes that start.
+SHORT = ("masked lm, v2", "task")
+SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+
+
+class Processes:
+    """What two processes made of jobs of this file: started together, since starting is what takes time."""
+
+    def __init__(self, folder: Path, trainings: Iterable[str], everything: bool):
+        self.folder, jobs = folder, []
+        for training in trainings:
+            jobs.append(dict(training=training, wrapper="ddp", folder=self.place("ddp", training)))
+        if everything:
+            jobs += self.other_jobs()
+        self.start(jobs)
+
+    def other_jobs(self) -> list[dict]:
+        """By FSDP2, and tensor parallel."""
+        jobs = []
+        if CAN_SHARD:
+            for training, more in FSDP.items():
+                jobs.append(dict(training=training, wrapper="fsdp", folder=self.place("fsdp", training), **more))
+            checkpoint = str(Path(self.place("fsdp", RESUMED), "checkpoint-2"))
+            resumed = dict(training=RESUMED, folder=self.place("resumed", RESUMED), resume=checkpoint)
+            jobs.append(dict(wrapper="fsdp", **resumed))
+            for name, (more, _) in REFUSED.items():
+                jobs.append(dict(wrapper="fsdp", folder=self.place("refused", name), **more))
+            jobs.append(dict(wrapper="fsdp", folder=self.place("fsdp", "one group"), **ONE_GROUP))
+        for backend in BACKENDS:
+            jobs.append(dict(wrapper="tensor", backend=backend, folder=self.place("tensor", backend)))
+        return jobs
+
+    def start(self, jobs: list[dict]):
+        file = self.folder / "jobs.json"
+        file.write_text(json.dumps(jobs), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+        command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(WORKER), str(file)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500
+        )
+        assert done.returncode == 0, done.stdout[-5000:]
+
+    def place(self, wrapper: str, what: str | None) -> str:
+        number = [*TRAININGS].index(what) if what in TRAININGS else what
+        return str(self.folder / f"{wrapper}-{number}")
+
+    def result(self, wrapper: str, what: str | None) -> dict:
+        result = torch.load(Path(self.place(wrapper, what), "result.pt"))
+        assert "error" not in result, result["error"]
+        return result
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    return Processes(tmp_path_factory.mktemp("two_processes"), TRAININGS, everything=True)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return Processes(tmp_path_factory.mktemp("short"), SHORT, everything=False)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """alone(training): what one process makes of it."""
+    made = {}
+
+    def run(training):
+        if training not in made:
+            made[training] = train(training, str(tmp_path_factory.mktemp("one_process")))
+        return made[training]
+
+    return run
+
+
+def assert_same_log(entries: list[dict], expected: list[dict]):
+    assert len(entries) == len(expected) == STEPS
+    for entry, wanted in zip(entries, expected, strict=True):
+        names = {name for name in wanted if not name.endswith(("runtime", "per_second"))}
+        assert names <= {*entry} and "loss" in names
+        for name in names:
+            # A small difference of large losses: rounding shows.
+            tolerance = dict(rel=1e-3) if name == "sift_change" else LOSSES
+            assert entry[name] == pytest.approx(wanted[name], **tolerance), name
+
+
+def assert_same_weights(state: dict, expected: dict):
+    assert {*state} == {*expected["state"]}
+    for name, weight in expected["state"].items():
+        torch.testing.assert_close(state[name], weight, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}")
+    moved = [(expected["state"][name] - expected["start"][name]).abs().max() for name in expected["trainable"]]
+    assert len(moved) > 8 and sum(distance > 1e-3 for distance in moved) > 0.8 * len(moved)
+
+
+# ------- data parallel
+
+
+@accumulates
+@processes_talk
+@pytest.mark.parametrize("training", SHORT_OR_SLOW)
+def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, request, alone):
+    """Without that search DistributedDataParallel raises at the second step if a parameter had no gradient at the first.
+    Our trainers turn it off by themselves."""
+    processes = request.getfixturevalue("short" if training in SHORT else "processes")
+    result, expected = processes.result("ddp", training), alone(training)
+    assert (result["wrapped"], result["find_unused"]) == ("DistributedDataParallel", False)
+    assert_same_log(result["log"], expected["log"])
+    assert_same_weights(result["state"], expected)
+
+
+@pytest.mark.parametrize("given, expected", [({}, False), (dict(ddp_find_unused_parameters=True), True)])
+@pytest.mark.parametrize("training", ["masked lm, v2", "replaced tokens, joint", "task", "task with sift"])
+def test_our_trainers_turn_the_search_for_unused_parameters_off(training, given, expected, tmp_path):
+    assert make_trainer(training, str(tmp_path), **given).args.ddp_find_unused_parameters is expected
+
+
+def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformers(tmp_path):
+    """BERT's pooler, for one, is unused by a head for tokens that a caller has built around it."""
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    task = EncodedTask(train=[], evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
+    args = SiftArguments(str(tmp_path), use_cpu=True, report_to="none")
+    assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
+
+
+def test_trainings_are_of_every_head_every_family_and_every_objective():
+    names = {name.split(",")[0] for name in TRAININGS} - {*HEADS}
+    assert names == {"masked lm", "replaced tokens", "sift", "task", "task with sift", "lora"} and len(HEADS) == 6
+    assert {*OBJECTIVES} == {"mlm", "sop", "sbo"}
+
+
+# ------- FSDP2
+
+
+@slow
+@shards
+@accumulates
+@processes_talk
+@pytest.mark.parametrize("training", FSDP)
+def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(training, processes, alone):
+    result, expected = processes.result("fsdp", training), alone(training)
+    assert result["whole"] == [] and result["in no group"] == [] and result["wrapped"].startswith("FSDP")
+    # Of one bias of odd size there is no half.
+    assert 0.5 <= result["kept"] < 0.51
+    for other in (expected, processes.result("ddp", training)):
+        assert_same_log(result["log"], other["log"])
+    assert_same_weights(load_file(Path(processes.place("fsdp", training), "model.safetensors")), expected)
+
+
+@slow
+@shards
+@processes_talk
+@pytest.mark.parametrize("training", ["masked lm, dropout", "replaced tokens, joint"])
+def test_fsdp_evaluates_as_ddp(training, processes):
+    """Evaluation keeps the projections of the relative table, and reads whole embedding tables."""
+    evaluations = [processes.result(wrapper, training)["evaluations"] for wrapper in ("fsdp", "ddp")]
+    assert len(evaluations[0]) == len(evaluations[1]) == STEPS
+    for two, one in zip(*evaluations, strict=True):
+        for name in one:
+            if not name.endswith(("runtime", "per_second")):
+                assert two[name] == pytest.approx(one[name], **LOSSES), name
+
+
+@slow
+@shards
+@accumulates
+@processes_talk
+def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
+    result = processes.result("resumed", RESUMED)
+    assert_same_log(result["log"], alone(RESUMED)["log"])
+    assert_same_weights(load_file(Path(processes.place("resumed", RESUMED), "model.safetensors")), alone(RESUMED))
+
+
+@slow
+@shards
+@processes_talk
+@pytest.mark.parametrize("training", [name for name in FSDP if name.split(",")[0] in SAVED_AS])
+def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
+    folder = Path(processes.place("fsdp", training))
+    folders = [folder, folder / "checkpoint-2"] if training == RESUMED else [folder]
+    for place in folders:
+        model, info = SAVED_AS[training.split(",")[0]].from_pretrained(place, output_loading_info=True)
+        assert not info["missing_keys"] and not info["mismatched_keys"]
+        stored = load_file(place / "model.safetensors")
+        assert all(torch.equal(weight, stored[name]) for name, weight in model.state_dict().items() if name in stored)
+        assert len(stored) > 40
+
+
+@slow
+@shards
+@accumulates
+@processes_talk
+def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path):
+    result = processes.result("fsdp", "one group")
+    assert 0.5 <= result["kept"] < 0.51 and result["whole"] == []
+    assert_same_log(result["log"], train(folder=str(tmp_path), **BORROWED)["log"])
+
+
+@slow
+@shards
+@processes_talk
+@pytest.mark.parametrize("name", REFUSED)
+def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
+    """accelerate wraps layers in checkpoints that do not keep the random state: gradients of other dropout masks."""
+    error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
+    assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
+
+
+@pytest.fixture
+def pretend_to_shard(monkeypatch):
+    """pretend_to_shard(**plugin): accelerate is as it were with FSDP, in this process alone."""
+    from accelerate.state import AcceleratorState
+
+    create = Trainer.create_accelerator_and_postprocess
+
+    def pretend(**plugin):
+        def create_and_shard(trainer):
+            create(trainer)
+            trainer.accelerator.state.fsdp_plugin = SimpleNamespace(**plugin)
+            trainer.is_fsdp_enabled = True
+
+        monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create_and_shard)
+
+    yield pretend
+    # One state for the whole process.
+    AcceleratorState._shared_state.pop("fsdp_plugin", None)
+
+
+@pytest.mark.parametrize("training", ["masked lm, v2", "sift", "task", "task with sift"])
+def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pretend_to_shard, tmp_path):
+    """Of the trainers only that of pre-training did."""
+    borrowing, dropping = dict(share_layers="attention"), dict(hidden_dropout_prob=0.1)
+    pretend_to_shard(activation_checkpointing=True, auto_wrap_policy=print)
+    with pytest.raises(ValueError, match=DRAWS_ANEW):
+        make_trainer(training, str(tmp_path), fields=dropping)
+    with pytest.raises(ValueError, match=r"share_layers = 'attention' cannot run under FSDP with a group for each layer"):
+        make_trainer(training, str(tmp_path), fields=borrowing)
+    make_trainer(training, str(tmp_path))
+    pretend_to_shard(activation_checkpointing=False, auto_wrap_policy=None)
+    make_trainer(training, str(tmp_path), fields=borrowing | dropping)
+
+
+# ------- tensor parallel
+
+
+@slow
+@processes_talk
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(backend, processes):
+    """Attention with position terms of its own, convolution, and the Enhanced Mask Decoder's passes."""
+    result, expected = processes.result("tensor", backend), tensor_step(parallel=False, backend=backend)
+    assert len(result["split"]) == 3 * 16
+    assert result["loss"] == pytest.approx(expected["loss"], **LOSSES)
+    for name, gradient in expected["gradients"].items():
+        torch.testing.assert_close(result["gradients"][name], gradient, atol=1e-6, rtol=1e-5)
+
+
+# ------- what ZeRO needs
+
+
+def models():
+    """(name, a model that is to be trained, its inputs), for every head, objective and way of sharing embeddings."""
+    for name, training in HEADS.items():
+        model_class = training.build.keywords["model_class"]
+        yield name, shaken(model_class(make_config(training.build.keywords["family"]))), make_rows(model_class)
+    objectives = shaken(MultiObjectiveMaskedLM(make_config(), [*OBJECTIVES]))
+    yield "three objectives", objectives, make_rows(MultiObjectiveMaskedLM)
+    for sharing in ("gdes", "es", "nes"):
+        yield sharing, joint_model(sharing, rtd_temperature=1e-6), make_rows(DebertaExtForMaskedLM)
+    joint = joint_model("all", generator=dict(num_hidden_layers=3), rtd_temperature=1e-6)
+    yield "all", joint, make_rows(DebertaExtForMaskedLM)
+    for share in ("all", "attention", "ffn"):
+        shared = shaken(DebertaExtForMaskedLM(make_config(share_layers=share)))
+        yield f"layers share {share}", shared, make_rows(DebertaExtForMaskedLM)
+
+
+MODELS = {name: (model, rows) for name, model, rows in models()}
+
+
+@pytest.fixture(params=MODELS)
+def model_and_batch(request):
+    model, rows = MODELS[request.param]
+    return model.train(), default_data_collator(rows[:4])
+
+
+def parameters_in(value):
+    if isinstance(value, torch.nn.Parameter):
+        yield value
+    elif isinstance(value, dict):
+        yield from (found for item in value.values() for found in parameters_in(item))
+    elif isinstance(value, (list, tuple)):
+        yield from (found for item in value for found in parameters_in(item))
+
+
+def test_no_module_is_given_or_returns_a_bare_parameter(model_and_batch):
+    """The relative table reaches the layers as an activation: ZeRO cannot gather a parameter that travels."""
+    model, batch = model_and_batch
+    found, tables, calls = [], [], Counter()
+
+    def look(module, args, kwargs, output):
+        calls[module] += 1
+        found.extend(parameters_in([args, kwargs, output]))
+        if isinstance(module, DebertaExtLayer):
+            tables.append(args[2])
+
+    hooks = [module.register_forward_hook(look, with_kwargs=True) for module in model.modules()]
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            model(**batch)
+    for hook in hooks:
+        hook.remove()
+    assert found == [] and len(calls) > 20
+    assert len(tables) >= 6 and any(table.grad_fn is not None for table in tables)
+
+
+def test_no_module_reads_weights_outside_of_their_own_module(model_and_batch):
+    """As under ZeRO-3: a weight is there while the module that has it runs, and empty before and after."""
+    model, batch = model_and_batch
+    with torch.no_grad():
+        expected = model(**batch).loss
+    kept = {parameter: parameter.data for parameter in model.parameters()}
+    hooks = []
+
+    def gather(module, _):
+        for parameter in module.parameters(recurse=False):
+            parameter.data = kept[parameter]
+
+    def release(module, *_):
+        for parameter in module.parameters(recurse=False):
+            parameter.data = kept[parameter].new_empty(0)
+
+    for module in model.modules():
+        hooks += [module.register_forward_pre_hook(gather), module.register_forward_hook(release)]
+        release(module)
+    try:
+        with torch.no_grad():
+            assert torch.equal(model(**batch).loss, expected)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter, weight in kept.items():
+            parameter.data = weight
+
+
+def test_layers_are_what_is_not_split(model_and_batch):
+    model, _ = model_and_batch
+    assert [*model._no_split_modules] == [DebertaExtLayer.__name__]
+    assert any(type(module).__name__ == "DebertaExtLayer" for module in model.modules())
+
+
+# ------- big checkpoints: shards, devices, the meta device
+
+
+SAVED = {
+    "masked lm": lambda: DebertaExtForMaskedLM(make_config("v2")),
+    "classifier": lambda: DebertaExtForSequenceClassification(make_config("v1")),
+    "shared attention": lambda: DebertaExtForMaskedLM(make_config(share_layers="attention")),
+    "gdes": lambda: joint_model("gdes"),
+    "all": lambda: joint_model("all", generator=dict(num_hidden_layers=3)),
+}
+
+
+def logits(model):
+    row = default_data_collator(make_rows(DebertaExtForMaskedLM)[:3])
+    with torch.no_grad():
+        output = model(row["input_ids"], attention_mask=row["attention_mask"])
+    return output.discriminator_logits if hasattr(output, "discriminator_logits") else output.logits
+
+
+@pytest.fixture(params=SAVED)
+def in_shards(request, tmp_path):
+    """(name, a model, the folder with its weights in several files)."""
+    model = shaken(SAVED[request.param]()).eval()
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len([*(tmp_path / "shards").glob("model-*-of-*.safetensors")]) > 3
+    return request.param, model, tmp_path / "shards"
+
+
+@pytest.mark.parametrize("device_map", [None, pytest.param("cpu", marks=slow), "auto"])
+def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
+    _, model, folder = in_shards
+    loaded, info = type(model).from_pretrained(folder, device_map=device_map, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in model.state_dict().items())
+    assert torch.equal(logits(loaded), logits(model))
+
+
+@pytest.mark.parametrize("room, buffers", [(20_000, True), (60_000, False)], ids=["nothing fits", "some fit"])
+def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_shards, tmp_path):
+    """An offloaded weight is on the meta device until its module runs: position ids were made there, and the layer that
+    lends its weights was moved there."""
+    name, model, folder = in_shards
+    if name == "all":
+        pytest.skip("transformers cannot infer a device map where every weight of one half is tied to the other")
+    options = dict(device_map="auto", max_memory={"cpu": room}, offload_folder=tmp_path / "disk", offload_buffers=buffers)
+    loaded = type(model).from_pretrained(folder, **options)
+    assert "disk" in loaded.hf_device_map.values()
+    assert any(parameter.device.type == "meta" for parameter in loaded.parameters())
+    for _ in range(2):
+        assert torch.equal(logits(loaded), logits(model))
+
+
+def test_no_layer_is_split_over_devices(in_shards, tmp_path):
+    name, model, folder = in_shards
+    if name == "all":
+        pytest.skip("transformers cannot infer a device map where every weight of one half is tied to the other")
+    options = dict(device_map="auto", max_memory={"cpu": 60_000}, offload_folder=tmp_path / "disk")
+    placed = type(model).from_pretrained(folder, **options).hf_device_map
+    assert not [place for place in placed if ".layer." in place and not place.rsplit(".", 1)[1].isdigit()]
+
+
+def test_a_model_made_without_memory_is_filled_from_shards(in_shards, tmp_path):
+    from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+
+    _, model, folder = in_shards
+    with init_empty_weights():
+        empty = type(model)(model.config)
+    assert all(parameter.device.type == "meta" for parameter in empty.parameters())
+    empty.tie_weights()
+    filled = load_checkpoint_and_dispatch(empty, str(folder), device_map={"": "cpu"}).eval()
+    assert torch.equal(logits(filled), logits(model))
+
+
+def test_a_model_of_the_meta_device_is_filled_in_place(in_shards):
+    _, model, _ = in_shards
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    assert {tensor.device.type for tensor in (*empty.parameters(), *empty.buffers())} == {"meta"}
+    # Initialisation makes the buffers, which no file holds.
+    empty.to_empty(device="cpu").init_weights()
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(logits(empty.eval()), logits(model))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark with its smallest sizes: what it leaves behind, that its ratios follow from its times, what it refuses."""
+
+import csv
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("tqdm")
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "benchmark_attention.py"
+TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab-size", "100", "--repeats", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_attention", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def refused(benchmark, monkeypatch, capsys):
+    """refused(*arguments): what the script says before it exits with code 2."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, arguments)])
+        monkeypatch.setattr(benchmark, "measure", None)
+        with pytest.raises(SystemExit) as exit:
+            benchmark.main()
+        assert exit.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of all parts: its folder, what it printed, and the rows of each table."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        *TINY,
+        "--shapes",
+        "1x24",
+        "--backends",
+        "auto",
+        "eager",
+        "triton",
+        "--batches",
+        "2",
+    ]
+    command += ["--parts", "attention", "model", "padded", "--lengths-from", str(texts), "--output-dir", str(folder / "out")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = {}
+    for part in ("attention", "model", "padded"):
+        with (folder / "out" / f"{part}.csv").open(newline="", encoding="utf-8") as file:
+            rows[part] = list(csv.DictReader(file))
+    return folder / "out", done.stdout, rows
+
+
+# What the ratios are, by hand
+
+
+def test_spread_is_median_and_outer_tenths(benchmark):
+    assert benchmark.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
+
+
+def test_ratios_are_of_calls_of_the_same_turn(benchmark):
+    times = {"transformers": [4.0, 6.0, 40.0], "auto": [2.0, 2.0, 10.0], "BERT + SDPA": [1.0, 2.0, 4.0]}
+    compared = benchmark.compare("auto", times)
+    assert compared["seconds"] == 2.0
+    # 4/2, 6/2, 40/10 and 2/1, 2/2, 10/4.
+    assert [compared[f"speedup{end}"] for end in ("", "_p10", "_p90")] == pytest.approx([3.0, 2.2, 3.8])
+    assert compared["over_floor"] == 2.0
+
+
+def test_text_lengths_are_of_words_or_of_tokens(benchmark, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("one\n\none two three four\n" + "word " * 1000, encoding="utf-8")
+    assert benchmark.text_lengths(file, None) == [3, 7, benchmark.LONGEST]
+
+
+def test_memory_counts_what_is_held_at_a_time(benchmark):
+    weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward():
+        # 4000 and 8000 bytes at a time, then 4000 alone.
+        first, second = torch.empty(1000), torch.empty(2000)
+        del second
+        return first
+
+    side = benchmark.Side(forward, torch.nn.Module(), [weight])
+    assert benchmark.extra_bytes(side, "inference", {}) == pytest.approx(12000, abs=200)
+
+
+def test_different_outputs_end_the_run(benchmark):
+    states = torch.ones(1, 2, 3)
+    batches = [{"attention_mask": torch.tensor([[1, 0]])}]
+    padding = torch.tensor([0.0, 1.0])[None, :, None]
+    benchmark.check_equal({"transformers": [states], "auto": [states + padding]}, batches)
+    with pytest.raises(SystemExit, match="differ by"):
+        benchmark.check_equal({"transformers": [states], "auto": [states * 1.001]}, batches)
+
+
+# A run
+
+
+def test_run_leaves_tables_and_figures(finished):
+    folder, printed, rows = finished
+    for part in ("attention", "model", "padded"):
+        assert (folder / f"{part}.png").stat().st_size > 0
+        assert f"\n{part}\n" in printed
+        assert {row["mode"] for row in rows[part]} == {"inference", "training"}
+    assert f"torch {torch.__version__}" in (folder / "environment.txt").read_text(encoding="utf-8")
+
+
+def test_every_side_has_a_row(finished, benchmark):
+    _, _, rows = finished
+    backends = ["auto", "eager", "triton"]
+    assert list(rows["model"][0]) == list(benchmark.COLUMNS)
+    expected = dict(
+        attention=["transformers", *backends, "SDPA without positions"],
+        model=["transformers", *backends, "BERT + SDPA"],
+        padded=["transformers", "auto, padded", "auto, unpadded", "BERT + SDPA"],
+    )
+    for part, sides in expected.items():
+        assert [row["side"] for row in rows[part]] == 2 * sides
+
+
+def test_ratios_follow_from_the_times(finished):
+    for part in finished[2].values():
+        for mode in ("inference", "training"):
+            measured = [row for row in part if row["mode"] == mode and not row["skipped"]]
+            seconds = {row["side"]: float(row["seconds"]) for row in measured}
+            *_, floor = seconds
+            for row in measured:
+                own = seconds[row["side"]]
+                assert float(row["speedup"]) == pytest.approx(seconds["transformers"] / own)
+                assert float(row["over_floor"]) == pytest.approx(own / seconds[floor])
+                assert float(row["speedup_p10"]) <= float(row["speedup"]) <= float(row["speedup_p90"])
+                assert int(row["extra_bytes"]) > 0
+
+
+def test_a_side_that_cannot_run_says_why(finished):
+    _, printed, rows = finished
+    for part in ("attention", "model"):
+        skipped = [row for row in rows[part] if row["skipped"]]
+        assert {row["side"] for row in skipped} == {"triton"} and "cannot serve" in skipped[0]["skipped"]
+    assert "not measured: triton, training" in printed
+
+
+def test_memory_is_compared_with_eager(finished):
+    for row in finished[2]["attention"]:
+        if row["side"] == "eager":
+            assert row["backend"] == "eager" and float(row["bytes_over_eager"]) == 1
+
+
+def test_padding_is_counted(finished):
+    _, printed, rows = finished
+    assert "padded: 2 batches of 32 texts" in printed
+    # 3, 8, 12 and 6 tokens.
+    assert 0.2 < float(rows["padded"][0]["padding"]) < 0.7
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--shapes", "128"], "not batch x length"),
+        (["--shapes", "0x128"], "at least 1"),
+        (["--repeats", "0"], "at least 1"),
+        (["--backends", "flash"], "invalid choice"),
+        (["--preset", "v9"], "no preset 'v9'"),
+        (["--preset", "v2-xlarge", "--layers", "1"], "needs at least 2 layers"),
+        (["--parts", "padded"], "need each other"),
+        (["--tokenizer", "folder"], "needs --lengths-from"),
+        (["--compile"], "add --parts model"),
+        (["--lengths-from", "no_such_file"], "no_such_file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments_are_refused_before_measuring(arguments, message, refused, tmp_path):
+    folder = tmp_path / "out"
+    assert message in refused(*arguments, "--output-dir", folder)
+    assert not folder.exists()
+
+
+def test_texts_without_a_text_are_refused(refused, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n", encoding="utf-8")
+    assert "holds no text" in refused("--lengths-from", tmp_path / "empty.txt", "--output-dir", tmp_path / "out")
+
+
+def test_foreign_folder_is_refused_and_left_alone(refused, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    assert "add --overwrite" in refused("--output-dir", tmp_path)
+    assert "is a file" in refused("--output-dir", tmp_path / "thesis.txt", "--overwrite")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_overwrite_takes_a_folder_with_files(benchmark, tmp_path):
+    (tmp_path / "model.csv").write_text("old", encoding="utf-8")
+    benchmark.claim_output_dir(tmp_path, overwrite=True)
+    benchmark.claim_output_dir(tmp_path / "a" / "b", overwrite=False)
+    assert (tmp_path / "a" / "b").is_dir()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of SiFT runs, and says what it measured."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "benchmark_sift.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_sift", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_side_of_each_model_and_shape_is_measured(benchmark, capsys):
+    ratios = benchmark.main(["--layers", "1", "--shapes", "2x8", "1x16", "--repeats", "1"])
+    assert {*ratios} == {
+        (model, shape, side) for model in ("deberta-ext", "bert") for shape in ("2x8", "1x16") for side in benchmark.SIDES
+    }
+    assert all(ratio == 1.0 for (_, _, side), ratio in ratios.items() if side == "plain")
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert len(rows) == len(ratios) and all(row.count("|") == 7 for row in rows)
+
+
+def test_a_step_trains(benchmark):
+    import torch
+
+    model = benchmark.build("bert", 1, 16)
+    before = model.classifier.weight.detach().clone()
+    benchmark.measure(model, (2, 8), 1)
+    assert not torch.equal(model.classifier.weight, before) and not model.bert.embeddings.LayerNorm._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("flags", "message"), [(["--shapes", "8"], "must be positive"), (["--shapes", "axb"], "as 8x128")])
+def test_shapes_that_are_none(benchmark, flags, message, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(flags)
+    assert message in capsys.readouterr().err

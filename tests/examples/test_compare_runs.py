@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table and the figure of several runs."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "compare_runs.py"
+
+
+@pytest.fixture(scope="module")
+def compare_runs():
+    spec = importlib.util.spec_from_file_location("compare_runs", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def finished(folder, *values):
+    folder.mkdir()
+    history = [{"step": 10 * (i + 1), "eval_mlm_perplexity": value, "eval_loss": 1.0} for i, value in enumerate(values)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    return folder
+
+
+def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_path, capsys):
+    a, b, c = (finished(tmp_path / name, 9.0, last) for name, last in dict(a=4.0, b=6.0, c=7.0).items())
+    runs = [f"EMD={a}", f"EMD={b}", f"no EMD={c}"]
+    output = ["--output_dir", str(tmp_path / "out")]
+    compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", *output])
+    printed = capsys.readouterr().out
+    assert "| EMD | 2 | 20 | 5 ± 1.4 |" in printed and "| no EMD | 1 | 20 | 7 |" in printed
+    assert (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8") == printed
+    assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    summary = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    assert summary["EMD"]["eval_mlm_perplexity"]["values"] == [4.0, 6.0]
+
+
+def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(compare_runs, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(compare_runs, "plot_embedding_similarity", lambda values, path: drawn.update({path.name: values}))
+    logs = {
+        "gdes": [{"step": 1, "eval_generator_similarity": 0.9, "eval_discriminator_similarity": 0.8, "eval_loss": 1.0},
+                 {"step": 2, "eval_generator_similarity": 0.4, "eval_discriminator_similarity": 0.3, "eval_loss": 1.0}],
+        "mlm": [{"step": 2, "eval_loss": 1.0}],
+    }  # fmt: skip
+    for name, history in logs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    runs = [f"{name}={tmp_path / name}" for name in logs]
+    compare_runs.main(["--runs", *runs, "--output_dir", str(tmp_path / "out")])
+    assert drawn == {"embedding_similarity.png": {"gdes": {"generator": 0.4, "discriminator": 0.3}}}
+
+
+@pytest.mark.parametrize(
+    "runs, metrics, message",
+    [
+        (["{folder}"], ["eval_loss"], "takes NAME=FOLDER"),
+        (["a={folder}/nothing"], ["eval_loss"], "is no output folder of a finished run"),
+        (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; it logged eval_loss, eval_mlm_perplexity, step"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(runs, metrics, message, compare_runs, tmp_path):
+    folder = finished(tmp_path / "run", 2.0)
+    with pytest.raises(SystemExit, match=message):
+        compare_runs.main(["--runs", *(run.format(folder=folder) for run in runs), "--metrics", *metrics])

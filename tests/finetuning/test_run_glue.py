@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/run_glue.py end to end: files in, model and results out; killed and resumed; two processes; one-line errors."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.runs.whole_files import why_not_whole
+
+for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "run_glue.py"
+NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
+
+
+@pytest.fixture(scope="module")
+def run_glue():
+    spec = importlib.util.spec_from_file_location("run_glue", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reviews(count, seed):
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        label = rng.randrange(2)
+        rows.append(dict(sentence=f"the {rng.choice(NOUNS)} was {rng.choice((BAD, GOOD)[label])}", label=label))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    """A folder with train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, whose texts are learned in 40 steps."""
+    folder = tmp_path_factory.mktemp("material")
+    train, dev, test = (reviews(count, seed) for seed, count in enumerate((240, 40, 9)))
+    lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in train)]
+    (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "dev.jsonl").write_text("\n".join(map(json.dumps, dev)), encoding="utf-8")
+    (folder / "test.csv").write_text("\n".join(["sentence", *(row["sentence"] for row in test)]), encoding="utf-8")
+    tokenizer = train_tokenizer("byte-level-bpe", [row["sentence"] for row in train], 300)
+    torch.manual_seed(0)
+    config = DebertaExtConfig(
+        vocab_size=max(tokenizer.get_vocab().values()) + 1, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, position_buckets=16, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    DebertaExtForMaskedLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def arguments(material, folder, *more, **flags):
+    common = dict(
+        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
+        output_dir=folder, max_steps=4, report_to="none", disable_tqdm="true", logging_steps=1, learning_rate=5e-3,
+    )  # fmt: skip
+    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
+    return [*given, *map(str, more)]
+
+
+def start(*command):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def read(folder, name):
+    return json.loads(Path(folder, name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(run_glue, material, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "sst2"
+    flags = dict(task_name="sst2", test_file=material / "test.csv", max_steps=40, eval_strategy="steps", eval_steps=20)
+    return folder, run_glue.main(arguments(material, folder, "--do_train", "--do_eval", "--do_predict", **flags))
+
+
+# ------- what a run leaves
+
+
+def test_a_task_is_learned_and_its_test_file_is_what_the_server_takes(finished):
+    folder, metrics = finished
+    assert metrics["eval_accuracy"] == 1.0 and metrics["predict_samples"] == 9
+    lines = (folder / "SST-2.tsv").read_text(encoding="utf-8").splitlines()
+    expected = [str(row["label"]) for row in reviews(9, 2)]
+    assert lines == ["index\tprediction", *(f"{n}\t{label}" for n, label in enumerate(expected))]
+    assert read(folder, "all_results.json")["eval_accuracy"] == 1.0
+    assert read(folder, "config.json")["id2label"] == {"0": "negative", "1": "positive"}
+    history = read(folder, "trainer_state.json")["log_history"]
+    # Twice during the training, and at its end.
+    assert sum("eval_accuracy" in entry for entry in history) == 3
+
+
+def test_the_code_of_the_card_runs(finished, monkeypatch):
+    folder, _ = finished
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "Measured on dev.jsonl." in card
+    code = card.partition("```python\n")[2].partition("```")[0].replace("A text.", "the film was great")
+    monkeypatch.chdir(folder.parent)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert "'label': 'positive'" in printed.getvalue()
+
+
+def test_own_files_without_a_task_and_several_seeds(run_glue, material, tmp_path):
+    summary = run_glue.main(arguments(material, tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2))
+    assert summary["seeds"] == [1, 2] and len(summary["eval_accuracy"]["values"]) == 2
+    assert (tmp_path / "run" / "seed-2" / "model.safetensors").is_file()
+
+
+# ------- killed, resumed, on two processes
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, material, tmp_path):
+    flags = dict(max_steps=150, save_steps=50)
+    command = [sys.executable, SCRIPT, *arguments(material, tmp_path / "run", "--do_train", "--do_eval", **flags)]
+    process = start(*command)
+    try:
+        for _ in range(2400):
+            if why_not_whole(tmp_path / "run" / "checkpoint-50") is None or process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "run" / "all_results.json").exists()
+    resumed = run_glue.main([*command[2:], "--resume_from_checkpoint", "last"])
+    whole = run_glue.main(arguments(material, tmp_path / "whole", "--do_train", "--do_eval", **flags))
+    assert resumed["eval_loss"] == whole["eval_loss"]
+    states = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "whole")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(run_glue, material, tmp_path):
+    """The same examples a step, without dropout: the same loss, and each file once."""
+    overrides = dict(
+        config_overrides="hidden_dropout_prob=0,attention_probs_dropout_prob=0", test_file=material / "test.csv"
+    )
+    more = ("--do_train", "--do_eval", "--do_predict")
+    process = start(
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT,
+        *arguments(material, tmp_path / "two", *more, per_device_train_batch_size=4, **overrides),
+    )  # fmt: skip
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed[-3000:]
+    alone = run_glue.main(arguments(material, tmp_path / "one", *more, per_device_train_batch_size=8, **overrides))
+    together = read(tmp_path / "two", "all_results.json")
+    assert together["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-4)
+    assert together["eval_samples"] == 40 and printed.count("***** eval metrics *****") == 1
+    files = [(tmp_path / name / "predict_results.tsv").read_text(encoding="utf-8") for name in ("one", "two")]
+    assert files[0] == files[1]
+    assert {file.name for file in (tmp_path / "two").iterdir()} == {file.name for file in (tmp_path / "one").iterdir()}
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    ("more", "flags", "message"),
+    [
+        (
+            ["--do_train", "--evaluation_strategy", "epoch"],
+            {},
+            "--evaluation_strategy is gone from transformers: give",
+        ),
+        (["--do_train"], dict(train_file="nowhere.tsv"), "nowhere.tsv"),
+        (["--do_train"], dict(model_name_or_path="nowhere"), "nowhere"),
+        (["--do_train"], dict(text_columns="words"), "words"),
+        (["--do_predict"], {}, "--do_predict has no data"),
+    ],
+    ids=["gone", "file", "model", "column", "data"],
+)
+def test_errors_are_one_line_and_status_two(more, flags, message, run_glue, material, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_glue.main(arguments(material, tmp_path / "run", *more, **flags))
+    said = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert ended.value.code == 2 and len(said) == 1 and message in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_an_error_of_one_line(finished, run_glue, material, capsys):
+    folder, _ = finished
+    with pytest.raises(SystemExit) as ended:
+        run_glue.main(arguments(material, folder, "--do_train"))
+    assert ended.value.code == 2 and "is not empty: go on from" in capsys.readouterr().err.splitlines()[-1]

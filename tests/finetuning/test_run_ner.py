@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/run_ner.py end to end: entities are learned, saved and found again, and what it refuses."""
+
+import importlib.util
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, pipeline
+
+from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tasks.sentences import read_conll
+
+for package in ("accelerate", "datasets", "matplotlib"):
+    pytest.importorskip(package)
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_ner.py"
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+PEOPLE, PLACES, VERBS = ["Ada Lovelace", "Alan Turing", "Grace"], ["Paris", "New York"], ["likes", "left"]
+
+
+@pytest.fixture(scope="module")
+def run_ner():
+    spec = importlib.util.spec_from_file_location("run_ner", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sentences():
+    """(words, tags): "Ada Lovelace likes New York"."""
+    for person, verb, place in itertools.product(PEOPLE, VERBS, PLACES):
+        words = [*person.split(), verb, *place.split()]
+        people, places = (["B"] + ["I"] * (len(name.split()) - 1) for name in (person, place))
+        yield words, [*(f"{prefix}-PER" for prefix in people), "O", *(f"{prefix}-LOC" for prefix in places)]
+
+
+def write_conll(file, tagged=True):
+    lines = [
+        "".join(f"{word} {tag}\n" if tagged else f"{word}\n" for word, tag in zip(words, tags, strict=True))
+        for words, tags in sentences()
+    ]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe([" " + " ".join(words) for words, _ in sentences()] * 10, vocab_size=400)
+
+
+@pytest.fixture
+def model(tmp_path, tokenizer, tiny_config):
+    """The folder of a tiny masked language model of ours."""
+    DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run(script, model, folder, *flags, **values):
+    common = dict(
+        model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
+        report_to="none", disable_tqdm="true", save_strategy="no",
+    ) | values  # fmt: skip
+    return script.main([str(part) for name, value in common.items() for part in (f"--{name}", value)] + [*flags])
+
+
+def test_entities_are_learned_saved_and_found_again(run_ner, model, tmp_path):
+    file, test = write_conll(tmp_path / "rows.conll"), write_conll(tmp_path / "test.conll", tagged=False)
+    folder = tmp_path / "out"
+    measured = run(
+        run_ner, model, folder, "--do_train", "--do_eval", "--do_predict", "--return_entity_level_metrics", train_file=file,
+        validation_file=file, test_file=test, max_steps=60, logging_steps=10,
+    )  # fmt: skip
+    for name in ("f1", "precision", "recall", "accuracy", "PER_f1", "LOC_recall"):
+        assert measured[f"eval_{name}"] == 1.0
+    assert "predict_f1" not in measured
+    expected = [list(part) for part in zip(*sentences(), strict=True)]
+    for stem in ("eval", "predict"):
+        read = read_conll(folder / f"{stem}_predictions.txt", what="here")
+        assert [read.words, read.tags] == expected
+    assert "pipeline_tag: token-classification" in (folder / "README.md").read_text(encoding="utf-8")
+
+    # Of running text, of which the first word has no space before it.
+    find = pipeline("token-classification", str(folder), aggregation_strategy="first")
+    found = [(entity["entity_group"], entity["word"].strip()) for entity in find("Ada Lovelace left New York")]
+    assert found == [("PER", "Ada Lovelace"), ("LOC", "New York")]
+
+    # The checkpoint knows its labels, in its order, where there is nothing to train on.
+    again = run(run_ner, folder, tmp_path / "again", "--do_eval", validation_file=file)
+    assert again["eval_f1"] == 1.0
+    assert (
+        AutoTokenizer.from_pretrained(folder)("Grace")["input_ids"]
+        == AutoTokenizer.from_pretrained(model)(" Grace")["input_ids"]
+    )
+
+
+def test_what_a_user_can_mend_is_one_line(run_ner, model, tmp_path, capsys):
+    train, validation = write_conll(tmp_path / "train.conll"), tmp_path / "dev.conll"
+    validation.write_text("Ada B-PER\n\nNATO B-ORG\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        run(run_ner, model, tmp_path / "out", "--do_train", "--do_eval", train_file=train, validation_file=validation)
+    assert caught.value.code == 2
+    assert "row 2 of the data of --validation_file has the label 'B-ORG'" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@needs_data
+def test_a_short_run_on_real_sentences(run_ner, model, tmp_path):
+    files = {f"{split}_file": Path(DATA, "wnut17", f"{split}.jsonl.gz") for split in ("train", "validation", "test")}
+    measured = run(
+        run_ner, model, tmp_path / "out", "--do_train", "--do_eval", "--do_predict", **files, max_train_samples=50,
+        max_eval_samples=40, max_predict_samples=30, per_device_eval_batch_size=16,
+    )  # fmt: skip
+    assert (measured["eval_samples"], measured["predict_samples"]) == (40, 30)
+    read = read_conll(tmp_path / "out" / "predict_predictions.txt", what="here")
+    assert len(read.words) == 30 and 0 <= measured["predict_f1"] <= 1

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/run_race.py end to end: made-up and real questions, what it leaves, and what it refuses."""
+
+import gzip
+import importlib.util
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMultipleChoice, AutoTokenizer, BertConfig, BertModel
+
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForMultipleChoice
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+
+for package in ("accelerate", "datasets", "matplotlib"):
+    pytest.importorskip(package)
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_race.py"
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+COLOURS = ["red", "blue", "green", "white"]
+
+
+@pytest.fixture(scope="module")
+def run_race():
+    spec = importlib.util.spec_from_file_location("run_race", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(
+        ["the boat is red . the boat is blue . who has a green car ? a white one"] * 20, vocab_size=330
+    )
+
+
+@pytest.fixture
+def model(tmp_path, tokenizer, tiny_config):
+    """The folder of a tiny masked language model of ours."""
+    DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def write_race(file, level, count, answers=True):
+    """Questions that the article answers: the colour of the boat."""
+    lines = []
+    for number in range(count):
+        right = COLOURS[number % 4]
+        row = {
+            "example_id": f"{level}{number}.txt",
+            "article": f"the boat is {right} .",
+            "question": "a _ boat",
+            "options": COLOURS,
+        }
+        lines.append(json.dumps(row | ({"answer": "ABCD"[number % 4]} if answers else {})))
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def write_c3(file):
+    """Questions of two, three and four choices, of which the boat is the right one."""
+    rows = []
+    for number in range(12):
+        choices = COLOURS[: 1 + number % 3]
+        choices.insert(number % 2, "boat")
+        rows.append({"context": "the car is white .", "question": "a", "choices": choices, "label": number % 2})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def run(script, model, folder, *flags, **values):
+    common = dict(
+        model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
+        report_to="none", disable_tqdm="true", save_strategy="no",
+    ) | values  # fmt: skip
+    pairs = [(f"--{name}", *(value if isinstance(value, list) else [value])) for name, value in common.items()]
+    return script.main([str(part) for pair in pairs for part in pair] + [*flags])
+
+
+def test_a_whole_run_measures_the_schools_apart_and_leaves_answers(run_race, model, tmp_path):
+    middle, high = (write_race(tmp_path / f"{level}.jsonl", level, count) for level, count in (("middle", 8), ("high", 4)))
+    test = write_race(tmp_path / "test.jsonl", "high", 4, answers=False)
+    folder = tmp_path / "out"
+    measured = run(
+        run_race, model, folder, "--do_train", "--do_eval", "--do_predict", train_file=[middle, high],
+        validation_file=[middle, high], test_file=test, logging_steps=1,
+    )  # fmt: skip
+    accuracies = [measured[f"eval_{name}accuracy"] for name in ("", "middle_", "high_")]
+    assert accuracies[0] == pytest.approx((8 * accuracies[1] + 4 * accuracies[2]) / 12)
+    answers = json.loads((folder / "eval_answers.json").read_text(encoding="utf-8"))
+    assert [*answers][:9] == [*(f"middle{number}.txt-0" for number in range(8)), "high0.txt-0"]
+    right = sum(
+        answer == "ABCD"[number % 4] for number, answer in zip([*range(8), *range(4)], answers.values(), strict=True)
+    )
+    assert right / 12 == pytest.approx(accuracies[0])
+    assert len((folder / "predict_answers.tsv").read_text(encoding="utf-8").splitlines()) == 4
+    assert "predict_accuracy" not in measured
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: multiple-choice" in card and "middle_accuracy" in card and "middle.jsonl, high.jsonl" in card
+    assert type(AutoModelForMultipleChoice.from_pretrained(folder)) is DebertaExtForMultipleChoice
+    pair = AutoTokenizer.from_pretrained(folder)("the boat is red .", "a red boat")
+    assert pair["input_ids"] == AutoTokenizer.from_pretrained(model)("the boat is red .", "a red boat")["input_ids"]
+
+
+def test_a_checkpoint_is_evaluated_as_it_is(run_race, model, tmp_path):
+    file = write_race(tmp_path / "rows.jsonl", "high", 8)
+    trained = run(run_race, model, tmp_path / "out", "--do_train", "--do_eval", train_file=file, validation_file=file)
+    again = run(run_race, tmp_path / "out", tmp_path / "again", "--do_eval", validation_file=file)
+    assert again["eval_loss"] == pytest.approx(trained["eval_loss"], rel=1e-5)
+    assert again["eval_high_accuracy"] == trained["eval_high_accuracy"]
+
+
+@pytest.mark.parametrize("family", ["ours", "bert"])
+def test_questions_of_different_numbers_of_choices_are_learned(family, run_race, model, tokenizer, tmp_path):
+    if family == "bert":
+        config = BertConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+            max_position_embeddings=64,
+        )  # fmt: skip
+        model = tmp_path / "bert"
+        BertModel(config).save_pretrained(model)
+        tokenizer.save_pretrained(model)
+    file = write_c3(tmp_path / "rows.jsonl")
+    overrides = "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0"
+    measured = run(
+        run_race, model, tmp_path / "out", "--do_train", "--do_eval", train_file=file, validation_file=file, max_steps=60,
+        config_overrides=overrides, train_sampling_strategy="group_by_length", gradient_accumulation_steps=2,
+    )  # fmt: skip
+    assert measured["eval_accuracy"] == 1.0 and measured["eval_samples"] == 12
+
+
+def test_what_a_user_can_mend_is_one_line(run_race, model, tmp_path, capsys):
+    file = write_race(tmp_path / "rows.jsonl", "high", 2)
+    file.write_text(file.read_text(encoding="utf-8").replace('"answer": "B"', '"answer": "E"'), encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        run(run_race, model, tmp_path / "out", "--do_train", train_file=file)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "row 2 of --train_file rows.jsonl (high1.txt) has the answer 'E'; its 4 options are A, B, C, D" in lines[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_questions_that_are_too_long_stop_the_run_before_training(run_race, model, tmp_path, capsys):
+    file = write_race(tmp_path / "rows.jsonl", "high", 2)
+    with pytest.raises(SystemExit):
+        run(run_race, model, tmp_path / "out", "--do_train", train_file=file, max_seq_length=6)
+    assert "high0.txt-0: its question with choice" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@needs_data
+@pytest.mark.slow
+def test_a_model_memorises_real_questions(run_race, tmp_path, tiny_config):
+    """100 questions of RACE's train files, from random weights; half a minute on one core. The accuracy is printed."""
+    files, articles = [], []
+    for level in ("middle", "high"):
+        with gzip.open(Path(DATA, "race", level, "train.jsonl.gz"), "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in itertools.islice(lines, 50)]
+        articles += [row["article"] for row in rows]
+        files.append(tmp_path / f"{level}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tokenizer = train_byte_level_bpe(articles, vocab_size=2000)
+    config = tiny_config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
+    )
+    DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    measured = run(
+        run_race, tmp_path / "model", tmp_path / "out", "--do_train", "--do_eval", "--from_scratch", train_file=files,
+        validation_file=files, max_seq_length=128, max_steps=250, learning_rate=1e-3, per_device_train_batch_size=10,
+        lr_scheduler_type="constant_with_warmup", warmup_steps=20,
+    )  # fmt: skip
+    print({name: value for name, value in measured.items() if "accuracy" in name})
+    assert measured["eval_accuracy"] > 0.95

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, read from the sources: what travels to the Hub stands alone, and the layers stay layers."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "hf_deberta_ext"
+MODEL = {file.stem: file for file in sorted((PACKAGE / "model").glob("*.py")) if file.name != "__init__.py"}
+ENTRY, CONFIGURATION = "modeling_deberta_ext", "configuration_deberta_ext"
+BACKENDS = [name for name in MODEL if name.startswith("attention_")]
+MODULES = sorted(PACKAGE.rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+
+# transformers itself requires all of these.
+REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}
+# May be imported inside of a try statement, where transformers does not demand them.
+OPTIONAL = {"triton"}
+# Which parts of the package a part may import, besides itself and _version; "" is hf_deberta_ext/__init__.py.
+ALLOWED = {
+    "__main__": {"commands"},
+    "attention_parts": {"model"},
+    "checkpoint_files": {"model"},
+    "checkpoints": {"model"},
+    # The command line stands on top, as the examples do: it takes public names of all parts.
+    "commands": {
+        "",
+        "attention_parts",
+        "checkpoint_files",
+        "checkpoints",
+        "hub",
+        "model",
+        "plots",
+        "pretraining",
+        "runs",
+        "scoring",
+        "tokenization",
+    },
+    "divergence": set(),
+    "export": {"model"},
+    # Cards have one frame, which the runs fill at their end as well.
+    "hub": {"checkpoint_files", "model", "runs"},
+    "plots": {"model"},
+    "pretraining": {"model", "plots", "runs", "tokenization"},
+    "replace_attention": {"model"},
+    "runs": set(),
+    "scoring": {"model", "tokenization"},
+    # What FSDP must not do is one rule for all trainers.
+    "sift": {"divergence", "runs"},
+    "tasks": {"plots", "runs", "sift", "tokenization"},
+    "tokenization": {"model"},
+}
+HEAVY = {"accelerate", "datasets", "evaluate", "matplotlib", "peft", "sentencepiece", "sklearn", "triton"}
+
+
+def part_of(file: Path) -> str:
+    """checkpoints for hf_deberta_ext/checkpoints.py, tasks for hf_deberta_ext/tasks/glue.py, "" for __init__.py."""
+    return file.relative_to(PACKAGE).with_suffix("").parts[0].replace("__init__", "")
+
+
+def imports(file: Path) -> list[tuple[str, str | None]]:
+    """(absolute module, name or None) of every import in the file, those inside of functions too."""
+    package = ("hf_deberta_ext", *file.relative_to(PACKAGE).parent.parts) if file.is_relative_to(PACKAGE) else ()
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [(module, alias.name) for alias in node.names]
+    return found
+
+
+def parts_imported(file: Path) -> set[str]:
+    """The parts of the package that a file imports; "" for public names of hf_deberta_ext itself."""
+    parts = set()
+    for module, name in imports(file):
+        top, *rest = module.split(".")
+        if top == "hf_deberta_ext":
+            is_part = name is not None and ((PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file())
+            parts.add(rest[0] if rest else name if is_part else "")
+    return parts
+
+
+def siblings(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
+
+
+def tracked_files() -> list[Path]:
+    """Every file of the repository that git would take, or skip where this is no repository."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"not a git repository: {error}")
+    return [file for file in (ROOT / name for name in sorted({*listed.split("\0")} - {""})) if file.is_file()]
+
+
+# ------- the folder that travels
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_model_files_import_what_transformers_requires_and_siblings(name):
+    allowed = REQUIRED | sys.stdlib_module_names
+    for node in ast.walk(ast.parse(MODEL[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            tops = {alias.name.split(".")[0] for alias in node.names}
+            assert tops <= allowed | OPTIONAL, f"line {node.lineno}"
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            # "from . import x" is saved without x, and every other form is looked for where it is not.
+            assert node.level == 1 and node.module in MODEL, f"line {node.lineno}"
+            assert "*" not in {alias.name for alias in node.names}, f"line {node.lineno}"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module.split(".")[0] in allowed | OPTIONAL, f"line {node.lineno}"
+    # What the Hub demands of its users: all that is not inside of a try statement.
+    assert {*get_imports(MODEL[name])} <= allowed
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_the_scanner_of_transformers_finds_the_imports_that_python_finds(name):
+    """It is a regular expression, which takes a line of a docstring for an import and misses some real ones."""
+    assert {*get_relative_imports(MODEL[name])} == siblings(MODEL[name])
+
+
+def test_the_modeling_file_and_the_configuration_import_every_file_that_they_need_directly():
+    """For local folders, transformers <= 5.9 copies the direct imports of the file that it loads and no others."""
+    assert siblings(MODEL[ENTRY]) == {*MODEL} - {ENTRY}
+    assert siblings(MODEL[CONFIGURATION]) == {"official_configurations"}
+    assert siblings(MODEL["official_configurations"]) == set()
+
+
+def test_nothing_imports_the_modeling_file():
+    assert [name for name, file in MODEL.items() if ENTRY in siblings(file)] == []
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_attention_backends_import_neither_each_other_nor_the_configuration(name):
+    imported = siblings(MODEL[name])
+    assert not imported & {*BACKENDS, CONFIGURATION, "attention"}
+
+
+def test_there_is_an_eager_backend():
+    assert "attention_eager" in BACKENDS
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_model_files_carry_the_mark_that_saving_looks_for(name):
+    assert MODEL[name].read_text(encoding="utf-8").splitlines()[1] == "# hf_deberta_ext model code"
+
+
+# ------- the parts of the package
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_parts_of_the_package_import_only_the_parts_below_them(file):
+    part, imported = part_of(file), parts_imported(file) - {"_version"}
+    assert "hub" not in imported or part in ("hub", "commands")
+    assert "commands" not in imported or part in ("commands", "__main__")
+    if part in ("", "model", "_version"):
+        assert part == "" or imported <= {part}
+    else:
+        assert part in ALLOWED, f"{part} is new: say in ALLOWED what it may import"
+        assert imported <= ALLOWED[part] | {part}
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_examples_import_public_names_of_the_package(file):
+    for module, name in imports(file):
+        top, *rest = module.split(".")
+        if top != "hf_deberta_ext":
+            continue
+        path = [*rest, *([name] if name else [])]
+        assert path[:1] != ["model"] and not any(part.startswith("_") for part in path), f"{module} {name}"
+        exported = importlib.import_module(module)
+        if name is not None and not (Path(exported.__file__).parent / f"{name}.py").is_file():
+            assert name in exported.__all__, f"{name} is not in __all__ of {module}"
+
+
+def test_importing_the_package_warns_of_nothing_and_brings_no_training_package():
+    """Beside what transformers brings with a model of its own."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tokenizers, transformers.models.bert.modeling_bert
+from transformers import AutoModelForMaskedLM, AutoModelForMultipleChoice, DebertaV2Config, TokenizersBackend
+before = set(sys.modules)
+import hf_deberta_ext
+print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
+"""
+    command = [sys.executable, "-I", "-W", "error::DeprecationWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert not HEAVY & {*done.stdout.split()}
+
+
+# ------- names and first lines
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def order(name: str) -> tuple[int, str]:
+    """The order that ruff keeps: CONSTANTS, Classes, the rest."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def test_all_is_sorted_and_every_name_in_it_exists():
+    for file in MODULES:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        lists = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"]
+        ]
+        if file == PACKAGE / "__init__.py":
+            assert lists
+        for names in lists:
+            assert names == sorted({*names}, key=order), file
+            try:
+                module = importlib.import_module(module_name(file))
+                missing = [name for name in names if not hasattr(module, name)]
+            except ModuleNotFoundError as error:
+                # A training package that is not installed here.
+                assert error.name and error.name.split(".")[0] in HEAVY, file
+            else:
+                assert missing == [], file
+
+
+def test_every_python_file_names_its_licence_first_and_none_is_called_utils():
+    files = [*MODULES, *EXAMPLES, *sorted((ROOT / "tests").rglob("*.py"))]
+    first_lines = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8").partition("\n")[0] for file in files}
+    assert [name for name, line in first_lines.items() if line != "# SPDX-License-Identifier: Apache-2.0"] == []
+    assert [str(file) for file in files if "utils" in file.relative_to(ROOT).with_suffix("").parts] == []
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
+    folders = "|".join(("tmp", "work", "root", "home"))
+    # Not the end of an address or of a relative path.
+    pattern = re.compile(r"(?<![\w.~/)}\]])" + "/" + f"(?:{folders})" + r"(?![\w-])")
+    found = []
+    for file in tracked_files():
+        data = file.read_bytes()
+        if b"\0" in data:
+            continue
+        for number, line in enumerate(data.decode("utf-8", errors="replace").splitlines(), start=1):
+            if pattern.search(line):
+                found.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert found == []

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models are made of: operations that every device has, nothing read from it, modules that are called."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from every_head import HEADS, KINDS, NAMES, call_of, small, step
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hf_deberta_ext"
+# Positions that are chosen by their labels are as many as there are; generator and discriminator choose so.
+CHOOSING = {"masked-lm, one by one", "joint"}
+PLAIN = [head for head in HEADS if head not in CHOOSING and not head.startswith("sift")]
+DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+
+
+class Watch(TorchDispatchMode):
+    """The operations that ran, and the dtypes of what they gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            self.seen.append((str(function), x.dtype if isinstance(x, torch.Tensor) else None))
+        return result
+
+
+def test_nothing_is_compiled_by_torch_script():
+    """Deprecated, and broken from Python 3.14 on; whether somebody else traces may be asked."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        used = re.findall(r"torch\.jit\.(\w+)|from torch\.jit import (\w+)", file.read_text(encoding="utf-8"))
+        assert {name for pair in used for name in pair if name} <= {"is_tracing"}, file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head", PLAIN)
+def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
+    """On the meta device there are no values: whatever reads one raises. Forward, loss and backward, with padding."""
+    model = small(head, kind, tiny_config, **DROPOUT).train().to("meta")
+    arguments = {name: x.to("meta") for name, x in call_of(head).items()}
+    tensors, gradients = step(head, model, arguments)
+    assert gradients and all(x.is_meta for x in (*tensors.values(), *gradients.values()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("head", PLAIN)
+def test_nothing_is_computed_in_float64(head, name, tiny_config):
+    """MPS has no float64."""
+    model = small(head, KINDS[PLAIN.index(head) % 3], tiny_config, **DROPOUT).train()
+    model.set_attn_implementation(name)
+    model.set_unpadding(False)
+    arguments = call_of(head)
+    with Watch() as watch:
+        outputs = model(**arguments)
+        loss = outputs.get("loss")
+        (outputs[0].square().mean() if loss is None else loss).backward()
+    assert {backend for backend, _ in model.attention_backends().values()} == {name}
+    assert len(watch.seen) > 100
+    assert [function for function, dtype in watch.seen if dtype in (torch.float64, torch.complex128)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):
+    """Sharding, offloading and adapters hang on hooks: a module whose weights are read past its call would miss them."""
+    model = small("sequence", kind, tiny_config)
+    model.set_attn_implementation(name)
+    own = {key: module for key, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    fired = set()
+    for key, module in own.items():
+        module.register_forward_pre_hook(lambda *_, key=key: fired.add(key))
+    model(**call_of("sequence")).loss.backward()
+    # Absolute positions are read by the decoder of masked language models alone.
+    silent = {key for key in own.keys() - fired if not key.endswith("position_embeddings")}
+    assert silent == set() and len(fired) > 20

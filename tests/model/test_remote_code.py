@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What save_pretrained writes, and that it loads equal: with the package, and in a fresh process that lacks it."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from remote_code_worker import answers, state
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, pipeline
+
+import hf_deberta_ext
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+
+WORKER = Path(__file__).resolve().parents[1].joinpath("support", "remote_code_worker.py")
+CODE = Path(hf_deberta_ext.__file__).parent / "model"
+FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
+HEADS = {
+    "AutoModel": DebertaExtModel,
+    "AutoModelForPreTraining": DebertaExtForPreTraining,
+    "AutoModelForMaskedLM": DebertaExtForMaskedLM,
+    "AutoModelForSequenceClassification": DebertaExtForSequenceClassification,
+    "AutoModelForTokenClassification": DebertaExtForTokenClassification,
+    "AutoModelForQuestionAnswering": DebertaExtForQuestionAnswering,
+    "AutoModelForMultipleChoice": DebertaExtForMultipleChoice,
+}
+TINY = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=64, position_buckets=16, num_labels=3,
+)  # fmt: skip
+V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
+# name of the folder: Auto class, fields of the configuration, arguments of save_pretrained.
+KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
+    "v1_separate_projections": ("AutoModelForMaskedLM", V1, {}),
+    "v1_positions_and_types": ("AutoModel", V1 | dict(position_biased_input=True, type_vocab_size=2), {}),
+    "v2_convolution": ("AutoModelForMaskedLM", dict(conv_kernel_size=3), {}),
+    "p2p": ("AutoModel", dict(pos_att_type="c2p|p2c|p2p"), {}),
+    "shared_ffn": ("AutoModelForMaskedLM", dict(share_layers="ffn"), {}),
+    "shared_attention": ("AutoModel", dict(share_layers="attention"), {}),
+    "shared_all_and_factorised": ("AutoModelForMaskedLM", dict(share_layers="all", embedding_size=16), {}),
+    "plain_decoder": ("AutoModelForMaskedLM", dict(emd_layers=1, emd_input="hidden"), {}),
+    "shards": ("AutoModelForMaskedLM", {}, dict(max_shard_size="20KB")),
+    "one_table": ("AutoModelForPreTraining", dict(embedding_sharing="es"), {}),
+    "two_tables": ("AutoModelForPreTraining", dict(embedding_sharing="nes", generator={"hidden_size": 16}), {}),
+    "one_encoder": ("AutoModelForPreTraining", dict(embedding_sharing="all", position_biased_input=True), {}),
+    "bfloat16": ("AutoModelForMaskedLM", dict(dtype="bfloat16"), {}),
+}
+
+
+def tiny_model(model_class, seed=0, **fields):
+    """A small model in which no parameter has the value of its initialisation; eval mode."""
+    model = model_class(DebertaExtConfig(**(TINY | fields)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.3, 0.2, generator=generator))
+    return model.to(model.config.dtype or torch.float32).eval()
+
+
+def tiny_inputs(auto: str) -> dict[str, list]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, 3, 7) if auto == "AutoModelForMultipleChoice" else (2, 11)
+    ids = torch.randint(5, TINY["vocab_size"], shape, generator=generator)
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[1, ..., -3:] = 0
+    return {"input_ids": (ids * mask).tolist(), "attention_mask": mask.tolist()}
+
+
+def as_tensors(inputs: dict) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value) for name, value in inputs.items()}
+
+
+def save_tokenizer(folder: Path):
+    """One whose words are w5, w6, ..."""
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
+    words = [*special.values(), *(f"w{i}" for i in range(len(special), TINY["vocab_size"]))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert got[name].dtype == value.dtype, name
+        assert torch.equal(got[name], value), name
+
+
+def backbone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    own = {name.removeprefix("deberta."): value for name, value in tensors.items() if name.startswith("deberta.")}
+    return own or tensors
+
+
+def code_in(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(folder).glob("*.py")}
+
+
+# ------- what is written
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(auto, tmp_path):
+    tiny_model(HEADS[auto]).save_pretrained(tmp_path)
+    assert code_in(tmp_path) == FILES
+    written = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert written.keys() == {"AutoConfig", *HEADS}
+    for name, reference in written.items():
+        module, class_name = reference.split(".")
+        model_class = HEADS.get(name, DebertaExtConfig)
+        assert (CODE / f"{module}.py").is_file() and model_class.__name__ == class_name
+        assert getattr(importlib.import_module(f"hf_deberta_ext.model.{module}"), class_name) is model_class
+
+
+def test_a_configuration_saved_alone_brings_the_code(tmp_path):
+    DebertaExtConfig(**TINY).save_pretrained(tmp_path)
+    assert code_in(tmp_path) == FILES
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"].keys() == {"AutoConfig", *HEADS}
+
+
+def test_saving_again_replaces_older_code_of_ours(tmp_path):
+    model = tiny_model(DebertaExtModel)
+    model.save_pretrained(tmp_path)
+    old = tmp_path / "attention.py"
+    old.write_text("\n".join(old.read_text().splitlines()[:2]) + "\nraise RuntimeError\n")
+    model.save_pretrained(tmp_path)
+    assert code_in(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("name", ["attention.py", "losses.py", "replaced_token_detection.py"])
+@pytest.mark.parametrize("what", ["model", "config"])
+def test_a_foreign_file_of_the_same_name_is_refused_and_the_folder_left_as_it_was(name, what, tmp_path):
+    (tmp_path / name).write_text("# somebody else's\n")
+    model = tiny_model(DebertaExtModel)
+    with pytest.raises(ValueError, match=f"{name} exists and is not part of the model"):
+        (model if what == "model" else model.config).save_pretrained(tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "# somebody else's\n"}
+
+
+# ------- loading with the package
+
+
+@pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
+@pytest.mark.parametrize("auto", HEADS)
+def test_auto_classes_give_the_installed_classes(auto, trust, tmp_path):
+    model = tiny_model(HEADS[auto])
+    model.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path, **trust)) is DebertaExtConfig
+    loaded = getattr(transformers, auto).from_pretrained(tmp_path, **trust)
+    assert type(loaded) is HEADS[auto]
+    assert_equal(state(loaded), state(model))
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_auto_classes_build_the_installed_classes_from_a_configuration(auto):
+    assert type(getattr(transformers, auto).from_config(DebertaExtConfig(**TINY))) is HEADS[auto]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_models_are_equal(kind, tmp_path):
+    auto, fields, save = KINDS[kind]
+    model = tiny_model(HEADS[auto], **fields)
+    model.save_pretrained(tmp_path, **save)
+    assert (len([*tmp_path.glob("*.safetensors")]) > 1) == (kind == "shards")
+    loaded = HEADS[auto].from_pretrained(tmp_path)
+    assert_equal(state(loaded), state(model))
+    inputs = as_tensors(tiny_inputs(auto))
+    assert_equal(answers(loaded, inputs), answers(model, inputs))
+
+
+@pytest.mark.parametrize("model_class", [*HEADS.values(), DebertaExtForReplacedTokenDetection])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        # A model for each of its tensors.
+        pytest.param(V1 | dict(position_biased_input=True, type_vocab_size=2, conv_kernel_size=3), marks=pytest.mark.slow),
+    ],
+)
+def test_a_missing_tensor_is_drawn_anew_and_no_other(model_class, fields, tmp_path):
+    model = tiny_model(model_class, **fields)
+    model.save_pretrained(tmp_path)
+    saved, expected = load_file(tmp_path / "model.safetensors"), state(model)
+    tied = {*expected} - {*saved} - {name for name, _ in model.named_buffers()}
+    for missing in saved:
+        kept = {name: tensor for name, tensor in saved.items() if name != missing}
+        save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        loaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+        new = {missing} | {name for name in tied if torch.equal(expected[name], expected[missing])}
+        assert {missing} <= {*info["missing_keys"]} <= new
+        assert not info["unexpected_keys"] and not info["mismatched_keys"]
+        got = state(loaded)
+        assert_equal(*({name: value for name, value in part.items() if name not in new} for part in (got, expected)))
+        for name in new:
+            assert torch.isfinite(got[name]).all() and not torch.equal(got[name], expected[name]), name
+
+
+@pytest.mark.parametrize("kind", ["v1", "buckets"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_table_of_relative_positions_is_right_after_loading(kind, dtype, tmp_path):
+    """The buffer is in no file, and from_pretrained builds on the meta device, so the values have to be made again."""
+    model = tiny_model(DebertaExtModel, **(V1 if kind == "v1" else {}))
+    model.save_pretrained(tmp_path)
+    rows = DebertaExtModel.from_pretrained(tmp_path, dtype=dtype).encoder.relative_position.rows
+    assert rows.dtype == torch.int64 and rows.device.type == "cpu"
+    if kind == "v1":
+        assert rows.tolist() == [*range(128)]
+    else:
+        # r = -64, -8, -1, 0, 1, 8 and 63 by hand: 16 + r up to |r| = 8, then the logarithm up to 16 ± 15.
+        assert [rows[64 + r].item() for r in (-64, -8, -1, 0, 1, 8, 63)] == [1, 8, 15, 16, 17, 24, 31]
+    assert torch.equal(rows, model.encoder.relative_position.rows)
+
+
+@pytest.mark.parametrize("model_class", [*HEADS.values(), DebertaExtForReplacedTokenDetection])
+def test_models_can_be_built_on_the_meta_device(model_class):
+    for fields in ({}, V1, dict(conv_kernel_size=3, share_layers="ffn", embedding_size=16)):
+        with torch.device("meta"):
+            model = model_class(DebertaExtConfig(**(TINY | fields)))
+        assert {tensor.device.type for tensor in state(model).values()} == {"meta"}
+
+
+# ------- loading where the package does not exist
+
+
+def run_worker(folder: Path, name: str, jobs: list[dict]) -> dict:
+    """Runs the jobs in one fresh process in `folder`."""
+    task, result = folder / f"{name}.json", folder / f"{name}.pt"
+    task.write_text(json.dumps({"threads": torch.get_num_threads(), "jobs": jobs}))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
+    # -I: no PYTHONPATH, and neither the working folder nor that of the script are searched.
+    done = subprocess.run(
+        [sys.executable, "-I", str(WORKER), str(task), str(result)],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    loaded = torch.load(result, weights_only=False)
+    assert loaded["imported"] == []
+    return loaded["results"]
+
+
+def model_job(name: str, auto: str, source: Path | str, **more) -> dict:
+    job = {"kind": "model", "name": name, "auto": auto, "source": str(source), "inputs": tiny_inputs(auto)}
+    return job | more
+
+
+def put_into_hub_cache(folder: Path, repo_id: str, source: Path):
+    """Lays a saved folder where huggingface_hub looks for a downloaded repo."""
+    commit = "0123456789" * 4
+    repo = folder / "hf" / "hub" / ("models--" + repo_id.replace("/", "--"))
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    shutil.copytree(source, repo / "snapshots" / commit)
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    """The originals, what a process made of their folders ("first"), and another of that one's copies ("second")."""
+    folder = tmp_path_factory.mktemp("remote")
+    originals, first = {}, []
+    for kind, (auto, fields, save) in KINDS.items():
+        originals[kind] = tiny_model(HEADS[auto], **fields)
+        originals[kind].save_pretrained(folder / kind, **save)
+        first.append(model_job(kind, auto, folder / kind, again=str(folder / f"{kind}_2"), save=save))
+    originals["rtd"] = tiny_model(DebertaExtForReplacedTokenDetection)
+    originals["rtd"].save_pretrained(folder / "rtd")
+    originals["hub"] = originals["AutoModelForMaskedLM"]
+    put_into_hub_cache(folder, "someone/tiny", folder / "AutoModelForMaskedLM")
+    first.append(model_job("hub", "AutoModelForMaskedLM", "someone/tiny", again=str(folder / "hub_2")))
+    first.append(model_job("rtd", "AutoModel", folder / "rtd", again=str(folder / "rtd_2")))
+
+    # Only loaded on: these are not saved again.
+    loads = []
+    classifier = str(folder / "AutoModelForSequenceClassification")
+    for auto in HEADS:
+        # A classifier of 3 classes where multiple choice has one score: as for every model of transformers.
+        kwargs = {"ignore_mismatched_sizes": auto == "AutoModelForMultipleChoice"}
+        loads.append(model_job(f"other_{auto}", auto, classifier, kwargs=kwargs))
+    for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+        save_tokenizer(folder / auto)
+    pipes = [
+        ("fill-mask", str(folder / "AutoModelForMaskedLM"), "w7 [MASK] w9 w12"),
+        ("text-classification", classifier, "w7 w8 w9 w12 w40"),
+    ]
+    for task, source, text in pipes:
+        loads.append({"kind": "pipeline", "name": task, "task": task, "source": source, "text": text})
+
+    originals["config"] = originals["AutoModelForMaskedLM"]
+    originals["config"].config.save_pretrained(folder / "config")
+    put_into_hub_cache(folder, "someone/config", folder / "config")
+    configs = [
+        {"kind": "config", "name": name, "source": source, "again": str(folder / f"{name}_2")}
+        for name, source in (("config", str(folder / "config")), ("hub_config", "someone/config"))
+    ]
+
+    # First of all, when the process knows nothing of the model type yet.
+    refused = [
+        {"kind": "refused", "name": f"refused_{auto}_{trust}", "auto": auto, "source": source,
+         "kwargs": {} if trust is None else {"trust_remote_code": trust}}
+        for auto in ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification")
+        for source, trust in ((classifier, None), (classifier, False))
+    ]  # fmt: skip
+
+    second = [job | {"source": job["again"]} for job in [*configs, *first]]
+    for job in second:
+        del job["again"]
+    return {
+        "folder": folder,
+        "models": originals,
+        "pipelines": {task: pipeline(task, model=source)(text) for task, source, text in pipes},
+        "first": run_worker(folder, "first", [*refused, *configs, *first, *loads]),
+        "second": run_worker(folder, "second", second),
+    }
+
+
+@pytest.mark.parametrize("generation", ["first", "second"])
+@pytest.mark.parametrize("kind", [*KINDS, "hub"])
+def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generation, remote):
+    result, model = remote[generation][kind], remote["models"][kind]
+    assert "error" not in result, result["error"]
+    auto = KINDS[kind][0] if kind in KINDS else "AutoModelForMaskedLM"
+    assert result["class"] == HEADS[auto].__name__ and result["module"].startswith("transformers_modules.")
+    assert result["missing"] == []
+    assert_equal(result["state"], state(model))
+    assert_equal(result["answers"], answers(model, as_tensors(tiny_inputs(auto))))
+
+
+@pytest.mark.parametrize("generation", ["first", "second"])
+def test_the_encoder_of_a_discriminator_loads_without_the_package(generation, remote):
+    result, model = remote[generation]["rtd"], remote["models"]["rtd"].deberta
+    assert "error" not in result, result["error"]
+    assert_equal(result["state"], state(model))
+    assert_equal(result["answers"], answers(model, as_tensors(tiny_inputs("AutoModel"))))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])
+def test_a_model_saved_without_the_package_brings_the_same_files(kind, remote):
+    again = remote["folder"] / f"{kind}_2"
+    assert code_in(again) == FILES
+    assert json.loads((again / "config.json").read_text())["auto_map"].keys() == {"AutoConfig", *HEADS}
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
+    result, model = remote["first"][f"other_{auto}"], remote["models"]["AutoModelForSequenceClassification"]
+    assert "error" not in result, result["error"]
+    assert result["class"] == HEADS[auto].__name__
+    got, expected = result["state"], state(model)
+    if auto == "AutoModelForPreTraining":
+        # The discriminator is the encoder with a new head, the generator its first layer with new ones.
+        joined = DebertaExtForPreTraining(model.config)
+        joined.generator.deberta.load_state_dict(model.deberta.state_dict(), strict=False)
+        joined.discriminator.deberta.load_state_dict(model.deberta.state_dict(), strict=False)
+        got, expected = ({n: v for n, v in s.items() if ".deberta." in n} for s in (got, state(joined)))
+        return assert_equal(got, expected)
+    encoder = backbone(expected)
+    table = encoder["embeddings.word_embeddings.weight"]
+    if auto == "AutoModelForMaskedLM":
+        # Absolute positions are drawn for the decoder where the file has none; this file has them.
+        assert torch.equal(got["lm_predictions.lm_head.decoder.weight"], table)
+    assert_equal(backbone(got), encoder)
+    new = {name: value for name, value in got.items() if name in result["missing"]}
+    # Token classification names its classifier alike, as in transformers, and so takes this one.
+    complete = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+    assert bool(new) == (auto not in (*complete, "AutoModelForMultipleChoice"))
+    for name, value in new.items():
+        assert torch.isfinite(value).all(), name
+        assert value.std() < 0.03 if value.dim() > 1 else value.unique().tolist() in ([0.0], [1.0]), name
+    for name in {*got} & {*expected} - {*new}:
+        if got[name].shape == expected[name].shape:
+            assert torch.equal(got[name], expected[name]), name
+
+
+@pytest.mark.parametrize("generation", ["first", "second"])
+@pytest.mark.parametrize("name", ["config", "hub_config"])
+def test_a_configuration_loads_without_the_package(name, generation, remote):
+    result = remote[generation][name]
+    assert "error" not in result, result["error"]
+    assert result["module"].startswith("transformers_modules.")
+    # From the Hub, transformers puts the name of the repo before each entry of auto_map.
+    own = {name: result["config"][name] for name in ("_name_or_path", "dtype", "auto_map")}
+    assert result["config"] == remote["models"]["config"].config.to_dict() | own
+
+
+@pytest.mark.parametrize("name", ["config", "hub_config"])
+def test_a_configuration_saved_without_the_package_still_builds_a_model(name, remote):
+    """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""
+    result, model = remote["second"][name], remote["models"]["config"]
+    assert "error" not in result, result["error"]
+    assert result["class"] == "DebertaExtForMaskedLM"
+    assert {k: v.shape for k, v in result["state"].items()} == {k: v.shape for k, v in state(model).items()}
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification"])
+def test_pipelines_run_without_the_package(task, remote):
+    result = remote["first"][task]
+    assert "error" not in result, result["error"]
+    assert result["module"].startswith("transformers_modules.")
+    assert len(result["answers"]) and result["answers"] == remote["pipelines"][task]
+
+
+@pytest.mark.parametrize("auto", ["AutoConfig", "AutoModel", "AutoModelForSequenceClassification"])
+@pytest.mark.parametrize("trust", [None, False])
+def test_without_trust_and_without_the_package_loading_is_refused(auto, trust, remote):
+    result = remote["first"][f"refused_{auto}_{trust}"]
+    assert result.get("raised") == "ValueError", result
+    assert "trust_remote_code" in result["message"]

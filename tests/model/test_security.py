@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code that goes with a model touches its checkpoint alone: no network, no environment, no process, no other file."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_remote_code import HEADS, TINY, tiny_inputs, tiny_model
+from transformers import BertConfig, BertModel
+
+import hf_deberta_ext
+
+CODE = Path(hf_deberta_ext.__file__).parent / "model"
+SHIPPED = sorted(file for file in CODE.glob("*.py") if file.name != "__init__.py")
+WORKER = Path(__file__).resolve().parents[1].joinpath("support", "security_worker.py")
+# Audit events about files; functions of shutil make those of os as well.
+FILE_EVENTS = ("open", "os.", "shutil.", "tempfile.")
+CHANGES = {
+    "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
+    "os.utime",
+}  # fmt: skip
+# Of os, what starts a process or changes the environment.
+STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.putenv", "os.spawn", "os.startfile", "os.system",
+          "os.unsetenv"}  # fmt: skip
+
+# ------- what shipped code could do, by its names
+
+# Networks, processes, machine code, pickles.
+MODULES = {
+    "aiohttp", "asyncio", "cffi", "cloudpickle", "code", "ctypes", "dill", "ftplib", "http", "httpx", "importlib", "joblib",
+    "marshal", "mmap", "multiprocessing", "pickle", "pty", "requests", "runpy", "shelve", "signal", "smtplib", "socket",
+    "ssl", "subprocess", "telnetlib", "urllib", "urllib3", "webbrowser", "xmlrpc",
+}  # fmt: skip
+CALLED = {"__import__", "breakpoint", "compile", "eval", "exec", "input", "open"}
+# Of os, shutil, pathlib, pickle, torch, huggingface_hub and transformers: environment, files, processes, the Hub.
+NAMES = {
+    "HF_MODULES_CACHE", "HfApi", "TemporaryDirectory", "Unpickler", "cached_file", "chmod", "copy2", "copyfile", "copytree",
+    "environ", "environb", "execv", "execve", "expanduser", "fork", "get_cached_module_file", "get_token", "getenv", "glob",
+    "hf_hub_download", "hub", "import_module", "iterdir", "listdir", "load_file", "load_state_dict_from_url", "loads",
+    "makedirs", "mkdir", "mkdtemp", "popen", "posix_spawn", "putenv", "read_bytes", "read_text", "remove", "removedirs",
+    "rename", "rglob", "rmdir", "rmtree", "save", "save_file", "scandir", "snapshot_download", "symlink_to", "system",
+    "touch", "unlink", "unsetenv", "walk", "write_bytes", "write_text",
+}  # fmt: skip
+# The first reads what is open, the last is an instruction of kernels.
+HARMLESS = {"json.load", "json.loads", "tl.load"}
+
+
+def findings(source: str) -> set[tuple[str, str]]:
+    """(function, what) for each place of a file that could touch network, environment, files or processes; "" = no function.
+
+    torch.load counts without a literal `weights_only=True`.
+    """
+    found = set()
+
+    def look(node: ast.AST, function: str):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = node.name
+        if isinstance(node, ast.Import):
+            found.update((function, alias.name) for alias in node.names if alias.name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            if node.module.split(".")[0] in MODULES:
+                found.add((function, node.module))
+            found.update((function, alias.name) for alias in node.names if node.module == "os" and alias.name in NAMES)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLED:
+            found.add((function, node.func.id))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "open"):
+            called, safe = ast.unparse(node.func), ("weights_only", "True")
+            if called not in HARMLESS and safe not in [(each.arg, ast.unparse(each.value)) for each in node.keywords]:
+                found.add((function, called))
+        elif isinstance(node, ast.Attribute) and node.attr in NAMES and ast.unparse(node) not in HARMLESS:
+            found.add((function, node.attr))
+        elif isinstance(node, ast.Name) and node.id in NAMES:
+            found.add((function, node.id))
+        for child in ast.iter_child_nodes(node):
+            look(child, function)
+
+    look(ast.parse(source), "")
+    return found
+
+
+CODES = {
+    "import socket": {("", "socket")},
+    "from urllib.request import urlopen": {("", "urllib.request")},
+    "import os\ndef f():\n    return os.environ.get('HOME') or os.getenv('HOME')": {("f", "environ"), ("f", "getenv")},
+    "from os import environ": {("", "environ")},
+    "def f(path):\n    with open(path) as file:\n        return eval(file.read())": {("f", "open"), ("f", "eval")},
+    "def f(path):\n    return path.read_text()": {("f", "read_text")},
+    "def f(path):\n    return path.open('wb')": {("f", "path.open")},
+    "import torch\nx = torch.load('a.bin')": {("", "torch.load")},
+    "import torch\nx = torch.load('a.bin', weights_only=False)": {("", "torch.load")},
+    "import torch\nx = torch.load('a.bin', weights_only=given)": {("", "torch.load")},
+    "import torch\nx = torch.load('a.bin', weights_only=True)": set(),
+    "def f(path):\n    def g():\n        path.unlink()\n    return g": {("g", "unlink")},
+    "import re, json\nx = re.compile('a'), json.loads('1')": set(),
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_scan_finds_what_code_could_touch(code):
+    assert findings(code) == CODES[code]
+
+
+# ------- what shipped code touches, and why
+
+LOADING, SAVING, PUSHING = "reads the checkpoint", "saves the model's code with it", "a push, which the user asks for"
+JUSTIFIED = {
+    ("checkpoint_layouts.py", "read_generator", "cached_file"): LOADING,
+    ("checkpoint_layouts.py", "read_state_dict", "cached_file"): LOADING,
+    ("configuration_deberta_ext.py", "_beginning", "read_text"): SAVING,
+    ("configuration_deberta_ext.py", "copy_code", "HF_MODULES_CACHE"): SAVING,
+    ("configuration_deberta_ext.py", "copy_code", "copyfile"): SAVING,
+    ("configuration_deberta_ext.py", "copy_code", "get_cached_module_file"): SAVING,
+    ("configuration_deberta_ext.py", "copy_code", "glob"): SAVING,
+    ("configuration_deberta_ext.py", "copy_code", "mkdir"): SAVING,
+    ("configuration_deberta_ext.py", "save_pretrained", "glob"): SAVING,
+    ("damaged_checkpoints.py", "", "pickle"): "for the name of its error",
+    ("damaged_checkpoints.py", "read_json", "open"): LOADING,
+    ("damaged_checkpoints.py", "read_weights", "load_file"): LOADING,
+    ("pretrained_model.py", "_refuse_adapter_of_v1", "cached_file"): LOADING,
+    ("publishing.py", "_card", "hf_hub_download"): PUSHING,
+    ("publishing.py", "_card", "read_text"): PUSHING,
+    ("publishing.py", "_make_branch", "HfApi"): PUSHING,
+    ("publishing.py", "push_model", "HfApi"): PUSHING,
+    ("publishing.py", "push_model", "TemporaryDirectory"): PUSHING,
+    ("publishing.py", "push_model", "rglob"): PUSHING,
+}
+
+
+def test_shipped_code_touches_what_is_listed_and_nothing_else():
+    found = {(file.name, *place) for file in SHIPPED for place in findings(file.read_text(encoding="utf-8"))}
+    assert len(SHIPPED) > 15 and found == {*JUSTIFIED}
+
+
+def test_pickle_is_imported_for_its_error_alone():
+    tree = ast.parse((CODE / "damaged_checkpoints.py").read_text(encoding="utf-8"))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"}
+    assert used == {"UnpicklingError"}
+
+
+# ------- what a process touches that loads, runs and saves
+
+LABELS = {
+    "AutoModelForPreTraining": lambda ids: {"labels": ids},
+    "AutoModelForMaskedLM": lambda ids: {"labels": ids},
+    "AutoModelForSequenceClassification": lambda ids: {"labels": [0, 2]},
+    "AutoModelForTokenClassification": lambda ids: {"labels": [[token % 3 for token in row] for row in ids]},
+    "AutoModelForQuestionAnswering": lambda ids: {"start_positions": [1, 2], "end_positions": [3, 2]},
+    "AutoModelForMultipleChoice": lambda ids: {"labels": [0, 2]},
+}
+# At the beginning of a folder's modeling file: what the watch must see.
+MALICE = """
+import os, pickle, socket, subprocess
+os.environ.get("HOME"), "PATH" in os.environ, os.getenv("USER")
+socket.socket().close()
+subprocess.run(["true"])
+open({outside!r}, "w").close()
+pickle.loads(pickle.dumps(os.getcwd))
+"""
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory):
+    """(notes of the worker by Auto class, of a model of transformers and of malicious code; the folder of it all)."""
+    folder = tmp_path_factory.mktemp("watched")
+    sizes = {name: value for name, value in TINY.items() if name != "position_buckets"}
+    BertModel(BertConfig(**sizes)).save_pretrained(folder / "bert")
+    ids = {"input_ids": tiny_inputs("AutoModel")["input_ids"]}
+    jobs = [
+        dict(name="bert", auto="AutoModel", source=str(folder / "bert"), inputs=ids, again=str(folder / "saved" / "bert"))
+    ]
+    # What transformers imports late, and touches then, is no model's.
+    jobs.insert(0, jobs[0] | dict(name="imports"))
+    for auto, model_class in HEADS.items():
+        tiny_model(model_class, special_token_ids=[0, 1, 2, 3, 4]).save_pretrained(folder / auto)
+        inputs = tiny_inputs(auto)
+        inputs |= LABELS[auto](inputs["input_ids"]) if auto in LABELS else {}
+        jobs.append(dict(name=auto, auto=auto, source=str(folder / auto), inputs=inputs, again=str(folder / "saved" / auto)))
+    shutil.copytree(folder / "AutoModel", folder / "malicious")
+    with (folder / "malicious" / "modeling_deberta_ext.py").open("a", encoding="utf-8") as code:
+        code.write(MALICE.format(outside=str(folder / "outside")))
+    jobs.append(
+        jobs[0] | dict(name="malicious", source=str(folder / "malicious"), again=str(folder / "saved" / "malicious"))
+    )
+    (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+    # Online: what looked for a network would be seen.
+    environment |= {"HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
+    command = [sys.executable, "-I", "-B", str(WORKER), str(folder / "jobs.json"), str(folder / "notes.json")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads((folder / "notes.json").read_text(encoding="utf-8")), folder
+
+
+def opened(events: list, writing: bool) -> set[Path]:
+    """Files that were opened for writing, or only for reading."""
+    found = set()
+    for event, args, _ in events:
+        # A number is a file that is open already.
+        if event == "open" and isinstance(args[0], str):
+            path, mode, flags = args
+            writes = any(letter in "wax+" for letter in mode) if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if bool(writes) == writing:
+                found.add(Path(path))
+    return found
+
+
+def outside_of(paths: set[Path], *folders: Path) -> set[str]:
+    """Those in none of the folders, by either of their names where links lead to them."""
+    inside = {place for folder in folders for place in (folder, folder.resolve())}
+    return {str(path) for path in paths if not any(path.is_relative_to(place) for place in inside)}
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_a_model_from_the_hub_opens_no_connection_starts_nothing_and_runs_no_pickle(auto, notes):
+    found = notes[0][auto]
+    assert "error" not in found, found["error"]
+    assert found["module"].startswith("transformers_modules.")
+    other = {name for name, *_ in found["events"] if not name.startswith(FILE_EVENTS) or name in STARTS}
+    assert other == set()
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_a_model_from_the_hub_reads_its_folder_and_writes_where_it_is_saved(auto, notes):
+    """Beside Python's own files, what transformers reads for a model of its own, and the module cache."""
+    events, folder = notes[0][auto]["events"], notes[1]
+    transformers_reads = opened(notes[0]["bert"]["events"], writing=False)
+    cache, saved = folder / "modules", folder / "saved" / auto
+    assert outside_of(opened(events, writing=True), cache, saved) == set()
+    python = {Path(path) for path in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))}
+    read = opened(events, writing=False) - transformers_reads
+    assert outside_of(read, folder / auto, cache, saved, *python) == set()
+    assert folder / auto / "config.json" in opened(events, writing=False)
+    # Renamed, removed, linked, made: every path that is named.
+    changed = {Path(arg) for name, args, _ in events if name in CHANGES for arg in args if isinstance(arg, str)}
+    assert outside_of(changed, cache, saved) == set()
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_code_of_a_model_reads_no_environment(auto, notes):
+    assert notes[0][auto]["environment"] == []
+
+
+def test_the_watch_sees_what_malicious_code_does(notes):
+    found, folder = notes[0]["malicious"], notes[1]
+    assert "error" not in found, found["error"]
+    assert {("__getitem__", name) for name in ("HOME", "PATH", "USER")} == {*map(tuple, found["environment"])}
+    seen = {name for name, _, ours in found["events"] if ours}
+    assert {"socket.__new__", "subprocess.Popen", "pickle.find_class"} <= seen
+    assert folder / "outside" in opened(found["events"], writing=True)
+    # Else nothing of the others' would be ours.
+    assert any(ours for name, _, ours in notes[0]["AutoModel"]["events"] if name == "open")

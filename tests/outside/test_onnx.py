@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX files beside their models, int8 copies, and what export refuses."""
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_remote_code import save_tokenizer, tiny_model
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext import export as export_module
+from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, parity_shapes, quantise_onnx
+
+REASON = "the extra `onnx` is not installed"
+onnx = pytest.importorskip("onnx", reason=REASON)
+pytest.importorskip("onnxscript", reason=REASON)
+onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
+
+HEADS = [
+    DebertaExtModel,
+    DebertaExtForMaskedLM,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForMultipleChoice,
+]
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "export_onnx.py"
+TYPES = dict(type_vocab_size=2, position_biased_input=True)
+# A head of each family, with a convolution, one row for each distance, types and positions in the input, and choices. Each
+# export takes seconds; the rest of the product is slow.
+CASES = [(DebertaExtForMaskedLM, "v2", {}), (DebertaExtForTokenClassification, "v1", TYPES)]
+CASES += [(head, "v3", {}) for head in (DebertaExtForSequenceClassification, DebertaExtForMultipleChoice)]
+SLOW = [case for kind in ("v1", "v2", "v3") for head in HEADS if (case := (head, kind, {})) not in CASES]
+# Worst measured for these models: 7e-7 (float32) and 0.057 (int8), relative to the largest output. Ten times as much, since
+# other processors sum in other orders, and three times.
+FLOAT32, INT8 = 7e-6, 0.17
+
+
+def case_id(case):
+    head, kind, fields = case
+    return f"{head.__name__}-{kind}{'-types' * bool(fields)}"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """exported(model, name): its file, written once in this module."""
+    folder, files = tmp_path_factory.mktemp("onnx"), {}
+
+    def export(model, name):
+        if name not in files:
+            files[name] = export_onnx(model, folder / f"{name}.onnx")
+        return files[name]
+
+    return export
+
+
+@pytest.fixture
+def build(tiny_config, shake):
+    def model(case):
+        head, kind, fields = case
+        return shake(head(tiny_config(kind, num_hidden_layers=2, num_labels=3, **fields)))
+
+    return model
+
+
+@pytest.fixture
+def classifier(build, exported):
+    """A model and its file."""
+    case = (DebertaExtForSequenceClassification, "v3", {})
+    model = build(case)
+    return model, exported(model, case_id(case))
+
+
+def dimensions(values):
+    return {value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
+
+
+# ------- the file
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
+)
+def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path):
+    """One row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays near."""
+    head, _, _ = case
+    model = build(case)
+    file = exported(model, case_id(case))
+    rows = onnx_parity(model, file)
+    assert [(row.batch, row.length, row.padding) for row in rows] == parity_shapes(model)
+    decides = head is not DebertaExtModel
+    for row in rows:
+        assert row.difference < FLOAT32 * row.largest and row.largest > 0.1, row
+        assert row.agreement == (1.0 if decides else None), row
+    int8 = quantise_onnx(file, tmp_path / "int8.onnx")
+    for row in onnx_parity(model, int8):
+        assert 0 < row.difference < INT8 * row.largest, row
+
+
+def test_shapes_reach_beyond_the_tables_or_up_to_their_end(tiny_config):
+    def lengths(head, **fields):
+        return {length for _, length, _ in parity_shapes(head(tiny_config("v3", **fields)))}
+
+    assert lengths(DebertaExtModel) == {1, 2, 20, 37, 73}
+    assert lengths(DebertaExtModel, max_relative_positions=100) == {1, 2, 20, 37, 109}
+    assert max(lengths(DebertaExtForMaskedLM)) == max(lengths(DebertaExtModel, position_biased_input=True)) == 64
+    assert max(lengths(DebertaExtForMaskedLM, emd_input="hidden", emd_layers=1)) == 73
+    assert {padding for _, _, padding in parity_shapes(DebertaExtModel(tiny_config()))} == {"none", "right", "left"}
+
+
+def test_inputs_and_outputs_have_names_and_free_sizes(build, exported):
+    expected = {
+        DebertaExtModel: {"last_hidden_state": ["batch", "sequence", 32]},
+        DebertaExtForMaskedLM: {"logits": ["batch", "sequence", 64]},
+        DebertaExtForReplacedTokenDetection: {"logits": ["batch", "sequence"]},
+        DebertaExtForSequenceClassification: {"logits": ["batch", 3]},
+        DebertaExtForTokenClassification: {"logits": ["batch", "sequence", 3]},
+        DebertaExtForQuestionAnswering: {"start_logits": ["batch", "sequence"], "end_logits": ["batch", "sequence"]},
+        DebertaExtForMultipleChoice: {"logits": ["batch", "choices"]},
+    }
+    for case in CASES:
+        graph = onnx.load(exported(build(case), case_id(case))).graph
+        sizes = ["batch", "choices", "sequence"] if case[0] is DebertaExtForMultipleChoice else ["batch", "sequence"]
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if case[2] else [])]
+        assert dimensions(graph.input) == dict.fromkeys(names, sizes)
+        assert dimensions(graph.output) == expected[case[0]]
+        # The names of the model's own parameters, for whoever looks for a weight.
+        parameters = {tensor.name.removeprefix("deberta.") for tensor in graph.initializer}
+        assert {"embeddings.LayerNorm.weight", "encoder.layer.0.attention.self.query_proj.bias"} <= parameters
+
+
+def test_metadata_say_what_it_is_and_no_file_names_a_folder_of_the_machine(classifier, tmp_path):
+    """torch notes the source line of each operation, with its path."""
+    model, file = classifier
+    int8 = quantise_onnx(file, tmp_path / "int8.onnx")
+    for path in (file, int8):
+        onnx.checker.check_model(path, full_check=True)
+        metadata = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+        assert metadata["architecture"] == "DebertaExtForSequenceClassification"
+        assert json.loads(metadata["id2label"]) == {str(key): label for key, label in model.config.id2label.items()}
+        assert metadata["hf_deberta_ext"] and ("quantisation" in metadata) == (path == int8)
+        data = path.read_bytes()
+        for folder in (os.path.dirname(export_module.__file__), os.path.dirname(torch.__file__), str(tmp_path)):
+            assert folder.encode() not in data
+    assert int8.stat().st_size < file.stat().st_size
+
+
+def test_positions_beyond_the_absolute_table_fail_and_give_no_answer(build, exported):
+    case = (DebertaExtForTokenClassification, "v1", TYPES)
+    session = onnxruntime.InferenceSession(exported(build(case), case_id(case)))
+    ids = np.full((1, 65), 7, dtype=np.int64)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, inputs)
+
+
+def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(build, exported, tmp_path, capfd):
+    """Quietly: torch and onnxruntime log what concerns them alone."""
+    levels = {name: logging.getLogger(name).level for name in ("", "torch.onnx", "onnxscript", "onnx_ir", "onnxruntime")}
+    model = build((DebertaExtForReplacedTokenDetection, "v3", {}))
+    model.__class__ = type("Mine", (DebertaExtForReplacedTokenDetection,), {})
+    model.train().set_unpadding(True)
+    file = export_onnx(model, tmp_path / "new" / "mine.onnx", opset=20)
+    quantise_onnx(file, tmp_path / "new" / "mine_int8.onnx")
+    (row,) = onnx_parity(model, file, [(2, 30, "right")])
+    assert row.difference < FLOAT32 * row.largest
+    assert all(module.training for module in model.modules()) and model.deberta.unpadding is True
+    assert onnx.load(file).opset_import[0].version == 20
+    assert os.listdir(tmp_path) == ["new"] and sorted(os.listdir(file.parent)) == ["mine.onnx", "mine_int8.onnx"]
+    assert {name: logging.getLogger(name).level for name in levels} == levels
+    assert capfd.readouterr() == ("", "")
+
+
+# ------- parity
+
+
+def test_parity_by_hand(classifier, tmp_path):
+    """A file whose classifier has another bias is off by that much, and decides otherwise."""
+    model, file = classifier
+    proto = onnx.load(file)
+    bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "classifier.bias")
+    shifted = onnx.numpy_helper.to_array(bias) + np.float32([0, 0, 100])
+    bias.CopyFrom(onnx.numpy_helper.from_array(shifted, bias.name))
+    onnx.save(proto, tmp_path / "shifted.onnx")
+    (row,) = onnx_parity(model, tmp_path / "shifted.onnx", [(4, 9, "left")])
+    assert row.difference == pytest.approx(100, abs=1e-3) and row.agreement < 1
+    assert (row.batch, row.length, row.padding, row.torch_seconds, row.onnx_seconds) == (4, 9, "left", None, None)
+    tokens = list(range(5, 41))
+    (row,) = onnx_parity(model, file, [(4, 9, "none")], tokens=tokens, repeats=3)
+    with torch.no_grad():
+        assert row.largest == model(torch.tensor(tokens).view(4, 9)).logits.abs().max().item()
+    assert row.torch_seconds > 0 and row.onnx_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "got", "mask", "result"),
+    [
+        # The padded third token does not count, though it is far off.
+        ("DebertaExtForTokenClassification", {"logits": [[[1, 0], [0, 1], [9, 0]]]}, {"logits": [[[1, 0], [1, 0], [0, 9]]]},
+         [[1, 1, 0]], (1, 1, 0.5)),
+        ("DebertaExtForReplacedTokenDetection", {"logits": [[2, -1]]}, {"logits": [[2, 1]]}, [[1, 1]], (2, 2, 0.5)),
+        # The end of the answer is looked for among real tokens.
+        ("DebertaExtForQuestionAnswering", {"start_logits": [[3, 1, 0]], "end_logits": [[0, 2, 1]]},
+         {"start_logits": [[3, 1, 9]], "end_logits": [[5, 2, 1]]}, [[1, 1, 0]], (5, 3, 0.5)),
+        # One score is a regression, and an encoder's states are no classes.
+        ("DebertaExtForSequenceClassification", {"logits": [[2], [0]]}, {"logits": [[2.5], [0]]}, [[1], [1]],
+         (0.5, 2, None)),
+        ("DebertaExtModel", {"last_hidden_state": [[[1, 0]]]}, {"last_hidden_state": [[[0, 1]]]}, [[1]], (1, 1, None)),
+    ],
+)  # fmt: skip
+def test_differences_count_at_real_tokens(name, expected, got, mask, result):
+    expected, got = ({key: torch.tensor(value).float() for key, value in side.items()} for side in (expected, got))
+    assert export_module._compare(name, expected, got, torch.tensor(mask).bool()) == result
+
+
+# ------- int8
+
+
+def test_embeddings_are_quantised_when_asked_for(classifier, tmp_path):
+    model, file = classifier
+    plain = quantise_onnx(file, tmp_path / "int8.onnx")
+    smaller = quantise_onnx(file, tmp_path / "embeddings.onnx", embeddings=True)
+    assert smaller.stat().st_size < plain.stat().st_size
+    types = {
+        path: {tensor.name: tensor.data_type for tensor in onnx.load(path).graph.initializer} for path in (plain, smaller)
+    }
+    table = "deberta.embeddings.word_embeddings.weight"
+    assert table in types[plain] and table not in types[smaller]
+    operations = {node.op_type for node in onnx.load(plain).graph.node}
+    assert "MatMulInteger" in operations and "Softmax" in operations
+    for row in onnx_parity(model, smaller):
+        assert row.difference < INT8 * row.largest
+
+
+def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_path):
+    model, file = classifier
+    big = tmp_path / "big.onnx"
+    onnx.save(onnx.load(file), big, save_as_external_data=True, location="big.onnx.data", size_threshold=0)
+    quantise_onnx(big, tmp_path / "int8" / "small.onnx")
+    assert sorted(os.listdir(tmp_path / "int8")) == ["small.onnx", "small.onnx.data"]
+    (row,) = onnx_parity(model, tmp_path / "int8" / "small.onnx", [(4, 40, "right")])
+    assert 0 < row.difference < INT8 * row.largest
+    # An old second file is not left beside a file that has none.
+    quantise_onnx(file, tmp_path / "int8" / "small.onnx", overwrite=True)
+    assert os.listdir(tmp_path / "int8") == ["small.onnx"]
+
+
+@pytest.mark.slow
+def test_weights_too_large_for_one_file_are_written_beside_it(build, tmp_path, monkeypatch):
+    program_module = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(program_module, "_LARGE_MODEL_THRESHOLD", 1000)
+    model = build((DebertaExtModel, "v3", {}))
+    file = export_onnx(model, tmp_path / "model.onnx")
+    assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
+    (row,) = onnx_parity(model, file, [(2, 40, "right")])
+    assert row.difference < FLOAT32 * row.largest
+
+
+# ------- what is refused
+
+
+def test_no_file_is_replaced_unasked_and_a_failure_leaves_it_as_it_was(classifier, build, tmp_path, monkeypatch):
+    model, source = classifier
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"mine")
+    for call in (lambda: export_onnx(model, file), lambda: quantise_onnx(source, file)):
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            call()
+    monkeypatch.setattr(onnx, "save", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
+    for call in (lambda: export_onnx(model, file, overwrite=True), lambda: quantise_onnx(source, file, overwrite=True)):
+        with pytest.raises(OSError, match="disk full"):
+            call()
+    assert file.read_bytes() == b"mine" and os.listdir(tmp_path) == ["model.onnx"]
+
+
+def test_what_cannot_be_exported_is_refused(classifier, build, tiny_config, tmp_path):
+    model, file = classifier
+    with pytest.raises(ValueError, match=r"export one of them: model.export_discriminator\(\)"):
+        export_onnx(DebertaExtForPreTraining(tiny_config("v3")), tmp_path / "joint.onnx")
+    with pytest.raises(ValueError, match=r"torch.bfloat16.*give model.float\(\)"):
+        export_onnx(build((DebertaExtModel, "v3", {})).bfloat16(), tmp_path / "half.onnx")
+    with pytest.raises(ValueError, match="opset must be 18 or newer, got 17"):
+        export_onnx(model, tmp_path / "old.onnx", opset=17)
+    with pytest.raises(ValueError, match=r"must end in .onnx, got .*model.pt"):
+        export_onnx(model, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="would replace itself"):
+        quantise_onnx(file, file, overwrite=True)
+    for call in (lambda: quantise_onnx(tmp_path / "no.onnx", tmp_path / "int8.onnx"), lambda: onnx_parity(model, "no.onnx")):
+        with pytest.raises(FileNotFoundError, match=r"no file .*no.onnx; export_onnx writes one"):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_of_another_model_and_wrong_shapes_are_refused(classifier, build):
+    model, file = classifier
+    with pytest.raises(ValueError, match=r"outputs \['logits'\], which are not those of DebertaExtForQuestionAnswering"):
+        onnx_parity(build((DebertaExtForQuestionAnswering, "v3", {})), file)
+    with pytest.raises(ValueError, match="not those of DebertaExtForSequenceClassification"):
+        onnx_parity(build((DebertaExtForSequenceClassification, "v1", TYPES)), file)
+    with pytest.raises(ValueError, match="padding must be 'none', 'right' or 'left', got 'both'"):
+        onnx_parity(model, file, [(2, 8, "both")])
+    with pytest.raises(ValueError, match=r"inputs of shape \[2, 8\] take 16 tokens, got 3"):
+        onnx_parity(model, file, [(2, 8, "none")], tokens=[5, 6, 7])
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, classifier, tmp_path, monkeypatch):
+    model, file = classifier
+    monkeypatch.setitem(sys.modules, missing, None)
+    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=rf"{missing}.* is missing.*pip install 'hf_deberta_ext\[onnx\]'"):
+        if missing == "onnxruntime":
+            onnx_parity(model, file)
+        else:
+            export_onnx(model, tmp_path / "model.onnx")
+
+
+# ------- examples/export_onnx.py
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("export_onnx_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A classifier of three labels with its tokenizer, rows and a text."""
+    tiny_model(DebertaExtForSequenceClassification, num_hidden_layers=1, pad_token_id=0).save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    rows = [{"sentence": f"w{5 + i} w{50 - i} " * (i % 5 + 1), "label": i % 3} for i in range(50)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{5 + i % 50}" for i in range(400)))
+    return tmp_path
+
+
+def test_the_example_writes_both_files_and_measures_them(script, saved, capsys):
+    flags = ["--model", str(saved / "model"), "--output", str(saved / "onnx" / "model.onnx"), "--int8", "--int8_embeddings"]
+    flags += ["--lengths", "1", "9", "90", "--repeats", "1", "--text_file", str(saved / "text.txt")]
+    results = script.main([*flags, "--rows_file", str(saved / "rows.jsonl")])
+    assert sorted(os.listdir(saved / "onnx")) == ["model.onnx", "model_int8.onnx", "parity.json"]
+    assert json.loads((saved / "onnx" / "parity.json").read_text()) == json.loads(json.dumps(results))
+    assert str(saved) not in (saved / "onnx" / "parity.json").read_text() and results["model"] == "model"
+    assert results["architecture"] == "DebertaExtForSequenceClassification"
+    assert results["bytes"]["int8"] == (saved / "onnx" / "model_int8.onnx").stat().st_size < results["bytes"]["float32"]
+    shapes = [(1, 1), (1, 9), (1, 90), (2, 9), (2, 90)]
+    for rows in results["parity"].values():
+        assert [(row["batch"], row["length"]) for row in rows] == shapes
+    assert all(row["agreement"] == 1.0 for row in results["parity"]["float32"])
+    # By hand: the model on each row alone.
+    model = DebertaExtForSequenceClassification.from_pretrained(saved / "model").eval()
+    right = 0
+    for line in (saved / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        ids = [1, *(int(word[1:]) for word in row["sentence"].split()), 2]
+        with torch.no_grad():
+            right += model(torch.tensor([ids])).logits.argmax().item() == row["label"]
+    scores = results["accuracy"]
+    assert scores["torch"] == {"rows": 50, "accuracy": pytest.approx(right / 50)}
+    assert scores["float32"] == {"rows": 50, "accuracy": pytest.approx(right / 50), "agreement": 1.0}
+    assert {*scores} == {"torch", "float32", "int8"}
+    lines = capsys.readouterr().out.splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + len(shapes) and all(line.count("|") == table[0].count("|") for line in table)
+    with pytest.raises(SystemExit, match=r"model.onnx exists; give overwrite=True"):
+        script.main(flags)
+
+
+@pytest.mark.slow
+def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch):
+    rows = [OnnxParity(1, 4, "none", 0.01, 1.0, 1.0, 1.0, 1.0)]
+    monkeypatch.setattr(script, "onnx_parity", lambda *args, **kwargs: rows)
+    flags = ["--model", str(saved / "model"), "--output", str(saved / "model.onnx"), "--lengths", "4"]
+    with pytest.raises(SystemExit, match=r"model.onnx is off by 1.0e-02 of the largest output"):
+        script.main(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rows_file", "rows.txt", "--model"], "must end in .jsonl, .csv or .tsv"),
+        (["--rows_file", "rows.jsonl", "--text_columns", "text", "--model"], "has no column text"),
+        (["--rows_file", "bad.jsonl", "--model"], "the model has no label 7; it has"),
+        (["--rows_file", "rows.jsonl", "--task", "feature-extraction", "--model"], "this is a DebertaExtModel"),
+        (["--text_file", "text.txt"], "need a --model"),
+    ],
+)
+def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    (saved / "rows.txt").write_text("")
+    (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
+    flags = [*flags, "model"] if flags[-1] == "--model" else flags
+    with pytest.raises(SystemExit, match=f"export_onnx: .*{message}"):
+        script.main(flags)
+    assert not (saved / "onnx").exists()
+
+
+def test_the_example_takes_stock_models_and_names_its_tasks(script, saved, stock_config):
+    from transformers import DebertaV2ForTokenClassification, DebertaV2Model
+
+    for stock, ours in (
+        (DebertaV2ForTokenClassification, DebertaExtForTokenClassification),
+        (DebertaV2Model, DebertaExtModel),
+    ):
+        stock(stock_config("v3")).half().save_pretrained(saved / "stock")
+        model = script.load(script.parse_args(["--model", str(saved / "stock")]))
+        assert type(model) is ours and model.dtype == torch.float32 and not model.training
+    DebertaExtForPreTraining(tiny_model(DebertaExtModel).config).save_pretrained(saved / "joint")
+    with pytest.raises(ValueError, match="was saved as DebertaExtForPreTraining; choose a --task: feature-extraction"):
+        script.load(script.parse_args(["--model", str(saved / "joint")]))
+    assert type(script.load(script.parse_args(["--task", "fill-mask"]))) is DebertaExtForMaskedLM
+
+
+@pytest.mark.parametrize("flags", [["--lengths", "0"], ["--batch", "0"], ["--int8_embeddings"], ["--task", "sing"]])
+def test_the_example_refuses_flags_that_make_no_sense(flags, script, capsys):
+    with pytest.raises(SystemExit) as error:
+        script.parse_args(flags)
+    assert error.value.code == 2 and flags[0] in capsys.readouterr().err

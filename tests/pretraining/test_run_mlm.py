@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/run_mlm.py end to end: what it leaves, exact resume, two processes, and what it refuses at once."""
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from safetensors.torch import load_file
+from test_checkpoint_layouts import microsoft, write
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.runs.whole_files import why_not_whole
+
+for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "run_mlm.py"
+TINY = (
+    "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
+    "position_buckets=16"
+)
+NOUNS = "cat dog river mountain teacher garden window letter engine island doctor bridge".split()
+VERBS = "sees likes finds leaves watches remembers paints follows".split()
+PLACES = "here there outside today again slowly".split()
+exact_accumulation = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"),
+    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
+)
+
+
+@pytest.fixture(scope="module")
+def run_mlm():
+    spec = importlib.util.spec_from_file_location("run_mlm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """120 documents of made sentences, parted by blank lines."""
+    generator = random.Random(0)
+    documents = []
+    for _ in range(120):
+        sentences = []
+        for _ in range(generator.randint(3, 9)):
+            subject, thing = generator.sample(NOUNS, 2)
+            verb, place = generator.choice(VERBS), generator.choice(PLACES)
+            sentences.append(f"The {subject} {verb} the {thing} {place}.")
+        documents.append(" ".join(sentences))
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    file.write_text("\n\n".join(documents), encoding="utf-8")
+    return file
+
+
+def arguments(text, folder, *more, **flags):
+    common = dict(
+        train_data=text, output_dir=folder, preset="v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
+        per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm="true", validation_documents=10,
+        cache_dir=text.parent / "cache",
+    )  # fmt: skip
+    if not {"tokenizer", "model"} & {*flags}:
+        common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
+    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
+    return [*given, *more]
+
+
+def start(*command, **environment):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed[-3000:]
+    return printed
+
+
+def losses(folder):
+    history = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    names = ("loss", "mlm_loss", "sop_loss", "sbo_loss", "grad_norm")
+    return [[entry[name] for name in names if name in entry] for entry in history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def finished(run_mlm, text, tmp_path_factory):
+    """A short run with three objectives."""
+    folder = tmp_path_factory.mktemp("runs") / "three"
+    flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, eval_strategy="steps", eval_steps=2)
+    run_mlm.main(arguments(text, folder, **flags))
+    return folder
+
+
+# ------- what a run leaves
+
+
+def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
+    names = ("model.safetensors", "tokenizer.json", "modeling_deberta_ext.py", "run_arguments.json", "trainer_state.json")
+    for name in names:
+        assert (finished / name).is_file(), name
+    assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    results = json.loads((finished / "all_results.json").read_text(encoding="utf-8"))
+    assert results["eval_mlm_targets"] > 0 and results["eval_sop_accuracy"] >= 0 and results["eval_sbo_perplexity"] > 1
+    report = json.loads((finished / "run_report.json").read_text(encoding="utf-8"))
+    packed = report["packing"]["train"]
+    assert packed["tokens"] == packed["packed_tokens"] and packed["documents"] == 110
+    assert report["tokenizer"]["vocabulary"] == 300
+    history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert history[-1]["eval_mlm_loss"] == results["eval_mlm_loss"]
+
+
+def test_card_names_results_objectives_and_training(finished):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(finished / "README.md")
+    assert card.data.pipeline_tag == "fill-mask" and card.data.library_name == "transformers"
+    assert {result.metric_type for result in card.data.eval_results} == {"perplexity", "accuracy"}
+    for text in ("sentence order prediction (weight 1)", "span boundary objective", "curves.png", "segment_pair, 32 tokens"):
+        assert text in card.text, text
+
+
+def test_model_loads_with_auto_classes_and_fills_masks(finished):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    guesses = pipeline("fill-mask", model=model, tokenizer=tokenizer)("The cat [MASK] the dog here.")
+    assert len(guesses) == 5
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        dict(packing="best_fit", masking="ngram"),
+        dict(packing="document_sentences", masking="token", mask_share=1, random_share=0, masking_duplicates=10),
+        dict(packing="sentence_pair", nsp_weight=1),
+        dict(packing="full_sentences", masking="ngram", masking_policy="official"),
+        dict(train_tokenizer="unigram", vocab_size=90, byte_fallback="false", gradient_accumulation_steps=2),
+        dict(config_overrides=TINY + ",emd_layers=1,emd_input=hidden", attn_implementation="eager", bf16="true"),
+        dict(gradient_checkpointing="true", num_proc=2),
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2, max_train_samples=30),
+        dict(documents="line", text_column="words"),
+    ],
+    ids=["best_fit", "static", "nsp", "official", "unigram", "bf16", "checkpointing", "streaming", "jsonl"],
+)
+def test_flags_work_together(flags, run_mlm, text, tmp_path):
+    if "text_column" in flags:
+        lines = [json.dumps({"words": line}) for line in text.read_text(encoding="utf-8").split("\n\n")]
+        (tmp_path / "corpus").mkdir()
+        (tmp_path / "corpus" / "part.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        flags = flags | dict(train_data=tmp_path / "corpus")
+    metrics = run_mlm.main(arguments(text, tmp_path / "run", **flags))
+    assert 0 < metrics["eval_mlm_loss"] < 8
+
+
+def test_training_goes_on_from_a_checkpoint_with_its_head_and_decoder(finished, run_mlm, text, tmp_path):
+    """At a learning rate of zero the loss is that of the checkpoint."""
+    flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, learning_rate=0.0)
+    metrics = run_mlm.main(arguments(text, tmp_path / "run", model=finished, **flags))
+    before = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
+    for name in ("mlm", "sop", "sbo"):
+        assert metrics[f"eval_{name}_loss"] == pytest.approx(before[f"eval_{name}_loss"], rel=1e-5)
+    assert f"trained further from {finished.name}" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tmp_path):
+    """Microsoft's layout and tokenizer files, with more rows than the tokenizer has tokens; learning rate zero."""
+    weights = microsoft(kind, heads=("lm",))
+    generator = torch.Generator().manual_seed(1)
+    weights["deberta.embeddings.word_embeddings.weight"] = torch.randn(300, 32, generator=generator)
+    weights["lm_predictions.lm_head.bias"] = torch.randn(300, generator=generator)
+    folder = tmp_path / "official"
+    folder.mkdir()
+    write(folder, kind, weights, vocab_size=300)
+    tokenizer = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 290)
+    tokenizer.save_pretrained(folder)
+    run_mlm.main(
+        arguments(text, tmp_path / "run", model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0)
+    )
+    expected = DebertaExtForMaskedLM.from_pretrained(folder)
+    trained = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run")
+    assert (trained.config.emd_layers, trained.config.emd_input) == (2, "position+hidden")
+    assert trained.config.hidden_dropout_prob == 0 and trained.config.vocab_size == 300
+    for (name, a), b in zip(expected.state_dict().items(), trained.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, text, tmp_path):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    for part in (model.half(), tokenizer):
+        part.save_pretrained(tmp_path / "half")
+    run_mlm.main(arguments(text, tmp_path / "run", model=tmp_path / "half", max_steps=1))
+    assert {weight.dtype for weight in load_file(tmp_path / "run" / "model.safetensors").values()} == {torch.float32}
+
+
+# ------- the same run again
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
+    """With workers, dropout, dynamic masks and swapped segments; killed in the second epoch."""
+    flags = dict(
+        packing="segment_pair", sop_weight=1, dataloader_num_workers=2, max_steps=40, save_steps=25, learning_rate=1e-3,
+        per_device_train_batch_size=8, max_train_samples=160,
+    )  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    processes = [start(sys.executable, str(SCRIPT), *arguments(text, folder, **flags)) for folder in (whole, killed)]
+    while why_not_whole(killed / "checkpoint-25") is not None:
+        assert processes[1].poll() is None, processes[1].communicate()[0][-3000:]
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGKILL)
+    processes[1].communicate()
+    assert processes[1].returncode == -signal.SIGKILL and not (killed / "model.safetensors").exists()
+    again = start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags), "--resume_from_checkpoint", "last")
+    finish(again)
+    finish(processes[0])
+    weights, resumed = (load_file(folder / "model.safetensors") for folder in (whole, killed))
+    assert weights.keys() == resumed.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, resumed[name]), name
+    assert losses(whole) == losses(killed) and len(losses(whole)) == 40
+    assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
+    """Trainer alone takes one more step."""
+    flags = dict(learning_rate=1e-3, lr_scheduler_type="constant")
+    run_mlm.main(arguments(text, tmp_path / "run", **flags))
+    names = ("model.safetensors", "train_results.json", "trainer_state.json")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    run_mlm.main(arguments(text, tmp_path / "run", **flags, resume_from_checkpoint="last"))
+    for name in names[:2]:
+        assert (tmp_path / "run" / name).read_bytes() == before[name], name
+    assert losses(tmp_path / "run") and not (tmp_path / "run" / "checkpoint-5").exists()
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text(encoding="utf-8"))["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+        dict(streaming="true", masking_duplicates=2),
+        dict(packing="best_fit", masking="span", sbo_weight=1),
+    ],
+    ids=["stream", "static masks of a stream", "packed documents"],
+)
+def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm, text, tmp_path):
+    flags = flags | dict(max_steps=32, save_steps=24, per_device_train_batch_size=32, learning_rate=1e-3)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run_mlm.main(arguments(text, whole, **flags))
+    (resumed / "checkpoint-24").mkdir(parents=True)
+    for name in ("run_arguments.json", "tokenizer", "checkpoint-24"):
+        copy = shutil.copytree if (whole / name).is_dir() else shutil.copy
+        copy(whole / name, resumed / name, **(dict(dirs_exist_ok=True) if copy is shutil.copytree else {}))
+    run_mlm.main(arguments(text, resumed, **flags, resume_from_checkpoint="last"))
+    if "streaming" not in flags:
+        examples = json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"]
+        assert examples < 24 * 32
+    weights, again = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
+    for name, weight in weights.items():
+        assert torch.equal(weight, again[name]), name
+    assert losses(whole) == losses(resumed)
+
+
+@pytest.mark.slow
+@exact_accumulation
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # 13 batches an epoch, the last of two rows.
+        dict(max_train_samples=50, dataloader_num_workers=1),
+        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
+    ],
+    ids=["uneven epochs", "stream"],
+)
+def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_path):
+    """Losses of each objective, gradients and evaluation, with dropout and several epochs."""
+    flags = flags | dict(
+        packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, max_steps=16, learning_rate=1e-3
+    )
+    one, two = tmp_path / "one", tmp_path / "two"
+    single = start(sys.executable, str(SCRIPT), *arguments(text, one, gradient_accumulation_steps=4, **flags))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend"]
+    launch += ["c10d", "--rdzv_endpoint", "localhost:0"]
+    double = start(*launch, str(SCRIPT), *arguments(text, two, gradient_accumulation_steps=2, **flags))
+    finish(single)
+    finish(double)
+    curves = torch.tensor(losses(one)), torch.tensor(losses(two))
+    assert curves[0].shape == (16, 5)
+    difference = (curves[0] - curves[1]).abs() / curves[0]
+    assert difference.max() < 1e-3 and difference[:, :4].max() < 1e-4, difference
+    results = [json.loads((folder / "eval_results.json").read_text(encoding="utf-8")) for folder in (one, two)]
+    for name in ("mlm", "sop", "sbo"):
+        assert results[0][f"eval_{name}_targets"] == results[1][f"eval_{name}_targets"]
+        assert results[0][f"eval_{name}_loss"] == pytest.approx(results[1][f"eval_{name}_loss"], rel=1e-4)
+
+
+# ------- errors
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(train_data="nowhere.txt"), "nowhere.txt"),
+        (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
+        (dict(packing="segment_pair"), "give --nsp_weight or --sop_weight"),
+        (dict(sop_weight=1), "makes no pairs to judge"),
+        (dict(sbo_weight=-1), "sbo_weight must be 0 or a positive number"),
+        (dict(masking_rate=1.5), "rate"),
+        (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
+        (dict(max_length=4), "--max_length must be at least 8, got 4"),
+        (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
+        (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
+        (dict(streaming="true", validation_documents=500), "--validation_documents 500 leaves no document"),
+        (dict(validation_data="nowhere.txt"), "nowhere.txt"),
+        (dict(dataloader_drop_last="true"), "dataloader_drop_last must be False"),
+        (dict(documents="file", packing="segment_pair", nsp_weight=1, validation_data="{text}"), "(1 documents)"),
+        (dict(validation_documents=500), "leaves nothing of 120 documents"),
+        (dict(config_overrides="hidden_size"), "--config_overrides takes name=value"),
+        (dict(config_overrides="hiden_size=3"), "did you mean 'hidden_size'"),
+        (dict(preset="v9"), "no preset 'v9'"),
+        (dict(streaming="true", max_steps=-1), "--streaming needs --max_steps"),
+        (dict(attn_implementation="flashy"), "flashy"),
+        (dict(resume_from_checkpoint="last"), "there is no checkpoint"),
+        (dict(text_column="content", train_data="{folder}/a.jsonl"), "content"),
+        (dict(train_data="{folder}/blank.txt"), "blank.txt"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm, text, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8")
+    (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
+    flags = {name: str(value).format(folder=tmp_path, text=text) for name, value in flags.items()}
+    with pytest.raises(SystemExit) as caught:
+        run_mlm.main(arguments(text, tmp_path / "run", **flags))
+    assert message in str(caught.value), caught.value
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_vocabulary_that_does_not_match_the_checkpoint_is_refused(finished, run_mlm, text, tmp_path):
+    larger = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350)
+    larger.save_pretrained(tmp_path / "larger")
+    with pytest.raises(SystemExit, match="but the model only 300 rows"):
+        run_mlm.main(arguments(text, tmp_path / "run", model=finished, tokenizer=tmp_path / "larger"))
+    with pytest.raises(SystemExit, match="knows only the ids of its own tokenizer"):
+        run_mlm.main(arguments(text, tmp_path / "run", model=finished, train_tokenizer="unigram"))
+
+
+def test_overrides_that_do_not_fit_a_checkpoint_are_refused(finished, run_mlm, text, tmp_path):
+    for change, message in (
+        ("hiden_size=3", "did you mean 'hidden_size'"),
+        ("hidden_size=64", "with --config_overrides hid"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run_mlm.main(arguments(text, tmp_path / "run", model=finished, config_overrides=change))
+        assert message in str(caught.value)
+
+
+def test_damaged_checkpoint_is_named(finished, run_mlm, text, tmp_path):
+    damaged = shutil.copytree(finished, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(SystemExit, match=r"damaged.model.safetensors is no whole safetensors file"):
+        run_mlm.main(arguments(text, tmp_path / "run", model=damaged))
+
+
+def test_new_model_without_a_tokenizer_is_refused(run_mlm, text, tmp_path):
+    given = arguments(text, tmp_path / "run")
+    place = given.index("--train_tokenizer")
+    with pytest.raises(SystemExit, match="a new model needs a tokenizer"):
+        run_mlm.main(given[:place] + given[place + 2 :])
+
+
+def test_finished_run_is_not_overwritten_and_not_resumed_otherwise(finished, run_mlm, text):
+    before = (finished / "model.safetensors").read_bytes()
+    flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1)
+    with pytest.raises(SystemExit, match="is not empty: go on from"):
+        run_mlm.main(arguments(text, finished, **flags))
+    with pytest.raises(SystemExit, match="masking = 'word', begun with 'span'"):
+        run_mlm.main(arguments(text, finished, **(flags | dict(masking="word", resume_from_checkpoint="last"))))
+    assert (finished / "model.safetensors").read_bytes() == before

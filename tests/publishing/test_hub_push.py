@@ -1,0 +1,715 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hf_deberta_ext.hub.push` over HTTP: what is sent, in which commit, what is said before and after."""
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+from local_hub import LocalHub
+from print_fault_table import make_folder, on_disk, online
+from test_hub_checks import TINY, save_tokenizer
+from test_push_to_hub import OLD, read_back
+from transformers import AutoTokenizer
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
+from hf_deberta_ext.commands import push as command
+from hf_deberta_ext.hub import FileChange, PushError, PushReport, push, write_model_card
+from hf_deberta_ext.hub.changes import compare_files, shown_size
+from hf_deberta_ext.model import publishing
+from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
+from hf_deberta_ext.runs.published_files import published_files, stale_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
+REPO = "user/deberta"
+NAMES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+# The module, whose name in the package is that of its function.
+MODULE = importlib.import_module("hf_deberta_ext.hub.push")
+
+
+@pytest.fixture(autouse=True)
+def may_connect():
+    with online():
+        yield
+
+
+@pytest.fixture
+def hub():
+    with LocalHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def send(hub, folder):
+    return functools.partial(push, folder, REPO, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+
+
+def changes(report):
+    return {file.path: file.change for file in report.files}
+
+
+def writes(hub):
+    return [request for request in hub.requests if request.method not in ("GET", "HEAD")]
+
+
+# ------- hand-computed
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_940, "999.9 kB"), (999_960, "1.0 MB"), (1_500_000, "1.5 MB"),
+        (2_345_000_000, "2.3 GB"), (50 * 1000**3, "50.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_shown_as_on_the_hub(size, shown):
+    assert shown_size(size) == shown
+
+
+def test_a_report_is_a_table_with_sizes_and_sums():
+    report = PushReport(
+        "user/x", "https://hub/user/x", "main", "c0ffee", "v1", None,
+        files=(
+            FileChange("a.json", 10, "unchanged"), FileChange("old.bin", 2000, "deleted"),
+            FileChange("model.safetensors", 1_500_000, "new"), FileChange("config.json", 812, "changed"),
+        ),
+        left_out={"checkpoint-4/": "a checkpoint"}, kept_on_hub=("notes.txt",), notes=("a note",),
+    )  # fmt: skip
+    assert str(report).splitlines() == [
+        "user/x, branch main: 1 new, 1 changed, 1 deleted, 1 unchanged; 1.5 MB sent",
+        "  new          1.5 MB  model.safetensors",
+        "  changed       812 B  config.json",
+        "  deleted      2.0 kB  old.bin",
+        "  unchanged      10 B  a.json",
+        "left out: checkpoint-4/ (a checkpoint)",
+        "only on the Hub, and kept: notes.txt",
+        "note: a note",
+        "https://hub/user/x: commit c0ffee, tag v1",
+    ]
+
+
+# ------- what is sent
+
+
+def test_a_push_is_one_commit_of_all_files(hub, send, folder):
+    report = send(commit_message="First", commit_description="Why")
+    commit = hub.repos[REPO].history()[0]
+    assert (commit.title, commit.description, len(hub.repos[REPO].commits)) == ("First", "Why", 2)
+    assert {*commit.files} == NAMES | {".gitattributes"}
+    for name in NAMES - {"README.md"}:
+        assert commit.files[name] == (folder / name).read_bytes()
+    assert report.commit == commit.oid and report.url == f"{hub.endpoint}/{REPO}"
+    assert changes(report) == dict.fromkeys(NAMES, "new")
+    assert {file.path: file.size for file in report.files} == {name: len(commit.files[name]) for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("options", "revision"),
+    [({}, '"main"  # for good: '), (dict(revision="fast"), '"fast"  # for good: '), (dict(tag="v1.0"), '"v1.0"  # pins ')],
+)
+def test_the_card_on_the_hub_loads_what_was_pushed(options, revision, hub, send, folder):
+    before = on_disk(folder)
+    send(**options)
+    card = hub.repos[REPO].files(options.get("revision", "main"))["README.md"].decode()
+    assert f'repo = "{REPO}"\nrevision = {revision}' in card
+    assert on_disk(folder) == before and 'repo = "here"' in (folder / "README.md").read_text()
+
+
+def test_the_same_again_is_no_commit_and_no_upload(hub, send):
+    first = send()
+    hub.requests.clear()
+    report = send()
+    assert writes(hub) == [] and report.commit == first.commit
+    assert changes(report) == dict.fromkeys(NAMES, "unchanged")
+    assert "nothing differs from what is on the Hub, so there is no new commit" in report.notes
+
+
+def test_only_what_changed_is_sent(hub, send, folder):
+    send()
+    # Of the same sizes: one in git, one in LFS.
+    (folder / "tokenizer.json").write_text("[]")
+    (folder / "model.safetensors").write_bytes(bytes(reversed((folder / "model.safetensors").read_bytes())))
+    hub.requests.clear()
+    report = send()
+    expected = dict.fromkeys(NAMES, "unchanged") | {"tokenizer.json": "changed", "model.safetensors": "changed"}
+    assert changes(report) == expected and len(hub.sent("PUT /lfs/")) == 1
+    assert hub.repos[REPO].files()["tokenizer.json"] == b"[]"
+
+
+def test_what_is_only_on_the_hub_stays_and_is_named(hub, send):
+    send()
+    hub.commit(REPO, {"notes.txt": b"x"})
+    report = send()
+    assert report.kept_on_hub == ("notes.txt",) and "notes.txt" in hub.repos[REPO].files()
+
+
+@pytest.mark.parametrize(
+    ("there", "gone"),
+    [
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"], ...),
+        (["pytorch_model.bin"], ...),
+        (["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"], ...),
+        (["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"], ...),
+        (["model.fp16.safetensors", "tf_model.h5", "discriminator/model.safetensors"], []),
+        (["onnx/model.onnx", "onnx/model.onnx.data"], []),
+    ],
+)
+def test_weights_that_the_new_ones_replace_are_deleted_in_the_same_commit(there, gone, hub, send):
+    hub.create_repo(REPO, dict.fromkeys(there, b"old"))
+    report = send()
+    gone = there if gone is ... else gone
+    assert {path for path, change in changes(report).items() if change == "deleted"} == {*gone}
+    assert {*hub.repos[REPO].files()} == NAMES | {".gitattributes"} | {*there} - {*gone}
+    assert len(hub.repos[REPO].history()) == 3 and {*report.kept_on_hub} == {*there} - {*gone}
+
+
+def test_files_replace_each_other_in_their_own_folder_alone_and_graphs_with_their_own_data(hub, send, folder):
+    """Other graphs are models of their own; a push of new weights says that they may be of older ones."""
+    gone = {"onnx/model.onnx_data", "generator/pytorch_model.bin", "generator/adapter_config.json"}
+    stays = {"onnx/model_int8.onnx", "onnx/model_int8.onnx.data", "onnx/model.txt", "discriminator/pytorch_model.bin"}
+    hub.create_repo(REPO, dict.fromkeys(gone | stays, b"old"))
+    for name in ("onnx/model.onnx", "generator/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"new")
+    report = send()
+    assert {path for path, change in changes(report).items() if change == "deleted"} == gone
+    assert {*report.kept_on_hub} == stays
+    assert "perhaps of an older model, and not replaced: onnx/model_int8.onnx" in report.notes
+    assert not any("older model" in note for note in send().notes)
+
+
+@pytest.mark.parametrize(
+    "new", [["model.safetensors"], ["adapter_config.json", "adapter_model.bin"], ["config.json"]], ids=str
+)
+def test_all_three_ways_to_push_delete_the_same(new, folder):
+    """Of a configuration alone the trainers and this one know nothing of weights; nobody pushes one by these ways."""
+    there = types.SimpleNamespace(size=1, lfs=None, blob_id="0")
+    old = dict.fromkeys(OLD, there)
+    files = {}
+    for name in new:
+        files[name] = folder / name
+        files[name].write_bytes(b"new")
+    here = [change.path for change in compare_files(files, old) if change.change == "deleted"]
+    assert here == stale_weights(OLD, new)
+    if new != ["config.json"]:
+        assert here == publishing.stale_weights({*OLD}, new) != []
+
+
+def test_a_smaller_number_of_files_replaces_a_larger_one(hub, send, folder):
+    """The single file would be loaded in place of the new pieces."""
+    send()
+    pieces = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    (folder / "model.safetensors").unlink()
+    for name in pieces:
+        (folder / name).write_bytes(name.encode())
+    assert changes(send()) == {name: "unchanged" for name in NAMES} | dict.fromkeys(pieces, "new") | {
+        "model.safetensors": "deleted"
+    }
+
+
+def test_files_that_are_none_of_a_model_stay_here_unless_they_are_asked_for(hub, send, folder):
+    (folder / "training_args.bin").write_bytes(b"x")
+    (folder / "checkpoint-2").mkdir()
+    (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"x")
+    (folder / "notes.txt").write_text("x")
+    report = send(include=["*.txt"])
+    assert {*hub.repos[REPO].files()} == NAMES | {".gitattributes", "notes.txt"}
+    assert {*report.left_out} == {"training_args.bin", "checkpoint-2/"}
+
+
+def test_gitattributes_are_the_hubs_own(hub, send, folder):
+    (folder / ".gitattributes").write_text("mine")
+    assert send().left_out == {".gitattributes": "the Hub keeps its own"}
+    assert b"lfs" in hub.repos[REPO].files()[".gitattributes"]
+
+
+@pytest.mark.parametrize(
+    ("message", "description", "title", "text"),
+    [
+        ("One", None, "One", ""),
+        ("One\n\nwhy\n\nand how\n", None, "One", "why\n\nand how"),
+        ("\n One\nwhy", "more", "One", "why\n\nmore"),
+    ],
+)
+def test_the_first_line_of_a_message_is_the_title(message, description, title, text, hub, send):
+    """A lost answer is looked for by the title, which git takes from the first line."""
+    hub.fail("/commit/", kind="cut_after")
+    send(commit_message=message, commit_description=description)
+    made = hub.repos[REPO].history()[0]
+    assert (made.title, made.description, len(hub.repos[REPO].history())) == (title, text, 2)
+
+
+def test_a_blank_message_is_none(hub, send):
+    send(commit_message=" \n")
+    assert hub.repos[REPO].history()[0].title.startswith("Upload a model with hf_deberta_ext")
+
+
+def test_without_a_tag_the_report_says_that_the_branch_moves(send):
+    note = "no tag: the card loads the moving branch fast; --tag NAME pins it"
+    assert note in send(revision="fast", dry_run=True).notes and note in send(revision="fast").notes
+    assert not any("no tag" in note for note in send(tag="v1").notes)
+    assert not any("no tag" in note for note in send(create_pr=True).notes)
+
+
+# ------- where it goes
+
+
+def test_a_new_repository_is_private_if_asked(hub, send):
+    send(private=True)
+    assert hub.repos[REPO].private
+    send(private=True)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_repository_that_is_there_keeps_who_may_see_it(private, hub, send):
+    hub.create_repo(REPO, private=not private)
+    flag = "--private" if private else "--public"
+    with pytest.raises(ValueError, match=f"{REPO} is there already and {'public' if private else 'private'}.*{flag} out"):
+        send(private=private)
+    assert writes(hub) == [] and hub.repos[REPO].private is not private
+
+
+def test_a_branch_that_is_not_there_is_made_from_main(hub, send, folder):
+    first = send()
+    hub.commit(REPO, {"notes.txt": b"x"})
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    report = send(revision="fast")
+    repo = hub.repos[REPO]
+    assert report.url == f"{hub.endpoint}/{REPO}/tree/fast" and report.commit == repo.branches["fast"]
+    assert "notes.txt" in repo.files("fast") and b'"bert"' in repo.files("fast")["config.json"]
+    assert first.commit in [commit.oid for commit in repo.history()] and b"deberta-ext" in repo.files()["config.json"]
+
+
+def test_a_branch_is_made_even_if_nothing_else_is_to_do(hub, send):
+    first = send(tag="v1")
+    (report,) = [send(tag="v1", revision="fast")]
+    assert hub.repos[REPO].branches == {"main": first.commit, "fast": first.commit} and report.commit == first.commit
+
+
+def test_a_pull_request_leaves_main_as_it_is(hub, send, folder):
+    first = send()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    report = send(create_pr=True, token="hf_stranger")
+    repo = hub.repos[REPO]
+    assert repo.branches["main"] == first.commit and report.commit == repo.pull_requests[1].head
+    assert b'"bert"' in repo.files("refs/pr/1")["config.json"]
+    assert report.pull_request == f"{hub.endpoint}/{REPO}/discussions/1" and report.pull_request in str(report)
+
+
+def test_a_tag_names_the_commit(hub, send):
+    report = send(tag="v1.0")
+    assert hub.repos[REPO].tags == {"v1.0": report.commit} and report.tag == "v1.0"
+    # What it names is just this.
+    hub.requests.clear()
+    assert send(tag="v1.0").commit == report.commit and writes(hub) == []
+
+
+def test_a_tag_that_is_taken_is_refused_before_anything_is_sent(hub, send, folder):
+    send(tag="v1.0")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    hub.requests.clear()
+    with pytest.raises(
+        ValueError, match=r"user/deberta has a tag v1\.0 already, at the commit \w{12}.*choose another --tag"
+    ):
+        send(tag="v1.0")
+    assert writes(hub) == []
+
+
+@pytest.mark.parametrize("kind", ["409", "lost"])
+def test_a_tag_that_somebody_makes_meanwhile_is_said_with_its_commit(kind, hub, send):
+    def somebody():
+        repo = hub.repos[REPO]
+        repo.tags["v1.0"] = repo.history()[-1].oid
+
+    hub.before(f"POST /api/models/{REPO}/tag/", somebody)
+    if kind == "lost":
+        hub.fail(f"POST /api/models/{REPO}/tag/", status=500)
+    with pytest.raises(
+        PushError, match=r"somebody else has made it meanwhile, at the commit \w{12}\. The commit \w+ is made.*"
+    ) as f:
+        send(tag="v1.0")
+    assert "Choose another --tag" in str(f.value) and "makes the tag alone." not in str(f.value)
+    assert f.value.commit == hub.repos[REPO].branches["main"] and f.value.status == 409
+
+
+def test_a_tag_is_no_branch(hub, send):
+    send(tag="v1.0")
+    with pytest.raises(ValueError, match=r"v1\.0 is a tag of user/deberta, and a push goes to a branch"):
+        send(revision="v1.0")
+
+
+# ------- before anything is sent
+
+
+def test_a_dry_run_sends_nothing_and_says_what_a_push_does(hub, send, folder):
+    dry = send(dry_run=True)
+    assert writes(hub) == [] and hub.repos == {} and dry.dry_run
+    assert "user/deberta is not there, or this token may not see it: every file counts as new" in dry.notes
+    assert dry.files == send().files
+    hub.commit(REPO, {"pytorch_model.bin": b"old", "notes.txt": b"x"})
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "LICENSE").write_text("x")
+    hub.requests.clear()
+    dry = send(dry_run=True)
+    expected = {"LICENSE": "new", "config.json": "changed", "pytorch_model.bin": "deleted"}
+    assert changes(dry) == dict.fromkeys(NAMES, "unchanged") | expected and dry.kept_on_hub == ("notes.txt",)
+    assert writes(hub) == [] and "a dry run: nothing was sent" in str(dry) and "to send" in str(dry)
+    real = send()
+    assert (real.files, real.kept_on_hub) == (dry.files, dry.kept_on_hub) and dry.commit != real.commit
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_dry_run_needs_no_hub(offline, folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("hf_deberta_ext.hub.transfer.sleep", lambda seconds: None)
+    # Nothing listens there.
+    report = push(folder, REPO, dry_run=True, endpoint="http://127.0.0.1:9", skip_checks=True)
+    assert changes(report) == dict.fromkeys(NAMES, "new") and "the Hub was not reached" in " ".join(report.notes)
+
+
+def test_a_dry_run_with_a_wrong_token_says_so(send):
+    with pytest.raises(PushError, match="401 Unauthorized, Invalid credentials"):
+        send(dry_run=True, token="hf_wrong")
+
+
+@pytest.fixture
+def problems(monkeypatch):
+    found = ["config.json: one thing", "README.md: another"]
+    asked = []
+    monkeypatch.setattr(MODULE, "check_folder", lambda *arguments, **more: asked.append((*arguments, more)) or found)
+    return found, asked
+
+
+def test_a_folder_with_problems_is_refused_with_all_of_them(problems, hub, send, folder):
+    with pytest.raises(ValueError) as refused:
+        send(skip_checks=False)
+    first, *lines = str(refused.value).splitlines()
+    assert first == f"{folder} cannot be published as it is, and nothing was sent:"
+    assert lines == [f"- {problem}" for problem in problems[0]]
+    assert writes(hub) == []
+
+
+def test_the_checks_see_what_would_be_published(problems, send, folder):
+    send(skip_checks=False, dry_run=True)
+    ((where, files, token, more),) = problems[1]
+    assert more == {"needs_card": True}
+    assert where == folder and token == "hf_write" and {*files} == NAMES
+
+
+def test_a_dry_run_lists_the_problems(problems, hub, send):
+    report = send(skip_checks=False, dry_run=True)
+    assert report.problems == tuple(problems[0])
+    assert "problem: config.json: one thing" in str(report) and "would be refused" in str(report)
+    assert not any("not checked" in note for note in report.notes) and writes(hub) == []
+
+
+def test_checks_that_are_skipped_are_named(send):
+    assert "the folder was searched for tokens alone, and not checked" in send().notes
+
+
+def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder):
+    place = "/" + "home/ann/x"
+    (folder / "tokenizer.json").write_text(json.dumps({"a": f"{place} hf_write", "b": "hf" + "_" + "x1" * 17}))
+    with pytest.raises(ValueError, match="nothing was sent") as refused:
+        send()
+    assert [line for line in str(refused.value).splitlines()[1:] if "tokenizer.json" not in line] == []
+    assert "your own token" in str(refused.value) and "a token of Hugging Face" in str(refused.value)
+    assert place not in str(refused.value) and writes(hub) == []
+    assert len(send(dry_run=True).problems) == 2
+    (folder / "tokenizer.json").write_text(json.dumps({"a": place}))
+    assert send().problems == ()
+
+
+def test_a_card_that_the_hub_refuses_is_refused_before_anything_is_sent(hub, send, folder):
+    (folder / "README.md").write_text("---\nlanguage:\n  a: b\n---\n\n# A model\n")
+    with pytest.raises(ValueError, match=r'README\.md: the Hub says .*"language" must be a string') as refused:
+        send()
+    assert "nothing was sent" in str(refused.value)
+    assert [request.path for request in writes(hub)] == ["/api/validate-yaml"] and hub.repos == {}
+
+
+def test_a_card_that_is_there_already_is_not_asked_about(hub, send, folder):
+    send()
+    (folder / "config.json").write_text("{}")
+    hub.requests.clear()
+    send()
+    assert not hub.sent("validate-yaml")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(repo_id="deberta"), "must be user/name"),
+        (dict(repo_id="a/b/c"), "a/b/c"),
+        (dict(repo_id="user/--x"), "user/--x"),
+        (dict(source="nowhere"), "nowhere is not a folder"),
+        (dict(tokenizer=object()), "save the tokenizer in it"),
+        (dict(revision="refs/pr/1"), "must be the name of a branch"),
+        (dict(revision="0" * 40), "must be the name of a branch"),
+        (dict(create_pr=True, tag="v1"), "does not go with create_pr"),
+        (dict(create_pr=True, revision="fast"), "does not go with create_pr"),
+        (dict(tag="a tag"), "'a tag' must be of letters"),
+        (dict(include=["*.nothing"]), "fits no file"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(changed, message, hub, folder):
+    arguments = dict(source=folder, repo_id=REPO, endpoint=hub.endpoint, token="hf_write") | changed
+    with pytest.raises(ValueError, match=message):
+        push(**arguments)
+    assert writes(hub) == []
+
+
+def test_something_that_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="a folder or a model with save_pretrained, got int"):
+        push(3, REPO)
+
+
+# ------- the card of a model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).eval()
+
+
+@pytest.fixture
+def send_model(hub, model):
+    return functools.partial(push, model, REPO, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+
+
+def card_on(hub):
+    return hub.repos[REPO].files()["README.md"].decode()
+
+
+WRITTEN = "---\nlicense: mit\n---\n\n# Mine\n\nTrained on tales.\n"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(dry_run, hub, send_model):
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    report = send_model(tag="v1", dry_run=dry_run)
+    assert card_on(hub) == WRITTEN and "README.md" in report.kept_on_hub
+    assert any("somebody has written the card on the Hub, and it stays" in note for note in report.notes)
+    assert ("model.safetensors" in hub.repos[REPO].files()) != dry_run
+
+
+def test_a_card_in_a_folder_replaces_one_on_the_hub(hub, send):
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    assert changes(send())["README.md"] == "changed" and "# A model" in card_on(hub)
+
+
+def test_a_model_passes_the_checks_without_a_card_where_the_hub_has_one(hub, send_model, monkeypatch):
+    monkeypatch.setattr("hf_deberta_ext.hub.checks.load_problems", lambda files: [])
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    assert send_model(skip_checks=False).problems == () and card_on(hub) == WRITTEN
+
+
+def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, send_model, model):
+    automatic = ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC)
+    first = new_card("DebertaExtForMaskedLM", REPO, revision="main", parameters=9, has_tokenizer=True, metadata={})
+    for there in (str(automatic), first):
+        licensed = ModelCard(there)
+        licensed.data.license = "mit"
+        hub.create_repo(REPO, {"README.md": str(licensed).encode()})
+        send_model()
+        card = ModelCard(card_on(hub))
+        assert "## Sizes" in card.text and "More Information Needed" not in card.text
+        assert card.data.license == "mit" and "hf_deberta_ext" in card.data.tags
+        del hub.repos[REPO]
+    send_model()
+    send_model(tag="v1")
+    assert 'revision = "v1"  # pins' in card_on(hub)
+    hub.requests.clear()
+    assert send_model(tag="v1").files and writes(hub) == []
+    hub.commit(REPO, {"README.md": card_on(hub).encode() + b"\nTrained on tales.\n"})
+    send_model(tag="v2")
+    assert "Trained on tales." in card_on(hub)
+
+
+# ------- the parts of a joint model
+
+
+@pytest.mark.parametrize("tag", ["v1", None])
+def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag, hub, tmp_path):
+    """Its code runs as it stands in the published card."""
+    joint = DebertaExtForPreTraining(DebertaExtConfig(**TINY))
+    folder = tmp_path / "joint"
+    joint.save_pretrained(folder)
+    joint.export_discriminator().save_pretrained(folder / "discriminator")
+    joint.export_generator().save_pretrained(folder / "generator")
+    for part in ("", "discriminator", "generator"):
+        save_tokenizer(folder / part)
+    write_model_card(folder)
+    before = on_disk(folder)
+    push(folder, REPO, tag=tag, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
+    assert on_disk(folder) == before
+    jobs = []
+    for part in ("discriminator", "generator"):
+        card = hub.repos[REPO].files()[f"{part}/README.md"].decode()
+        code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+        assert f'snapshot_download("{REPO}", revision="{tag or "main"}", allow_patterns="{part}/*")' in code
+        jobs.append({"name": part, "kind": "code", "repo": REPO, "code": code, "show": ["repo", "revision"]})
+    results = read_back(hub, tmp_path / "worker", jobs)
+    for part, result in results.items():
+        assert result.get("repo", "").endswith(f"/{part}") and result["revision"] == "None", result
+
+
+# ------- a model, with all checks, and back
+
+
+def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, tmp_path, monkeypatch):
+    """Pushed with its tokenizer, checked, tagged; a process that knows only transformers reads it from the server."""
+    model = DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).eval()
+    save_tokenizer(tmp_path / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    report = push(model, REPO, tokenizer=tokenizer, tag="v1.0", token="hf_write", endpoint=hub.endpoint)
+    assert os.listdir(tmp_path) == ["tokenizer"] and report.problems == ()
+    commit = hub.repos[REPO].history()[0]
+    code = {file.name: file.read_bytes() for file in (ROOT / "hf_deberta_ext" / "model").glob("*.py")}
+    del code["__init__.py"]
+    assert {name: data for name, data in commit.files.items() if name.endswith(".py")} == code
+    assert len(json.loads(commit.files["config.json"])["auto_map"]) == 8
+
+    inputs = {"input_ids": [[1, 5, 6, 2]], "attention_mask": [[1, 1, 1, 1]]}
+    kwargs = {"revision": "v1.0"}
+    jobs = [
+        {"name": "model", "kind": "model", "repo": REPO, "auto": "AutoModelForMaskedLM", "inputs": inputs, "kwargs": kwargs},
+        {"name": "tokenizer", "kind": "tokenizer", "repo": REPO, "text": "a b", "kwargs": kwargs},
+        {"name": "config", "kind": "config", "repo": REPO, "kwargs": kwargs},
+        {"name": "card", "kind": "card", "repo": REPO},
+    ]
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    names = ("PATH", "SYSTEMROOT", "TMPDIR", "LD_LIBRARY_PATH")
+    environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", str(WORKER), "jobs.json", "results.pt"], env=environment | hub.environment(work / "home"),
+        cwd=work, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = torch.load(work / "results.pt", weights_only=False)
+    results = found["results"]
+    assert found["imported"] == [] and not [result for result in results.values() if "error" in result]
+    with torch.no_grad():
+        expected = model(**{name: torch.tensor(value) for name, value in inputs.items()}).logits
+    assert torch.equal(results["model"]["answers"]["logits"], expected) and results["model"]["missing"] == []
+    assert results["tokenizer"]["ids"] == tokenizer("a b")["input_ids"]
+    assert results["config"]["class"] == "DebertaExtConfig"
+    assert 'revision = "v1.0"  # pins weights and code' in results["card"]["text"]
+
+
+def test_what_is_published_of_a_folder_is_what_the_hub_has(hub, send, folder):
+    send()
+    listed = {path for path in HfApi(endpoint=hub.endpoint).list_repo_files(REPO) if path != ".gitattributes"}
+    assert listed == {*published_files(folder)[0]}
+
+
+# ------- the command
+
+
+def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
+    given = {}
+    report = PushReport("user/x", "u", "main", None, None, None, (), {}, problems=("a problem",), dry_run=True)
+    monkeypatch.setattr("hf_deberta_ext.hub.push", lambda *places, **options: given.update(options) or report)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = (
+        f"{folder} user/x --public --revision fast --create_pr --tag v1 --message Hello --include *.txt a.csv --token t "
+        "--dry_run --skip_checks"
+    )
+    assert command.run(parser.parse_args(flags.split())) == 1
+    assert given == dict(
+        private=False, revision="fast", create_pr=True, tag="v1", commit_message="Hello", include=["*.txt", "a.csv"],
+        token="t", dry_run=True, skip_checks=True,
+    )  # fmt: skip
+    assert capsys.readouterr().out == f"{report}\n"
+    command.run(parser.parse_args([str(folder), "user/x", "--private"]))
+    assert given["private"] is True and given["include"] == [] and given["dry_run"] is False
+    with pytest.raises(SystemExit):
+        parser.parse_args([str(folder), "user/x", "--private", "--public"])
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The script's main, with its flags."""
+    spec = importlib.util.spec_from_file_location("push_to_hub", ROOT / "examples" / "push_to_hub.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, flags)])
+        return script.main()
+
+    return run
+
+
+@pytest.mark.parametrize(("extra", "status"), [(["--skip_checks"], 0), ([], 1)])
+def test_the_example_runs_without_the_hub(extra, status, example, folder, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert example(folder, REPO, "--dry_run", *extra) == status
+    shown = capsys.readouterr().out
+    assert "4 new; " in shown and "a dry run: nothing was sent" in shown
+    assert ("problem: config.json: auto_map lacks AutoConfig" in shown) == (status == 1)
+
+
+def test_an_error_of_the_example_is_one_line(example, folder, capsys):
+    assert example(folder, "no-name", "--dry_run") == 1
+    assert capsys.readouterr().err == "push_to_hub: repo_id = 'no-name' must be user/name or organisation/name\n"
+
+
+# ------- for real
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).save_pretrained(folder)
+    save_tokenizer(folder)
+    write_model_card(folder, language="en", license="mit")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "hf_deberta_ext", "push"], [str(ROOT / "examples" / "push_to_hub.py")]],
+    ids=["command", "example"],
+)
+def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(command, hub, whole, tmp_path):
+    before = on_disk(whole)
+    names = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
+    environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+    environment |= hub.environment(tmp_path / "home") | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+
+    def run(*flags):
+        return subprocess.run(
+            [sys.executable, *command, str(whole), REPO, *flags], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+
+    done = run("--private", "--tag", "v1.0")
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos[REPO]
+    assert f"commit {repo.branches['main']}, tag v1.0" in done.stdout.splitlines()[-1]
+    assert repo.private and repo.tags == {"v1.0": repo.branches["main"]}
+    assert {*repo.files()} - {".gitattributes"} == {*published_files(whole)[0]} and on_disk(whole) == before
+    refused = run("--public")
+    assert refused.returncode == 1 and "is there already and private" in refused.stderr
+    assert refused.stderr.count("\n") == 1 and len(repo.commits) == 2

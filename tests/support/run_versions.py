@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests with the oldest and the newest supported versions, each in a virtual environment, and prints a table.
+
+    python tests/support/run_versions.py --python python3.11
+    python tests/support/run_versions.py --only oldest --python python3.10 --torch 2.6.0 --mixins -- -x -n 2
+    python tests/support/run_versions.py --environment ~/venv310 --environment ~/venv313 -- tests/model/test_remote_code.py
+
+Oldest: transformers 5.4.0 and what pip chooses to go with it. Newest: the pins of constraints.txt. Latest: what pip chooses.
+`--environment` takes an environment as it is, and installs nothing. `--mixins` runs transformers' own model tests as well
+(tests/outside). What stands after "--" goes to pytest. The exit status is 1 if something fails in one of them.
+"""
+
+import argparse
+import configparser
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST_TRANSFORMERS = "5.4.0"
+SHOWN = ("torch", "transformers", "tokenizers", "huggingface_hub")
+HEADER = ("environment", "Python", *SHOWN, "tests", "passed", "failed", "explained", "skipped", "s")
+
+
+class Result(NamedTuple):
+    """What ran in an environment: its versions, and how many tests of a kind came out how."""
+
+    environment: str
+    versions: tuple[str, ...]
+    tests: str
+    counts: dict[str, int]
+    seconds: float
+    succeeded: bool
+
+    def row(self) -> tuple[str, ...]:
+        counts = [str(self.counts.get(kind, 0)) for kind in ("passed", "failed", "explained", "skipped")]
+        return (self.environment, *self.versions, self.tests, *counts, f"{self.seconds:.0f}")
+
+
+def pins() -> dict[str, str]:
+    """name -> version in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==", maxsplit=1) for line in lines if re.match(r"[\w.-]+==", line))
+
+
+def requirements() -> list[str]:
+    """What the package and its tests need. Installed by name, so that nothing is built inside of the repository."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    lists = config["options"]["install_requires"] + "\n" + config["options.extras_require"]["test"]
+    return [line.strip() for line in lists.splitlines() if line.strip()]
+
+
+def interpreter(home: Path) -> str:
+    return str(home / "Scripts" / "python.exe" if sys.platform == "win32" else home / "bin" / "python")
+
+
+def make_environment(name: str, constraints: dict[str, str], python: str, folder: Path, more: list[str]) -> Path:
+    """A virtual environment with what the tests need.
+
+    Raises:
+        subprocess.CalledProcessError: pip could not install it; its last lines are printed.
+    """
+    home = folder / name
+    subprocess.run([python, "-m", "venv", "--clear", str(home)], check=True)
+    constraints_file = folder / f"{name}.txt"
+    constraints_file.write_text("".join(f"{package}=={version}\n" for package, version in constraints.items()))
+    install = [interpreter(home), "-m", "pip", "install", "--quiet", "-c", str(constraints_file), *requirements(), *more]
+    installed = subprocess.run(install, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if installed.returncode:
+        print("\n".join(installed.stdout.splitlines()[-10:]), file=sys.stderr)
+    installed.check_returncode()
+    return home
+
+
+def versions_of(python: str) -> tuple[str, ...]:
+    ask = "import platform, sys; from importlib.metadata import version as of; "
+    ask += "print(platform.python_version(), *map(of, sys.argv[1:]))"
+    shown = subprocess.run([python, "-c", ask, *SHOWN], check=True, capture_output=True, text=True).stdout
+    return tuple(shown.split())
+
+
+def run(command: list[str], environment: dict[str, str]) -> tuple[int, list[str], float]:
+    """Exit status, lines of output (shown where it failed), seconds."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    lines = done.stdout.strip().splitlines() or ["no output"]
+    if done.returncode:
+        print("\n".join(lines[-60:]), file=sys.stderr)
+    return done.returncode, lines, time.monotonic() - started
+
+
+def counts_of_pytest(lines: list[str]) -> dict[str, int]:
+    """Of its last line, "2 failed, 30 passed, 1 error in 4.20s", which libraries may write behind."""
+    line = next((line for line in reversed(lines) if re.search(r" in [\d.]+s", line)), "")
+    found = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", line)}
+    errors = found.pop("error", 0)
+    return found | {"failed": found.get("failed", 0) + errors}
+
+
+def counts_of_mixins(lines: list[str]) -> dict[str, int]:
+    """Of the last row of the table in the output of run_transformers_mixins.py."""
+    kinds = next((line.split()[2:] for line in lines if line.startswith("transformers ")), [])
+    total = next((line.split()[1:] for line in lines if line.startswith("all ")), [])
+    return dict(zip(kinds, map(int, total), strict=True))
+
+
+def run_tests(name: str, python: str, arguments: list[str], mixins: bool) -> list[Result]:
+    versions, results = versions_of(python), []
+    command = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *arguments]
+    # For the tests that start a process of their own.
+    status, lines, seconds = run(command, {"PYTHONPATH": str(ROOT)})
+    results.append(Result(name, versions, "ours", counts_of_pytest(lines), seconds, status == 0))
+    if mixins:
+        status, lines, seconds = run([python, str(ROOT / "tests/outside/run_transformers_mixins.py")], {})
+        results.append(Result(name, versions, "transformers'", counts_of_mixins(lines), seconds, status == 0))
+    return results
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """In Markdown."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where the environments stay; default: a temporary one")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of the environments")
+    parser.add_argument("--torch", default=pins()["torch"], help="for the oldest environment (default: %(default)s)")
+    parser.add_argument("--only", choices=("oldest", "newest", "latest"), help="one of the three (default: the first two)")
+    parser.add_argument("--environment", type=Path, action="append", metavar="FOLDER", help="one that is there already")
+    parser.add_argument("--mixins", action="store_true", help="transformers' own model tests as well")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    options = parser.parse_args()
+    suites = {"oldest": {"transformers": OLDEST_TRANSFORMERS, "torch": options.torch}, "newest": pins(), "latest": {}}
+    names = [] if options.environment else [options.only] if options.only else ["oldest", "newest"]
+    results = []
+    for home in options.environment or ():
+        results += run_tests(home.name, interpreter(home.expanduser()), options.pytest, options.mixins)
+        print(table([HEADER, *(result.row() for result in results)]), flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            more = ["parameterized"] if options.mixins else []
+            home = make_environment(name, suites[name], options.python, folder, more)
+            results += run_tests(name, interpreter(home), options.pytest, options.mixins)
+            print(table([HEADER, *(result.row() for result in results)]), flush=True)
+    return 0 if all(result.succeeded for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

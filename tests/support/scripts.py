@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example scripts and `deberta-ext` up to their flags: what a command line means to them, and none of their work."""
+
+import argparse
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from transformers import HfArgumentParser
+
+__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of", "processor_time"]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {file.stem: file for file in sorted((ROOT / "examples").glob("*.py"))}
+
+
+class _Parsed(BaseException):
+    """Ends a program where it has read its flags; no `except` of the program is meant for it."""
+
+
+@cache
+def module_of(program: str) -> ModuleType:
+    if program == "deberta-ext":
+        from hf_deberta_ext import __main__ as module
+
+        return module
+    spec = importlib.util.spec_from_file_location(program, EXAMPLES[program])
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
+    """What a program reads from its command line, by name.
+
+    Args:
+        program (`str`): name of an example without .py, or "deberta-ext".
+    Raises:
+        SystemExit: as the program, where it refuses the line.
+    """
+
+    def ended(read):
+        def wrapped(*args, **kwargs):
+            raise _Parsed(read(*args, **kwargs))
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", ended(argparse.ArgumentParser.parse_args))
+        patch.setattr(HfArgumentParser, "parse_args_into_dataclasses", ended(HfArgumentParser.parse_args_into_dataclasses))
+        patch.setattr(sys, "argv", [program, *argv])
+        try:
+            module_of(program).main()
+        except _Parsed as parsed:
+            groups = parsed.args[0] if isinstance(parsed.args[0], tuple) else parsed.args
+            return {name: value for group in groups for name, value in vars(group).items()}
+    # The command line returns its status.
+    raise SystemExit(f"{program} refused its flags")
+
+
+def processor_time() -> float:
+    """Seconds of the processor that child processes have taken which ended: other processes of the machine add nothing."""
+    times = os.times()
+    return times.children_user + times.children_system

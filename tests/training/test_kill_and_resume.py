@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that are killed: whatever is left of a checkpoint, the next start ends with the weights of an undisturbed run.
+
+tests/support/kill_and_resume.py does the same with all scripts, and more kills at random; tests/support/left_by_kills.py compares.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from types import SimpleNamespace
+
+import kill_and_resume
+import left_by_kills
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import Dataset
+from transformers import default_data_collator
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from hf_deberta_ext.runs.folder import resume_checkpoint
+from hf_deberta_ext.runs.whole_files import why_not_whole
+from hf_deberta_ext.tasks.reports import report_seeds
+
+for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+SIZES = dict(
+    vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=32, position_buckets=8, hidden_dropout_prob=0.2,
+)  # fmt: skip
+STATE = "trainer_state.json"
+
+
+class Rows(Dataset):
+    """Made examples with masked tokens."""
+
+    def __init__(self, count=12, N=10):
+        generator = torch.Generator().manual_seed(0)
+        self.rows = []
+        for _ in range(count):
+            ids = torch.randint(5, 64, (N,), generator=generator)
+            labels = torch.where(torch.arange(N) % 3 == 1, ids, -100)
+            self.rows.append(dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        return dict(self.rows[number])
+
+
+def build(folder, **arguments):
+    """A trainer of a new model, always the same."""
+    common = dict(
+        output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_steps=2, max_steps=8,
+        learning_rate=1e-3, per_device_train_batch_size=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    args = PretrainingArguments(**(common | arguments))
+    model = MultiObjectiveMaskedLM(DebertaExtConfig(**SIZES), args.objectives)
+    return PretrainingTrainer(model, args, train_dataset=Rows(), data_collator=default_data_collator)
+
+
+def train(folder, resume=None, **arguments):
+    trainer = build(folder, **arguments)
+    trainer.train(resume and str(resume))
+    trainer.save_model()
+    trainer.save_state()
+    return trainer
+
+
+def steps(folder):
+    return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
+
+
+def assert_same_end(folder, undisturbed):
+    ours, theirs = (load_file(place / "model.safetensors") for place in (folder, undisturbed))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
+    assert left_by_kills.losses(folder / STATE) == left_by_kills.losses(undisturbed / STATE)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    train(folder)
+    return folder
+
+
+@pytest.fixture
+def stopped(undisturbed, tmp_path):
+    """The run as it is between steps 6 and 7, and the one that is to be compared with."""
+    folder = tmp_path / "run"
+    for step in (2, 4, 6):
+        shutil.copytree(undisturbed / f"checkpoint-{step}", folder / f"checkpoint-{step}")
+    return folder
+
+
+# ------- a checkpoint that is cut
+
+
+def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_another_one(stopped, undisturbed, tmp_path):
+    """Each file in turn: the checkpoint is passed over, unless a resumed run does not read the file."""
+    checkpoint = stopped / "checkpoint-6"
+    unread = {"training_args.bin", *(path.name for path in checkpoint.glob("*.py"))}
+    names = sorted(path.name for path in checkpoint.iterdir())
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, "config.json"} < {*names}
+    passed_over = set()
+    for name in names:
+        content = (checkpoint / name).read_bytes()
+        for left in (None, content[: len(content) // 2]):
+            (checkpoint / name).unlink() if left is None else (checkpoint / name).write_bytes(left)
+            found = resume_checkpoint(stopped, "last")
+            assert found in (str(checkpoint), str(stopped / "checkpoint-4"))
+            if found != str(checkpoint):
+                passed_over.add((name, left is None))
+        (checkpoint / name).write_bytes(content)
+    for name in {*names} - unread:
+        assert {(name, True), (name, False)} <= passed_over, name
+    # Without all that it does not read, the run ends as it should.
+    for name in unread:
+        (checkpoint / name).unlink()
+    train(stopped, resume_checkpoint(stopped, "last"))
+    assert_same_end(stopped, undisturbed)
+
+
+@pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt", "model.safetensors", STATE])
+def test_a_run_goes_on_from_the_checkpoint_before_the_one_that_is_cut(lost, stopped, undisturbed):
+    (stopped / "checkpoint-6" / lost).unlink()
+    last = resume_checkpoint(stopped, "last")
+    assert last == str(stopped / "checkpoint-4")
+    train(stopped, last)
+    assert_same_end(stopped, undisturbed)
+    assert why_not_whole(stopped / "checkpoint-6") is None
+
+
+def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed):
+    """A file of code without our mark is taken for somebody else's, and nothing is saved over it."""
+    cut = stopped / "checkpoint-6"
+    (cut / STATE).unlink()
+    code = sorted(cut.glob("*.py"))
+    assert code
+    for file in code:
+        file.write_text("", encoding="utf-8")
+    train(stopped, resume_checkpoint(stopped, "last"))
+    assert_same_end(stopped, undisturbed)
+    assert all(file.stat().st_size for file in code)
+
+
+@pytest.mark.parametrize("resume", [4, 8])
+def test_weights_that_are_tied_are_not_told_as_missing(resume, stopped, undisturbed, caplog, monkeypatch):
+    """Trainer named the decoder's table at every resume of a masked-language model."""
+    shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    train(stopped, stopped / f"checkpoint-{resume}")
+    assert "missing keys" not in caplog.text
+    assert_same_end(stopped, undisturbed)
+
+
+@pytest.mark.parametrize("resume", [4, 8])
+def test_a_checkpoint_that_lacks_weights_is_not_trained_on(resume, stopped, undisturbed):
+    """A pre-training went on with what it had drawn."""
+    shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
+    file, name = stopped / f"checkpoint-{resume}" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
+    save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: it is not the model that was"):
+        train(stopped, stopped / f"checkpoint-{resume}")
+
+
+# ------- what the trainer writes
+
+
+def test_a_checkpoint_that_is_written_again_is_not_whole_meanwhile(stopped, monkeypatch):
+    """Its old state would say so, beside half of the new weights."""
+    seen = []
+    save = PretrainingTrainer._save_optimizer_and_scheduler
+
+    def look_and_save(self, output_dir):
+        seen.append((os.path.basename(output_dir), why_not_whole(type(stopped)(output_dir))))
+        save(self, output_dir)
+
+    monkeypatch.setattr(PretrainingTrainer, "_save_optimizer_and_scheduler", look_and_save)
+    train(stopped, stopped / "checkpoint-4", max_steps=6)
+    assert seen == [("checkpoint-6", f"its {STATE} is not there, or cut")]
+
+
+def test_the_last_checkpoints_stay_whenever_their_folders_were_changed(stopped):
+    """Trainer keeps those that were changed last, as one is that was half removed."""
+    (stopped / "checkpoint-2" / "optimizer.pt").unlink()
+    later = time.time() + 1000
+    os.utime(stopped / "checkpoint-2", times=(later, later))
+    train(stopped, stopped / "checkpoint-6", save_total_limit=2)
+    assert steps(stopped) == [6, 8]
+
+
+def test_checkpoints_of_later_steps_go_before_those_that_a_resumed_run_can_need(stopped):
+    train(stopped, stopped / "checkpoint-2", max_steps=4, save_total_limit=2)
+    assert steps(stopped) == [2, 4]
+
+
+def test_the_best_checkpoint_stays(tmp_path):
+    trainer = build(tmp_path / "run", save_total_limit=2)
+    trainer.state.best_model_checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    trainer.state.global_step = 8
+    for step in (2, 4, 6, 8):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    trainer._remove_checkpoints(tmp_path / "run", tmp_path / "run" / "checkpoint-8")
+    assert steps(tmp_path / "run") == [2, 8]
+
+
+def test_a_folder_that_is_named_after_no_step_is_left_alone(tmp_path):
+    """int("best") ended the run at its first save."""
+    (tmp_path / "run" / "checkpoint-best").mkdir(parents=True)
+    train(tmp_path / "run", save_total_limit=1)
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-best"]
+
+
+def test_a_limit_keeps_the_newest_checkpoints_and_is_saved_as_it_was_given(tmp_path):
+    trainer = train(tmp_path / "run", save_total_limit=1)
+    assert steps(tmp_path / "run") == [8] and trainer.args.save_total_limit == 1
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-8"):
+        assert torch.load(folder / "training_args.bin", weights_only=False).save_total_limit == 1
+    left = [path.name for path in (tmp_path / "run").rglob(".*")]
+    assert left == []
+
+
+def test_the_checkpoint_that_a_run_was_resumed_from_may_go(stopped):
+    """As with --save_total_limit: what it says is read before the training."""
+    from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
+
+    trainer = build(stopped, save_total_limit=1)
+    trainer.eval_dataset = Rows(2)
+    metrics = train_and_evaluate(trainer, str(stopped / "checkpoint-6"))
+    assert steps(stopped) == [8]
+    results = json.loads((stopped / "all_results.json").read_text(encoding="utf-8"))
+    assert results["train_resumed_at_step"] == 6 and results["eval_loss"] == metrics["eval_loss"]
+
+
+def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_of_one_that_was_not(tmp_path):
+    from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
+
+    names = []
+    for resume in (None, "last"):
+        trainer = build(tmp_path / "run", max_steps=2)
+        trainer.eval_dataset = Rows(2)
+        train_and_evaluate(trainer, resume_checkpoint(tmp_path / "run", resume))
+        read = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
+        names.append({name for name in read if not left_by_kills.TIMES.fullmatch(name)})
+        assert (tmp_path / "run" / "train_results.json").is_file()
+        for file in (tmp_path / "run").glob("*_results.json"):
+            file.unlink()
+    assert names[0] == names[1]
+
+
+def test_results_that_were_cut_are_written_anew(tmp_path):
+    trainer = build(tmp_path / "run")
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "all_results.json").write_text('{"eval_lo', encoding="utf-8")
+    trainer.save_metrics("train", dict(train_loss=1.0))
+    trainer.save_metrics("eval", dict(eval_loss=2.0))
+    for name, expected in dict(all=dict(train_loss=1.0, eval_loss=2.0), train=dict(train_loss=1.0)).items():
+        assert json.loads((tmp_path / "run" / f"{name}_results.json").read_text(encoding="utf-8")) == expected
+
+
+def test_a_summary_over_seeds_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    """It was written over: a run killed there left a part of it, which cards and figures are made from."""
+
+    def killed(file, text, *args, **kwargs):
+        with file.open("w", encoding="utf-8") as opened:
+            opened.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    file = tmp_path / "all_results.json"
+    file.write_text(json.dumps(dict(seeds=[1])), encoding="utf-8")
+    monkeypatch.setattr(type(file), "write_text", killed)
+    prepared, args = SimpleNamespace(data=None, task=None), SimpleNamespace(output_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        report_seeds(prepared, args, dict(seeds=[1, 2]), {})
+    assert json.loads(file.read_text(encoding="utf-8")) == dict(seeds=[1])
+
+
+@pytest.mark.parametrize("sign", ["train_runtime", "checkpoint"])
+def test_what_is_measured_behind_the_training_stands_once_in_the_log(sign, tmp_path):
+    """Also where an evaluation of the last step was part of the training."""
+    trainer = build(tmp_path / "run")
+    trainer.state.global_step = 2
+    during = [dict(loss=1.0, step=1), dict(eval_loss=3.0, step=2)]
+    if sign == "train_runtime":
+        during.append(dict(train_runtime=1.0, step=2))
+    else:
+        (tmp_path / "run" / "checkpoint-2").mkdir(parents=True)
+        (tmp_path / "run" / "checkpoint-2" / STATE).write_text(json.dumps(dict(log_history=during)), encoding="utf-8")
+    for _ in range(2):
+        trainer.state.log_history = [*during, *trainer.state.log_history[len(during) :]]
+        trainer.state.log_history += [dict(eval_loss=3.0, step=2), dict(eval_mm_loss=4.0, step=2)]
+        trainer.save_state()
+        history = json.loads((tmp_path / "run" / STATE).read_text(encoding="utf-8"))["log_history"]
+        assert history == [*during, dict(eval_loss=3.0, step=2), dict(eval_mm_loss=4.0, step=2)]
+
+
+# ------- real kills
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_writes_checkpoints_ends_as_an_undisturbed_one(tmp_path, monkeypatch):
+    """New interpreters, each killed with SIGKILL a moment after a new checkpoint has appeared."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kill_and_resume.make_material(tmp_path / "material")
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "run"
+    run = kill_and_resume.Run("run_glue", tmp_path / "material", undisturbed, fresh=True, save_total_limit=None)
+    assert run.wait() == 0, run.output.read_text(encoding="utf-8")[-3000:]
+    resume = False
+    for aim in (kill_and_resume.Aim("checkpoint", number=3), kill_and_resume.Aim("checkpoint", 0.03, 2)):
+        run = kill_and_resume.Run("run_glue", tmp_path / "material", folder, resume=resume, fresh=True)
+        assert aim.wait(run), run.output.read_text(encoding="utf-8")[-3000:]
+        assert run.kill() == -9
+        wrong, _ = left_by_kills.look(folder, undisturbed)
+        assert wrong == []
+        resume = True
+    run = kill_and_resume.Run("run_glue", tmp_path / "material", folder, resume=True, fresh=True)
+    assert run.wait() == 0, run.output.read_text(encoding="utf-8")[-3000:]
+    assert left_by_kills.compare_ended(folder, undisturbed) == []
+
+
+def test_the_comparison_sees_what_a_kill_can_do(undisturbed, tmp_path):
+    """Weights of another step, a state without weights, a log that is another."""
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    assert left_by_kills.look(folder, undisturbed)[0] == []
+    shutil.copy(folder / "checkpoint-2" / "model.safetensors", folder / "checkpoint-4" / "model.safetensors")
+    (folder / "checkpoint-6" / "optimizer.pt").unlink()
+    shutil.copy(folder / "checkpoint-6" / "model.safetensors", folder / "model.safetensors")
+    wrong, there = left_by_kills.look(folder, undisturbed)
+    assert [problem.partition(":")[0] for problem in wrong] == ["checkpoint-4"] * 2 + ["output folder"] * 2
+    assert any(text.startswith("checkpoint-6 cut") for text in there)
+
+
+def test_a_moment_is_met_once_it_comes(tmp_path):
+    checkpoint = tmp_path / "checkpoint-2"
+    for kind, make in {
+        "checkpoint": checkpoint.mkdir,
+        "checkpoint-2/config.json": (checkpoint / "config.json").touch,
+        "removal": (checkpoint / "config.json").unlink,
+    }.items():
+        came = kill_and_resume.moment(kind, tmp_path, 1)
+        assert [next(came), next(came)] == [False, False], kind
+        make()
+        assert next(came), kind
