@@ -44,7 +44,7 @@ from tqdm import tqdm
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel, DisentangledSelfAttention, RelativePosition
-from hf_deberta_ext.checkpoints import to_deberta_v2_config, to_deberta_v2_state_dict
+from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
 BACKENDS = ("auto", "eager", "sdpa", "blocked", "flex", "triton")

@@ -42,7 +42,7 @@ from transformers import (
 )
 
 import hf_deberta_ext
-from hf_deberta_ext.plots import plot_comparison
+from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.tokenization import load_tokenizer
 
 # No word is a missing value, and no column an index.

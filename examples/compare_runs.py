@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from hf_deberta_ext.plots import plot_curves, plot_embedding_similarity
+from hf_deberta_ext.analysis.plots import plot_curves, plot_embedding_similarity
 
 
 def parse_args(argv=None) -> argparse.Namespace:

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from scipy.stats import chisquare
 from tqdm import tqdm
 
+from hf_deberta_ext.finetuning.docstrings import collect_docstrings
 from hf_deberta_ext.pretraining import (
     MaskingOptions,
     MaskingVocabulary,
@@ -35,7 +36,6 @@ from hf_deberta_ext.pretraining import (
     train_tokenizer,
     units,
 )
-from hf_deberta_ext.tasks.docstrings import collect_docstrings
 from hf_deberta_ext.tokenization import load_tokenizer
 
 MASKERS = {

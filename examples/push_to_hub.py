@@ -11,7 +11,7 @@ in a text file, is the card valid. What would be sent, without the internet too:
     python examples/quickstart.py --short
     python examples/push_to_hub.py quickstart_output me/docstrings --dry_run
 
-The same as `deberta-ext push`; in Python, `hf_deberta_ext.hub.push(folder_or_model, repo_id, ...)`.
+The same as `deberta-ext push`; in Python, `hf_deberta_ext.publishing.push(folder_or_model, repo_id, ...)`.
 """
 
 import argparse

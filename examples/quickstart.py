@@ -150,7 +150,7 @@ def pretrain(config, tokenizer, blocks, held_out_blocks, args):
     from transformers import DataCollatorForLanguageModeling, default_data_collator, set_seed
 
     from hf_deberta_ext import DebertaExtForMaskedLM
-    from hf_deberta_ext.tasks.docstrings import mask_blocks
+    from hf_deberta_ext.finetuning.docstrings import mask_blocks
 
     set_seed(args.seed)
     mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED_SHARE)
@@ -300,10 +300,10 @@ def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
     Args:
         sizes (`dict`): FULL or SHORT.
     """
-    from hf_deberta_ext.runs.card import shown_number, write_card
-    from hf_deberta_ext.runs.hardware import versions
-    from hf_deberta_ext.runs.loading_code import loading_code
-    from hf_deberta_ext.runs.results import eval_results
+    from hf_deberta_ext.publishing.card import shown_number, write_card
+    from hf_deberta_ext.publishing.loading_code import loading_code
+    from hf_deberta_ext.publishing.results import eval_results
+    from hf_deberta_ext.training.batch_size import versions
 
     corpus, seeds, python = results["corpus"], results["finetune_seeds"], results["versions"]["python"]
     measured = eval_results(
@@ -377,9 +377,9 @@ def main():
     import transformers
 
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
-    from hf_deberta_ext.plots import plot_curves
+    from hf_deberta_ext.analysis.plots import plot_curves
+    from hf_deberta_ext.finetuning import docstrings as task
     from hf_deberta_ext.pretraining import train_byte_level_bpe
-    from hf_deberta_ext.tasks import docstrings as task
     from hf_deberta_ext.tokenization import check_tokenizer
 
     transformers.logging.set_verbosity_error()

@@ -29,8 +29,8 @@ predictions, run_arguments.json (what a resumed run must repeat) and checkpoints
 
 from typing import Any
 
-from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.finetuning.loop import main as fine_tune
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

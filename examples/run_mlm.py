@@ -51,11 +51,11 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.runs.flags import fixed_arguments, refuse_unknown
-from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
-from hf_deberta_ext.runs.processes import leave_together
-from hf_deberta_ext.runs.weights import readable_weights
 from hf_deberta_ext.tokenization import check_tokenizer
+from hf_deberta_ext.training.distributed import leave_together
+from hf_deberta_ext.training.flags import fixed_arguments, refuse_unknown
+from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.weights import readable_weights
 
 
 def main(argv: list[str] | None = None):

@@ -28,8 +28,8 @@ eval_ and predict_predictions.txt in the form of the CoNLL files.
 
 from typing import Any
 
-from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
+from hf_deberta_ext.finetuning.loop import main as fine_tune
+from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -35,8 +35,8 @@ label (COPA); other names are given by flags, as --context_column text --questio
 
 from typing import Any
 
-from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.loop import main as fine_tune
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -54,13 +54,13 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
-from hf_deberta_ext.runs.card import shown_source
-from hf_deberta_ext.runs.flags import fixed_arguments, given_flags, option, refuse_unknown
-from hf_deberta_ext.runs.folder import begin_run, resume_checkpoint
-from hf_deberta_ext.runs.processes import leave_together
-from hf_deberta_ext.runs.weights import readable_weights
-from hf_deberta_ext.runs.whole_files import replaced_model
+from hf_deberta_ext.publishing.card import shown_source
 from hf_deberta_ext.tokenization import check_tokenizer
+from hf_deberta_ext.training.atomic_writes import replaced_model
+from hf_deberta_ext.training.distributed import leave_together
+from hf_deberta_ext.training.flags import fixed_arguments, given_flags, option, refuse_unknown
+from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.weights import readable_weights
 
 DISCRIMINATOR_ARGUMENTS = (
     "discriminator_learning_rate",

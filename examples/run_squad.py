@@ -33,8 +33,8 @@ nbest_predictions.json and for version 2 null_odds.json.
 
 from typing import Any
 
-from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.loop import main as fine_tune
+from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -28,9 +28,9 @@ in run_glue.py. How each task becomes texts is told in hf_deberta_ext/tasks/supe
 
 from typing import Any
 
-from hf_deberta_ext.tasks.fine_tuning import main as fine_tune
-from hf_deberta_ext.tasks.superglue import read_superglue
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments
+from hf_deberta_ext.finetuning.loop import main as fine_tune
+from hf_deberta_ext.finetuning.tasks.superglue import read_superglue
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

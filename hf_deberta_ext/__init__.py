@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeBERTa v1, v2, v3 and mDeBERTa for transformers. Importing this package registers its classes with the Auto classes."""
 
+import sys
+from importlib.abc import MetaPathFinder
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -63,6 +66,31 @@ __all__ = [
     "replace_attention",
     "restore_attention",
 ]
+
+# Modules of release 0.1 that have another name now.
+_MOVED = {
+    "attention_parts": "analysis.attention_parts",
+    "checkpoints": "conversion.deberta_v2",
+    "divergence": "sift.output_distance",
+    "hub": "publishing",
+    "plots": "analysis.plots",
+    "runs": "training",
+    "scoring": "analysis.sentence_scoring",
+    "tasks": "finetuning",
+}
+
+
+class _MovedModules(MetaPathFinder):
+    """Finder that answers the import of a moved module with its new name."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        package, _, module = fullname.partition(".")
+        if package == __name__ and module in _MOVED:
+            raise ModuleNotFoundError(f"{fullname} is now {__name__}.{_MOVED[module]}", name=fullname)
+        return None
+
+
+sys.meta_path.append(_MovedModules())
 
 AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
 for auto_class, model_class in {

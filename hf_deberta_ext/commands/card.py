@@ -40,14 +40,14 @@ def run(arguments: argparse.Namespace) -> int | None:
         mode = "--check" if arguments.check else "--presets"
         raise ValueError(f"{mode} sets no metadata: leave {' and '.join(given)} out")
     if arguments.presets:
-        from ..hub.preset_cards import write_preset_cards
+        from ..publishing.preset_cards import write_preset_cards
 
         for file in write_preset_cards(arguments.folder):
             print(file)
         return 0
     file = arguments.folder / "README.md"
     if not arguments.check:
-        from ..hub.model_card import write_model_card
+        from ..publishing.model_card import write_model_card
 
         there, before = file.is_file(), _moved_aside(arguments.folder)
         given = {name: getattr(arguments, name) for name in METADATA}
@@ -69,7 +69,7 @@ def _moved_aside(folder: Path) -> set[Path]:
 
 def _judge(file: Path, *, show: bool) -> int:
     """Prints what is wrong, the way out of it, and what is missing; 1 where something is wrong."""
-    from ..hub.model_card import card_problems, metadata_problems, missing_metadata
+    from ..publishing.model_card import card_problems, metadata_problems, missing_metadata
 
     try:
         text = file.read_text(encoding="utf-8")

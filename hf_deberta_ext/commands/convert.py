@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from ..conversion.checkpoint_contents import CheckpointContents
     from ..model.pretrained_model import DebertaExtPreTrainedModel
-    from .checkpoint_contents import CheckpointContents
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: no such source, or OUTPUT is there.
         ValueError: the source is incomplete, the head is not in it, or what was written is not what was read.
     """
-    from ..checkpoint_files import read_json
-    from .checkpoint_contents import read_contents
+    from ..conversion.checkpoint_contents import read_contents
+    from ..model.checkpoint_files import read_json
 
     output = Path(os.path.abspath(arguments.output))
     if Path.cwd().is_relative_to(output):
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _choose_head(contents: "CheckpointContents", wanted: str, to: str) -> tuple[str, str]:
     """The head, and why it was chosen."""
-    from .checkpoint_contents import HEADS
+    from ..conversion.checkpoint_contents import HEADS
 
     heads = contents.heads
     if wanted != "auto":
@@ -162,8 +162,8 @@ def _load(contents: "CheckpointContents", head: str, dtype: str) -> "DebertaExtP
     """The source as a model of ours, in evaluation mode, with a loading report."""
     import torch
 
+    from ..conversion.checkpoint_contents import HEADS
     from ..model.checkpoint_layouts import LoadingReport
-    from .checkpoint_contents import HEADS
 
     model_class = HEADS["pretraining" if contents.is_joint else head]
     options = dict(dtype=getattr(torch, dtype), output_loading_info=True)
@@ -213,8 +213,8 @@ def _check_new(model: "DebertaExtPreTrainedModel", head: str, asked: bool):
 
 
 def _load_tokenizer(contents: "CheckpointContents", wanted: str | None) -> Any:
+    from ..conversion.checkpoint_contents import fetch
     from ..tokenization import load_tokenizer
-    from .checkpoint_contents import fetch
 
     if wanted == "none":
         return None
@@ -248,7 +248,7 @@ def _is_in_use(output: Path) -> bool:
 
 def _write(model: "DebertaExtPreTrainedModel", tokenizer: Any, folder: Path, arguments: argparse.Namespace) -> list[str]:
     """Writes everything into `folder`; returns what it does not carry."""
-    from ..checkpoints import save_as_deberta_v2
+    from ..conversion.deberta_v2 import save_as_deberta_v2
 
     notes = []
     if arguments.to == "deberta-v2":
@@ -317,7 +317,7 @@ def _verify(model: "DebertaExtPreTrainedModel", folder: Path, to: str) -> list[s
 
 
 def _comparable(model: "DebertaExtPreTrainedModel", to: str) -> dict[str, "torch.Tensor"]:
-    from ..checkpoints import to_deberta_v2_state_dict
+    from ..conversion.deberta_v2 import to_deberta_v2_state_dict
 
     return to_deberta_v2_state_dict(model) if to == "deberta-v2" else model.state_dict()
 

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
     about = {} if names == ["curves"] else {"model": arguments.model, "text": arguments.text}
     earlier = _earlier_numbers(arguments, about, names)
-    from ..plots.figure import new_figure
+    from ..analysis.plots.figure import new_figure
 
     # Says at once that matplotlib is missing, not after the model is loaded.
     new_figure(1)
@@ -225,8 +225,8 @@ def _encode(model: _Model, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _attention(model: _Model, inputs: dict, arguments: argparse.Namespace):
-    from ..attention_parts import attention_parts
-    from ..plots import plot_attention
+    from ..analysis.attention_parts import attention_parts
+    from ..analysis.plots import plot_attention
 
     parts = attention_parts(model.encoder, inputs["tensors"], layer=arguments.layer)
     maps = parts.of_head(arguments.head)
@@ -240,8 +240,8 @@ def _attention(model: _Model, inputs: dict, arguments: argparse.Namespace):
 
 
 def _position_profile(model: _Model, inputs: dict, arguments: argparse.Namespace):
-    from ..attention_parts import position_profile
-    from ..plots import plot_position_profile
+    from ..analysis.attention_parts import position_profile
+    from ..analysis.plots import plot_position_profile
 
     config = model.encoder.config
     if not config.relative_table_size or not config.pos_att_type:
@@ -262,8 +262,8 @@ def _position_profile(model: _Model, inputs: dict, arguments: argparse.Namespace
 
 
 def _replacement_probabilities(model: _Model, inputs: dict, arguments: argparse.Namespace):
-    from ..plots import plot_replacement_probabilities
-    from ..scoring import token_replacement_probabilities
+    from ..analysis.plots import plot_replacement_probabilities
+    from ..analysis.sentence_scoring import token_replacement_probabilities
 
     if model.discriminator is None:
         raise _NotGivenError("the model has no head for replaced token detection (mask_predictions)")
@@ -274,8 +274,8 @@ def _replacement_probabilities(model: _Model, inputs: dict, arguments: argparse.
 def _embedding_similarity(model: _Model, inputs: dict, arguments: argparse.Namespace):
     import torch
 
-    from ..plots import plot_embedding_similarity
-    from ..pretraining import average_cosine_similarity
+    from ..analysis.embedding_similarity import average_cosine_similarity
+    from ..analysis.plots import plot_embedding_similarity
 
     if model.generator is None:
         raise _NotGivenError("it needs a generator and a discriminator, and the model is one of them or neither")
@@ -293,7 +293,7 @@ def _embedding_similarity(model: _Model, inputs: dict, arguments: argparse.Names
 
 
 def _curves(model: _Model | None, inputs: dict | None, arguments: argparse.Namespace):
-    from ..plots import plot_curves
+    from ..analysis.plots import plot_curves
 
     if arguments.curves:
         folders = arguments.curves
@@ -324,7 +324,7 @@ def _curves(model: _Model | None, inputs: dict | None, arguments: argparse.Names
 
 def _history(folder: Path) -> list[dict]:
     """The log of a run: that of its end, or of its last checkpoint."""
-    from ..runs.whole_files import checkpoint_step
+    from ..training.atomic_writes import checkpoint_step
 
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     files = [place / "trainer_state.json" for place in (folder, *checkpoints)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint_contents import CheckpointContents
+    from ..conversion.checkpoint_contents import CheckpointContents
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "describe", "run"]
 
@@ -41,8 +41,8 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         OSError: no such folder or repository, or neither a model, an adapter, a tokenizer nor a run in it.
         ValueError: config.json is not JSON.
     """
-    from ..checkpoint_files import tokenizer_files
-    from .checkpoint_contents import fetch, read_contents
+    from ..conversion.checkpoint_contents import fetch, read_contents
+    from ..model.checkpoint_files import tokenizer_files
 
     folder = fetch(source, revision=revision, weights=download)
     if (folder / "config.json").exists():
@@ -97,7 +97,7 @@ def _add(facts: dict[str, Any], more: dict[str, Any]):
 
 def _classes(contents: "CheckpointContents") -> dict[str, list[str]]:
     """Our class -> the parameters that would be new, or are of another size in the file, by the modules that hold them."""
-    from .checkpoint_contents import HEADS
+    from ..conversion.checkpoint_contents import HEADS
 
     classes = {}
     for head, new in contents.new.items():
@@ -118,8 +118,8 @@ def _module(parameter: str) -> str:
 
 def _loading(contents: "CheckpointContents") -> list[str]:
     """Lines of Python and what they need."""
+    from ..conversion.checkpoint_contents import HEADS
     from ..model.configuration_deberta_ext import AUTO_MAP
-    from .checkpoint_contents import HEADS
 
     # Any of them, where nothing is known of the weights.
     heads = contents.heads or ["base"]
@@ -184,7 +184,7 @@ def _code(contents: "CheckpointContents") -> list[str]:
 
 
 def _tokenizer(source: str, folder: Path, config: Any) -> dict[str, Any]:
-    from ..checkpoint_files import tokenizer_files
+    from ..model.checkpoint_files import tokenizer_files
     from ..tokenization import check_tokenizer, load_tokenizer
 
     there = tokenizer_files(folder)
@@ -204,8 +204,8 @@ def _tokenizer(source: str, folder: Path, config: Any) -> dict[str, Any]:
 
 def _run(folder: Path) -> dict[str, Any]:
     """The checkpoints of a run, and whether this is one of them."""
-    from ..runs.folder import ARGUMENTS_FILE, resume_checkpoint
-    from ..runs.whole_files import checkpoint_step
+    from ..training.atomic_writes import checkpoint_step
+    from ..training.run_folder import ARGUMENTS_FILE, resume_checkpoint
 
     facts: dict[str, Any] = {}
     # The folder of a finished run has a trainer_state.json too, and is no checkpoint.
@@ -228,7 +228,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def _adapter(source: str, folder: Path) -> dict[str, Any]:
-    from ..checkpoint_files import ADAPTER_WEIGHT_FILES, read_json, read_tensors
+    from ..model.checkpoint_files import ADAPTER_WEIGHT_FILES, read_json, read_tensors
 
     config = read_json(folder / "adapter_config.json")
     base = config.get("base_model_name_or_path")
@@ -264,7 +264,7 @@ def _adapter(source: str, folder: Path) -> dict[str, Any]:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    from ..checkpoint_files import shown_size
+    from ..model.checkpoint_files import shown_size
 
     rows: list[tuple[str, str]] = [("what", facts["kind"])]
     if "preset" in facts:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(arguments: argparse.Namespace) -> int | None:
     """Prints the report; 1 for a dry run that has found problems."""
-    from ..hub import push
+    from ..publishing import push
 
     report = push(
         arguments.folder,

@@ -8,7 +8,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .encoder import DebertaExtEmbeddings, DebertaExtEncoder
-from .input_checks import check_switches
+from .input_validation import check_switches
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences
 

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .checkpoint_layouts import convert_official, read_generator
 from .configuration_deberta_ext import DebertaExtConfig, is_joint
 from .embedding_sharing import GradientDisentangledEmbedding
-from .input_checks import check_labels, require_tensor
+from .input_validation import check_labels, require_tensor
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import OFFICIAL_TYPES
 from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict

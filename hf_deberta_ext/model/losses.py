@@ -5,7 +5,7 @@
 import torch
 from torch.nn import functional
 
-from .input_checks import check_labels, require_tensor, values_at_hand
+from .input_validation import check_labels, require_tensor, values_at_hand
 
 __all__ = ["cross_entropy", "mean_loss", "sequence_loss"]
 

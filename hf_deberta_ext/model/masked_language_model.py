@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
-from .input_checks import check_switches
+from .input_validation import check_switches
 from .losses import cross_entropy
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences

@@ -21,6 +21,7 @@ from transformers.utils import can_return_tuple
 from .attention import DisentangledSelfAttention  # noqa: F401
 from .attention_eager import disentangled_attention_eager  # noqa: F401
 from .base_model import DebertaExtModel
+from .checkpoint_files import read_tensors  # noqa: F401
 from .checkpoint_layouts import LoadingReport  # noqa: F401
 from .configuration_deberta_ext import DebertaExtConfig
 from .damaged_checkpoints import not_numbers  # noqa: F401
@@ -28,7 +29,7 @@ from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining
-from .input_checks import check_batch, check_labels, require_tensor
+from .input_validation import check_batch, check_labels, require_tensor
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import from_official  # noqa: F401

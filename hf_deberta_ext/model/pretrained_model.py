@@ -20,7 +20,15 @@ from .configuration_deberta_ext import DebertaExtConfig, copy_code, is_joint, js
 from .damaged_checkpoints import MismatchedSizesError, not_numbers, read_json, without_sizes
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
-from .input_checks import check_batch, check_embeds, check_ids, check_labels, check_switches, require_tensor, values_at_hand
+from .input_validation import (
+    check_batch,
+    check_embeds,
+    check_ids,
+    check_labels,
+    check_switches,
+    require_tensor,
+    values_at_hand,
+)
 from .official_configurations import OFFICIAL_TYPES
 from .publishing import push_model
 from .relative_position import RelativePosition

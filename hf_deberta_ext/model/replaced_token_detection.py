@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
-from .input_checks import check_labels
+from .input_validation import check_labels
 from .losses import mean_loss
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
 

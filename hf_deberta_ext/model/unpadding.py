@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from .input_checks import check_whole
+from .input_validation import check_whole
 
 __all__ = ["PackedSequences"]
 

@@ -5,9 +5,9 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    ".analysis.embedding_similarity": ("average_cosine_similarity",),
     "corpus": ("load_corpus", "texts"),
     "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"),
-    "embedding_similarity": ("average_cosine_similarity",),
     "masking": ("MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"),
     "objectives": ("OBJECTIVES", "MultiObjectiveMaskedLM", "count_targets", "row_statistics"),
     "packing": ("PackingReport", "pack"),
@@ -79,7 +79,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

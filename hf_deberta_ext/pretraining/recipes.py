@@ -15,7 +15,14 @@ from typing import Any, Literal
 import torch
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..runs.hardware import CPU_MICRO_BATCH, HARDWARE_FLAGS, half_precision, micro_batches, settings_table, training_device
+from ..training.batch_size import (
+    CPU_MICRO_BATCH,
+    HARDWARE_FLAGS,
+    half_precision,
+    micro_batches,
+    settings_table,
+    training_device,
+)
 
 __all__ = ["RECIPES", "Recipe", "recipe_arguments", "recipe_table"]
 

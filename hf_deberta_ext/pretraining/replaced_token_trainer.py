@@ -11,10 +11,10 @@ from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
+from ..analysis.embedding_similarity import average_cosine_similarity
 from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
-from ..runs.finite_loss import check_loss
+from ..training.finite_loss import check_loss
 from .dynamic_masking import spread_seed
-from .embedding_similarity import average_cosine_similarity
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..plots import plot_curves
-from ..runs.card import base_model_names, shown_number, shown_source, write_card
-from ..runs.card_metadata import is_hub_id
-from ..runs.loading_code import loading_code
-from ..runs.results import eval_results
+from ..analysis.plots import plot_curves
+from ..publishing.card import base_model_names, shown_number, shown_source, write_card
+from ..publishing.card_metadata import is_hub_id
+from ..publishing.loading_code import loading_code
+from ..publishing.results import eval_results
 
 __all__ = [
     "CURVES_FILE",

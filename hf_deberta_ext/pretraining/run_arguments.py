@@ -9,8 +9,8 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..runs.card_metadata import check_metadata
-from ..runs.flags import LEAVE_OUT, option, overrides
+from ..publishing.card_metadata import check_metadata
+from ..training.flags import LEAVE_OUT, option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES

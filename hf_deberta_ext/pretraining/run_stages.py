@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerState, TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..runs.card import shown_source
-from ..runs.card_metadata import is_hub_id
-from ..runs.folder import TOKENIZER_FOLDER
-from ..runs.hardware import hardware_facts, versions
-from ..runs.whole_files import replace_text, replaced_folder
+from ..publishing.card import shown_source
+from ..publishing.card_metadata import is_hub_id
 from ..tokenization import check_tokenizer, load_tokenizer
+from ..training.atomic_writes import replace_text, replaced_folder
+from ..training.batch_size import hardware_facts, versions
+from ..training.run_folder import TOKENIZER_FOLDER
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions

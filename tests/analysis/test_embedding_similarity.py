@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from hf_deberta_ext.pretraining import embedding_similarity
-from hf_deberta_ext.pretraining.embedding_similarity import average_cosine_similarity
+from hf_deberta_ext.analysis import embedding_similarity
+from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 
 
 def random_table(V=37, E=5, seed=0):

@@ -27,10 +27,10 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.attention_parts import attention_parts, position_profile
+from hf_deberta_ext.analysis.attention_parts import attention_parts, position_profile
+from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
+from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabilities
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.pretraining import average_cosine_similarity
-from hf_deberta_ext.scoring import token_replacement_probabilities
 from hf_deberta_ext.tokenization import load_tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "explain.py"

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from hf_deberta_ext.attention_parts import AttentionParts, PositionProfile
-from hf_deberta_ext.plots import (
+from hf_deberta_ext.analysis.attention_parts import AttentionParts, PositionProfile
+from hf_deberta_ext.analysis.plots import (
     plot_attention,
     plot_comparison,
     plot_curves,
@@ -21,7 +21,7 @@ from hf_deberta_ext.plots import (
     plot_replacement_probabilities,
     readable_tokens,
 )
-from hf_deberta_ext.scoring import TokenScore
+from hf_deberta_ext.analysis.sentence_scoring import TokenScore
 
 HISTORY = [
     {"step": 0, "eval_loss": 3.0, "eval_accuracy": 0.1},

@@ -14,7 +14,7 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
 PLAIN_LM = dict(emd_layers=1, emd_input="hidden")
 CASES = {

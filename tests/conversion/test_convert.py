@@ -34,7 +34,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.commands import convert, main
-from hf_deberta_ext.commands.checkpoint_contents import HEADS
+from hf_deberta_ext.conversion.checkpoint_contents import HEADS
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = torch.arange(5, 25)[None]

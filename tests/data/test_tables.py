@@ -12,7 +12,7 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from hf_deberta_ext.tasks.tables import (
+from hf_deberta_ext.data.tables import (
     as_numbers,
     check_cells,
     check_columns,

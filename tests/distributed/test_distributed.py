@@ -41,11 +41,11 @@ from hf_deberta_ext import (
     DebertaExtForPreTraining,
     DebertaExtForSequenceClassification,
 )
+from hf_deberta_ext.finetuning.task import EncodedTask
+from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.model.encoder import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.sift import SiftArguments
-from hf_deberta_ext.tasks.task import EncodedTask
-from hf_deberta_ext.tasks.trainer import TaskTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"

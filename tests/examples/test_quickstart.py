@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from scripts import processor_time
 from transformers import TrainerControl, TrainerState
 
-from hf_deberta_ext.hub.model_card import card_problems, missing_metadata
+from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("accelerate")

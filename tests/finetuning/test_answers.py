@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from hf_deberta_ext.tasks import answers as module
-from hf_deberta_ext.tasks.answers import Windows, answers_from_logits
+from hf_deberta_ext.finetuning.tasks import answer_spans as module
+from hf_deberta_ext.finetuning.tasks.answer_spans import Windows, answers_from_logits
 
 CONTEXT = "Ada wrote the first program in 1843."
 WORDS = [(0, 3), (4, 9), (10, 13), (14, 19), (20, 27), (28, 30), (31, 35), (35, 36)]

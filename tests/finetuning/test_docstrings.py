@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.finetuning import docstrings as task
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks import docstrings as task
 
 NAMES = {"xml", "dom", "email", "mime", "base_events", "asyncio"}
 

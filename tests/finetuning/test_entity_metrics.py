@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_deberta_ext.tasks.entity_metrics import entities, entity_scores
+from hf_deberta_ext.finetuning.tasks.entity_metrics import entities, entity_scores
 
 # ------- by hand
 

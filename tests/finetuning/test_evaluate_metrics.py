@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_deberta_ext.tasks import evaluate_metrics
-from hf_deberta_ext.tasks.entity_metrics import entity_scores
-from hf_deberta_ext.tasks.evaluate_metrics import MODULES, load_metric
-from hf_deberta_ext.tasks.metrics import METRICS, TASK_METRICS, compute, grouped_accuracy, multirc
-from hf_deberta_ext.tasks.question_answering_metrics import squad_v2
+from hf_deberta_ext.finetuning import evaluate_metrics
+from hf_deberta_ext.finetuning.evaluate_metrics import MODULES, load_metric
+from hf_deberta_ext.finetuning.metrics import METRICS, TASK_METRICS, compute, grouped_accuracy, multirc
+from hf_deberta_ext.finetuning.tasks.entity_metrics import entity_scores
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
 
 evaluate = pytest.importorskip("evaluate")
 
@@ -140,7 +140,7 @@ def test_combined_metrics_keep_their_names_apart(load):
 
 WORKER = """
 import json, sys
-from hf_deberta_ext.tasks.evaluate_metrics import load_metric
+from hf_deberta_ext.finetuning.evaluate_metrics import load_metric
 process, cache_dir, rows = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 found = {}
 for name, config, predictions, references in rows:
@@ -211,7 +211,7 @@ def test_scripts_load_offline_and_other_names_are_an_error(tmp_path):
     (tmp_path / "ratio.py").write_text(OWN_SCRIPT, encoding="utf-8")
     code = f"""
 import evaluate, json
-from hf_deberta_ext.tasks.evaluate_metrics import load_metric
+from hf_deberta_ext.finetuning.evaluate_metrics import load_metric
 configs = {{"glue": "mrpc", "super_glue": "cb", "scores": "f1", "multiple_choice": "groups"}}
 for name in {sorted(MODULES)!r}:
     metric = evaluate.load({str(FOLDER)!r} + f"/{{name}}.py", configs.get(name))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from toy_task import equal, main, model_folders, read, run, sentences, weights
 from transformers import TrainerCallback, pipeline
 
-from hf_deberta_ext.tasks.trainer import TaskTrainer
+from hf_deberta_ext.finetuning.trainer import TaskTrainer
 
 SAVING = dict(save_strategy="steps", save_steps=2)
 

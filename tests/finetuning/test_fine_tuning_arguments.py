@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from transformers import HfArgumentParser
 
-from hf_deberta_ext.runs.flags import REMOVED, option
-from hf_deberta_ext.tasks.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
+from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
+from hf_deberta_ext.training.flags import REMOVED, option
 
 pytest.importorskip("accelerate")
 

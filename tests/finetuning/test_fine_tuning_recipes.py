@@ -6,9 +6,9 @@ import torch
 from transformers import AlbertConfig, BertConfig, DebertaV2Config, DistilBertConfig, GPT2Config
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tasks.arguments import FineTuningArguments
-from hf_deberta_ext.tasks.models import set_classifier_dropout
-from hf_deberta_ext.tasks.recipes import (
+from hf_deberta_ext.finetuning.arguments import FineTuningArguments
+from hf_deberta_ext.finetuning.models import set_classifier_dropout
+from hf_deberta_ext.finetuning.recipes import (
     RECIPES,
     FineTuningRecipe,
     divergence_warnings,

@@ -13,10 +13,10 @@ pytest.importorskip("datasets")
 
 from datasets import Dataset
 
+from hf_deberta_ext.finetuning.metrics import TASK_METRICS
+from hf_deberta_ext.finetuning.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
-from hf_deberta_ext.tasks.metrics import TASK_METRICS
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
 REAL = os.environ.get("DEBERTA_EXT_DATA")
 needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
@@ -154,7 +154,7 @@ def hub(monkeypatch):
         found = {ours: next((theirs for theirs in names if theirs in loaded), None) for ours, names in splits.items()}
         return {ours: Dataset.from_list(loaded[theirs]) for ours, theirs in found.items() if theirs}
 
-    monkeypatch.setattr("hf_deberta_ext.tasks.text_classification.read_hub", read_hub)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)
     return content
 
 

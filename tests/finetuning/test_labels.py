@@ -11,7 +11,7 @@ pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset, List
 
-from hf_deberta_ext.tasks.labels import Labels, find_labels, label_cells
+from hf_deberta_ext.finetuning.tasks.labels import Labels, find_labels, label_cells
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
@@ -20,7 +20,7 @@ SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classifi
 def warnings(monkeypatch):
     """Texts of the warnings of the module."""
     texts = []
-    monkeypatch.setattr("hf_deberta_ext.tasks.labels.logger", SimpleNamespace(warning=texts.append))
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.labels.logger", SimpleNamespace(warning=texts.append))
     return texts
 
 

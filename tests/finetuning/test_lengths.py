@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tasks.lengths import longest_input, longest_row, position_limit
+from hf_deberta_ext.finetuning.input_lengths import longest_input, longest_row, position_limit
 
 TINY = dict(
     vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, embedding_size=8,
@@ -84,6 +84,6 @@ def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warni
     limit, wanted, expected, warned, monkeypatch
 ):
     texts = []
-    monkeypatch.setattr("hf_deberta_ext.tasks.lengths.logger", SimpleNamespace(warning=texts.append))
+    monkeypatch.setattr("hf_deberta_ext.finetuning.input_lengths.logger", SimpleNamespace(warning=texts.append))
     assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
     assert texts == ([f"--max_seq_length {wanted} is more than the model takes: it becomes {expected}"] if warned else [])

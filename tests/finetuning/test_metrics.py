@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_deberta_ext.tasks.metrics import (
+from hf_deberta_ext.finetuning.metrics import (
     METRICS,
     TASK_METRICS,
     accuracy,
@@ -261,7 +261,7 @@ import sys
 import hf_deberta_ext
 for name in ("datasets", "evaluate", "pandas", "scipy", "seqeval", "sklearn"):
     sys.modules[name] = None
-from hf_deberta_ext.tasks import entity_metrics, evaluate_metrics, metrics, question_answering_metrics
+from hf_deberta_ext.finetuning.tasks import entity_metrics, evaluate_metrics, metrics, question_answering_metrics
 assert metrics.compute(["accuracy", "f1", "pearson", "spearmanr"], [0, 1], [0, 1])["spearmanr"] == 1
 assert question_answering_metrics.squad_v2({"a": ""}, {"a": []}, {"a": 0.5})["best_f1"] == 100
 assert entity_metrics.entity_scores([["B-A"]], [["B-A"]])["overall_f1"] == 1

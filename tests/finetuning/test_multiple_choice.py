@@ -22,18 +22,24 @@ from transformers import (
     RobertaConfig,
 )
 
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.arguments import FineTuningArguments
-from hf_deberta_ext.tasks.choice_rows import codah_rows, column_rows, context_rows, copa_rows, swag_rows
-from hf_deberta_ext.tasks.models import set_fields
-from hf_deberta_ext.tasks.multiple_choice import (
+from hf_deberta_ext.finetuning.arguments import FineTuningArguments
+from hf_deberta_ext.finetuning.models import set_fields
+from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     MultipleChoiceArguments,
     MultipleChoiceData,
     choice_loss,
     masked_answers,
     read_multiple_choice,
 )
-from hf_deberta_ext.tasks.trainer import TaskTrainer
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
+    codah_rows,
+    column_rows,
+    context_rows,
+    copa_rows,
+    swag_rows,
+)
+from hf_deberta_ext.finetuning.trainer import TaskTrainer
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
@@ -472,7 +478,7 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
         asked.append((name, config))
         return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
 
-    monkeypatch.setattr("hf_deberta_ext.tasks.multiple_choice.read_hub", stored)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.multiple_choice.read_hub", stored)
     data = read_multiple_choice(MultipleChoiceArguments(task_name="swag", max_train_samples=1))
     assert asked == [("allenai/swag", "regular")]
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("swag", "allenai/swag", 1, 0)

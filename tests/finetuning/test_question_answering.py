@@ -15,11 +15,16 @@ from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig
 
 pytest.importorskip("datasets")
 
+from hf_deberta_ext.finetuning.tasks import question_answering
+from hf_deberta_ext.finetuning.tasks import squad_format as questions
+from hf_deberta_ext.finetuning.tasks.question_answering import (
+    QuestionAnsweringArguments,
+    QuestionAnsweringData,
+    encode_windows,
+)
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import normalise_answer
+from hf_deberta_ext.finetuning.tasks.squad_format import Questions
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
-from hf_deberta_ext.tasks import question_answering, questions
-from hf_deberta_ext.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData, encode_windows
-from hf_deberta_ext.tasks.question_answering_metrics import normalise_answer
-from hf_deberta_ext.tasks.questions import Questions
 
 SPECIAL = dict(pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]")
 PAIR = "[CLS] $A [SEP] $B:1 [SEP]:1"

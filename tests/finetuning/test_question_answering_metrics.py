@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers.utils import logging
 
-from hf_deberta_ext.tasks.question_answering_metrics import (
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import (
     by_id,
     exact_match,
     f1_of_tokens,
@@ -26,7 +26,7 @@ from hf_deberta_ext.tasks.question_answering_metrics import (
 def warnings(monkeypatch):
     """What the module warned of."""
     found = []
-    logger = logging.get_logger("hf_deberta_ext.tasks.question_answering_metrics")
+    logger = logging.get_logger("hf_deberta_ext.finetuning.tasks.question_answering_metrics")
     monkeypatch.setattr(logger, "warning", found.append)
     return found
 

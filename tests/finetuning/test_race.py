@@ -11,8 +11,8 @@ pytest.importorskip("datasets")
 
 from datasets import Dataset
 
-from hf_deberta_ext.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
-from hf_deberta_ext.tasks.race import fill_blank, race_level, race_rows, read_raw_race
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks.race import fill_blank, race_level, race_rows, read_raw_race
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.finetuning.tasks.labelled_words import read_conll
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.sentences import read_conll
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)

@@ -20,8 +20,8 @@ pytest.importorskip("matplotlib")
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
-from hf_deberta_ext.tasks.question_answering_metrics import squad_v1, squad_v2
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_squad.py"
 NAMES = "Ada Alan Grace Edsger Barbara Donald Frances John".split()

@@ -14,10 +14,10 @@ from transformers import BertConfig
 
 pytest.importorskip("datasets")
 
+from hf_deberta_ext.finetuning.metrics import TASK_METRICS
+from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.metrics import TASK_METRICS
-from hf_deberta_ext.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments
 
 REAL = os.environ.get("DEBERTA_EXT_DATA")
 needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")

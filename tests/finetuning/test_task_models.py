@@ -22,9 +22,9 @@ from toy_task import (
 )
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_deberta_ext.tasks import fine_tuning
-from hf_deberta_ext.tasks.arguments import DataArguments, parse
-from hf_deberta_ext.tasks.multiple_choice import read_multiple_choice
+from hf_deberta_ext.finetuning import loop as fine_tuning
+from hf_deberta_ext.finetuning.arguments import DataArguments, parse
+from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
 
 

@@ -8,10 +8,10 @@ import pytest
 from huggingface_hub import ModelCard
 from toy_task import datasets, flags, model_folders, run
 
-from hf_deberta_ext.hub.card_checks import card_problems
-from hf_deberta_ext.tasks import fine_tuning
-from hf_deberta_ext.tasks.arguments import parse
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.finetuning import loop as fine_tuning
+from hf_deberta_ext.finetuning.arguments import parse
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.publishing.card_checks import card_problems
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def hub(monkeypatch):
     def read_hub(name, config, splits, arguments):
         return {ours: texts(9 if ours == "train" else 3) for ours in splits}
 
-    monkeypatch.setattr("hf_deberta_ext.tasks.text_classification.read_hub", read_hub)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)
 
 
 def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):

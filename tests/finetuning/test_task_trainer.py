@@ -18,9 +18,9 @@ from transformers import (
     default_data_collator,
 )
 
+from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
+from hf_deberta_ext.finetuning.trainer import TaskTrainer, set_prefix
 from hf_deberta_ext.sift import SiftArguments
-from hf_deberta_ext.tasks.task import EncodedTask, EvaluationSet
-from hf_deberta_ext.tasks.trainer import TaskTrainer, set_prefix
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("accelerate")

@@ -13,9 +13,9 @@ pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset
 
+from hf_deberta_ext.finetuning.tasks import text_classification
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks import text_classification
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
@@ -246,7 +246,7 @@ def test_several_processes_give_the_rows_of_one(data, tokenizer):
 def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, monkeypatch):
     texts = []
     for module in ("text_classification", "lengths"):
-        monkeypatch.setattr(f"hf_deberta_ext.tasks.{module}.logger", SimpleNamespace(warning=texts.append))
+        monkeypatch.setattr(f"hf_deberta_ext.finetuning.tasks.{module}.logger", SimpleNamespace(warning=texts.append))
     flags = dict(train=[{"text": "it rains " * 40, "label": 0}, {"text": "so", "label": 1}], max_seq_length=64)
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]

@@ -24,16 +24,16 @@ from transformers import (
     RobertaTokenizer,
 )
 
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.arguments import FineTuningArguments
-from hf_deberta_ext.tasks.sentences import are_entities, read_conll, sorted_labels
-from hf_deberta_ext.tasks.token_classification import (
+from hf_deberta_ext.finetuning.arguments import FineTuningArguments
+from hf_deberta_ext.finetuning.tasks.labelled_words import are_entities, read_conll, sorted_labels
+from hf_deberta_ext.finetuning.tasks.token_classification import (
     TokenClassificationArguments,
     TokenClassificationCollator,
     TokenClassificationData,
     take_prefix_space,
 )
-from hf_deberta_ext.tasks.trainer import TaskTrainer
+from hf_deberta_ext.finetuning.trainer import TaskTrainer
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.tokenization import load_tokenizer
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
@@ -160,7 +160,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, features=features)
         return {"train": rows, "validation": rows}
 
-    monkeypatch.setattr("hf_deberta_ext.tasks.sentences.read_hub", stored)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.labelled_words.read_hub", stored)
     data = TokenClassificationData(TokenClassificationArguments(task_name="conll2003"))
     assert asked == [("eriktks/conll2003", None, "refs/convert/parquet")]
     assert (data.name, data.dataset, data.labels) == ("conll2003", "eriktks/conll2003", ["O", "B-x", "I-x"])

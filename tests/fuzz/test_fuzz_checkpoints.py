@@ -22,7 +22,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
 FIELDS = dict(
     vocab_size=24, hidden_size=8, num_attention_heads=2, num_hidden_layers=2, intermediate_size=5, position_buckets=8,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import CASES, HEADS, TOTAL, batches, build, cases, configurations, joint_fields, labels_for, make_batch
 
 from hf_deberta_ext import DebertaExtForPreTraining
-from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
 NAMES = ["eager", "sdpa", "blocked"]
 # Of models in float64, whose losses are computed in float32.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deberta_ext.checkpoint_files import (
+from hf_deberta_ext.model.checkpoint_files import (
     TOKENIZER_FILES,
     WEIGHT_FILES,
     Tensor,

@@ -24,7 +24,7 @@ from hf_deberta_ext import (
     DebertaExtForReplacedTokenDetection,
     DebertaExtModel,
 )
-from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
 WORDS, POSITIONS = "deberta.embeddings.word_embeddings", "deberta.embeddings.position_embeddings"
 IDS = torch.arange(5, 25)[None]

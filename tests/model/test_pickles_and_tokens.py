@@ -36,12 +36,12 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     commands,
 )
+from hf_deberta_ext.finetuning.arguments import DataArguments as TaskDataArguments
+from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
+from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-from hf_deberta_ext.runs.folder import resume_checkpoint
-from hf_deberta_ext.runs.hub_trainer import HubTrainer
-from hf_deberta_ext.tasks.arguments import DataArguments as TaskDataArguments
-from hf_deberta_ext.tasks.arguments import ModelArguments as TaskModelArguments
-from hf_deberta_ext.tasks.models import load_model
+from hf_deberta_ext.training.hub_trainer import HubTrainer
+from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 run_glue, material = glue.run_glue, glue.material
 run_mlm, text = mlm.run_mlm, mlm.text

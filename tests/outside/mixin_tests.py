@@ -50,10 +50,13 @@ for table, model_type, model_class in (
 # For the encoder and for what decodes by the last layers alone: the heads add nothing to attention.
 DebertaExtModel._supports_sdpa = DebertaExtForMaskedLM._supports_sdpa = True
 
-from ... import test_modeling_common  # noqa: E402
-from ...test_configuration_common import ConfigTester  # noqa: E402
-from ...test_modeling_common import ModelTesterMixin, ids_tensor  # noqa: E402
-from ...test_training_mixin import TrainingTesterMixin  # noqa: E402
+from .hf_deberta_ext import (  # noqa: E402
+    ConfigTester,
+    ModelTesterMixin,
+    TrainingTesterMixin,
+    ids_tensor,
+    test_modeling_common,
+)
 
 SMALL = dict(
     vocab_size=99,

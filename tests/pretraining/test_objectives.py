@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_deberta_ext import DebertaExtForMaskedLM
-from hf_deberta_ext.checkpoints import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, count_targets, row_statistics
 from hf_deberta_ext.pretraining.span_boundary import span_boundaries
 

@@ -10,8 +10,8 @@ from transformers import HfArgumentParser
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments, recipes
 from hf_deberta_ext.pretraining.recipes import FLAGS, RECIPES, recipe_arguments, recipe_table
-from hf_deberta_ext.runs import hardware
-from hf_deberta_ext.runs.flags import given_flags
+from hf_deberta_ext.training import batch_size as hardware
+from hf_deberta_ext.training.flags import given_flags
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import default_data_collator
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
-from hf_deberta_ext.pretraining.embedding_similarity import average_cosine_similarity
+from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.pretraining.replaced_token_trainer import (
     ReplacedTokenArguments,
     ReplacedTokenTrainer,

@@ -3,7 +3,6 @@
 
 import pytest
 
-from hf_deberta_ext.hub.card_checks import card_problems
 from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments
 from hf_deberta_ext.pretraining.report import (
     evaluation_table,
@@ -17,7 +16,8 @@ from hf_deberta_ext.pretraining.report import (
 )
 from hf_deberta_ext.pretraining.run_arguments import check_arguments
 from hf_deberta_ext.pretraining.run_stages import card_content
-from hf_deberta_ext.runs.card import shown_source
+from hf_deberta_ext.publishing.card import shown_source
+from hf_deberta_ext.publishing.card_checks import card_problems
 
 pytest.importorskip("matplotlib")
 METRICS = dict(

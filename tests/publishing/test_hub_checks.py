@@ -18,13 +18,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
-from hf_deberta_ext.hub import check_folder, checks
-from hf_deberta_ext.hub.checks import code_problems, load_problems, readme_problems, size_problems
-from hf_deberta_ext.hub.load_worker import load
-from hf_deberta_ext.hub.model_card import write_model_card
-from hf_deberta_ext.runs import leaks
-from hf_deberta_ext.runs.leaks import text_problems
-from hf_deberta_ext.runs.published_files import published_files
+from hf_deberta_ext.publishing import check_folder
+from hf_deberta_ext.publishing import folder_checks as checks
+from hf_deberta_ext.publishing import secret_search as leaks
+from hf_deberta_ext.publishing.folder_checks import code_problems, load_problems, readme_problems, size_problems
+from hf_deberta_ext.publishing.load_worker import load
+from hf_deberta_ext.publishing.model_card import write_model_card
+from hf_deberta_ext.publishing.published_files import published_files
+from hf_deberta_ext.publishing.secret_search import text_problems
 
 TINY = dict(
     vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,

@@ -26,11 +26,11 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.hub.folder_facts import read_folder, shown_path
-from hf_deberta_ext.hub.model_card import card_problems, missing_metadata, write_model_card
+from hf_deberta_ext.finetuning.cards import TaskFacts, write_task_card
 from hf_deberta_ext.pretraining.report import write_model_card as write_pretraining_card
 from hf_deberta_ext.pretraining.report import write_replaced_token_cards
-from hf_deberta_ext.tasks.cards import TaskFacts, write_task_card
+from hf_deberta_ext.publishing.facts import read_folder, shown_path
+from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata, write_model_card
 from hf_deberta_ext.tokenization import finish
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "card_code_worker.py")

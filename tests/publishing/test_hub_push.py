@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hf_deberta_ext.hub.push` over HTTP: what is sent, in which commit, what is said before and after."""
+"""`hf_deberta_ext.publishing.push` over HTTP: what is sent, in which commit, what is said before and after."""
 
 import argparse
 import functools
@@ -23,18 +23,18 @@ from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import push as command
-from hf_deberta_ext.hub import FileChange, PushError, PushReport, push, write_model_card
-from hf_deberta_ext.hub.changes import compare_files, shown_size
 from hf_deberta_ext.model import publishing
 from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
-from hf_deberta_ext.runs.published_files import published_files, stale_weights
+from hf_deberta_ext.publishing import FileChange, PushError, PushReport, push, write_model_card
+from hf_deberta_ext.publishing.changes import compare_files, shown_size
+from hf_deberta_ext.publishing.published_files import published_files, stale_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
 REPO = "user/deberta"
 NAMES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # The module, whose name in the package is that of its function.
-MODULE = importlib.import_module("hf_deberta_ext.hub.push")
+MODULE = importlib.import_module("hf_deberta_ext.publishing.push")
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +376,7 @@ def test_a_dry_run_sends_nothing_and_says_what_a_push_does(hub, send, folder):
 @pytest.mark.parametrize("offline", [True, False])
 def test_a_dry_run_needs_no_hub(offline, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("hf_deberta_ext.hub.transfer.sleep", lambda seconds: None)
+    monkeypatch.setattr("hf_deberta_ext.publishing.transfer.sleep", lambda seconds: None)
     # Nothing listens there.
     report = push(folder, REPO, dry_run=True, endpoint="http://127.0.0.1:9", skip_checks=True)
     assert changes(report) == dict.fromkeys(NAMES, "new") and "the Hub was not reached" in " ".join(report.notes)
@@ -514,7 +514,7 @@ def test_a_card_in_a_folder_replaces_one_on_the_hub(hub, send):
 
 
 def test_a_model_passes_the_checks_without_a_card_where_the_hub_has_one(hub, send_model, monkeypatch):
-    monkeypatch.setattr("hf_deberta_ext.hub.checks.load_problems", lambda files: [])
+    monkeypatch.setattr("hf_deberta_ext.publishing.folder_checks.load_problems", lambda files: [])
     hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
     assert send_model(skip_checks=False).problems == () and card_on(hub) == WRITTEN
 
@@ -627,7 +627,7 @@ def test_what_is_published_of_a_folder_is_what_the_hub_has(hub, send, folder):
 def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
     given = {}
     report = PushReport("user/x", "u", "main", None, None, None, (), {}, problems=("a problem",), dry_run=True)
-    monkeypatch.setattr("hf_deberta_ext.hub.push", lambda *places, **options: given.update(options) or report)
+    monkeypatch.setattr("hf_deberta_ext.publishing.push", lambda *places, **options: given.update(options) or report)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     flags = (

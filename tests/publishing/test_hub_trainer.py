@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our trainers push beside other people, and what they do not push; tests/publishing/test_trainer_push.py has the rest."""
+"""Pushes of our trainers beside other people, and the files that they leave out; test_trainer_push.py has the rest."""
 
 import json
 import logging
@@ -9,8 +9,8 @@ from local_hub import LocalHub
 from test_push_to_hub import OLD
 from test_trainer_push import make_trainer
 
-from hf_deberta_ext.runs.hub_trainer import HubTrainer
-from hf_deberta_ext.runs.published_files import stale_weights
+from hf_deberta_ext.publishing.published_files import stale_weights
+from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 REPO = "user/run"
 PLACE = "/" + "home/ann/data.txt"

@@ -20,19 +20,19 @@ from hf_deberta_ext import (
     DebertaExtForPreTraining,
     DebertaExtForReplacedTokenDetection,
 )
-from hf_deberta_ext.checkpoints import save_as_deberta_v2, to_deberta_v2_state_dict
 from hf_deberta_ext.commands import command_parser
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.hub import preset_cards
-from hf_deberta_ext.hub.model_card import card_problems, missing_metadata
-from hf_deberta_ext.hub.parameter_counts import count_parameters
-from hf_deberta_ext.hub.preset_cards import PRESET_CARDS, file_size, preset_card, preset_index, write_preset_cards
-from hf_deberta_ext.hub.published import BENCHMARKS, PUBLISHED, Published, Result, Size, Source
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2, to_deberta_v2_state_dict
+from hf_deberta_ext.finetuning.arguments import parse
+from hf_deberta_ext.finetuning.recipes import find_recipe
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tasks.arguments import parse
-from hf_deberta_ext.tasks.recipes import find_recipe
-from hf_deberta_ext.tasks.text_classification import TextClassificationArguments
+from hf_deberta_ext.publishing import preset_cards
+from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata
+from hf_deberta_ext.publishing.parameter_counts import count_parameters
+from hf_deberta_ext.publishing.preset_cards import PRESET_CARDS, file_size, preset_card, preset_index, write_preset_cards
+from hf_deberta_ext.publishing.published import BENCHMARKS, PUBLISHED, Published, Result, Size, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "model_cards"

@@ -26,7 +26,7 @@ from print_fault_table import (
     run_case,
 )
 
-from hf_deberta_ext.hub import PushError, push, transfer
+from hf_deberta_ext.publishing import PushError, push, transfer
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # What each fault's message must say, wherever it struck: before the tag, which has its own advice.

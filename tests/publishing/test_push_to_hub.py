@@ -18,10 +18,9 @@ from test_remote_code import FILES, HEADS, save_tokenizer, tiny_inputs, tiny_mod
 from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
-from hf_deberta_ext.hub import write_model_card
 from hf_deberta_ext.model import publishing
-from hf_deberta_ext.runs import published_files
-from hf_deberta_ext.runs.card import LOADING_LINES, pin_loading_lines, render_card
+from hf_deberta_ext.publishing import published_files, write_model_card
+from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}

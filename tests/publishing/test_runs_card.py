@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard
 from transformers import TrainingArguments
 
-from hf_deberta_ext.runs.card import (
+from hf_deberta_ext.publishing.card import (
     LOADING_LINES,
     base_model_names,
     facts_table,
@@ -21,7 +21,7 @@ from hf_deberta_ext.runs.card import (
     shown_number,
     write_card,
 )
-from hf_deberta_ext.runs.card_metadata import (
+from hf_deberta_ext.publishing.card_metadata import (
     LANGUAGES,
     LICENSES,
     as_list,
@@ -32,10 +32,8 @@ from hf_deberta_ext.runs.card_metadata import (
     one_or_list,
     primary_language,
 )
-from hf_deberta_ext.runs.flags import fixed_arguments
-from hf_deberta_ext.runs.hardware import hardware_facts, versions
-from hf_deberta_ext.runs.loading_code import AUTO_MODELS, loading_code
-from hf_deberta_ext.runs.results import (
+from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, loading_code
+from hf_deberta_ext.publishing.results import (
     eval_results,
     examples_sentence,
     is_score,
@@ -44,6 +42,8 @@ from hf_deberta_ext.runs.results import (
     results_table,
     set_names,
 )
+from hf_deberta_ext.training.batch_size import hardware_facts, versions
+from hf_deberta_ext.training.flags import fixed_arguments
 
 pytest.importorskip("accelerate")
 

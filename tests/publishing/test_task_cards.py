@@ -4,8 +4,7 @@
 import pytest
 from huggingface_hub import ModelCard
 
-from hf_deberta_ext.hub.card_checks import card_problems
-from hf_deberta_ext.tasks.cards import (
+from hf_deberta_ext.finetuning.cards import (
     TaskFacts,
     summarise_seeds,
     summary_table,
@@ -13,6 +12,7 @@ from hf_deberta_ext.tasks.cards import (
     write_seeds_card,
     write_task_card,
 )
+from hf_deberta_ext.publishing.card_checks import card_problems
 
 METRICS = dict(
     train_loss=0.5, train_runtime=12.0, epoch=3.0, eval_loss=0.25, eval_accuracy=0.91, eval_samples=872,

@@ -21,9 +21,9 @@ from test_remote_code import TINY, tiny_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
-from hf_deberta_ext.runs.card import pin_loading_lines
-from hf_deberta_ext.runs.hub_trainer import HubTrainer
-from hf_deberta_ext.runs.published_files import published_files
+from hf_deberta_ext.publishing.card import pin_loading_lines
+from hf_deberta_ext.publishing.published_files import published_files
+from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 run_glue, material = glue.run_glue, glue.material
 run_mlm, text = mlm.run_mlm, mlm.text

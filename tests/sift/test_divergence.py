@@ -14,7 +14,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from hf_deberta_ext.divergence import LOSSES, divergence, real_tokens
+from hf_deberta_ext.sift.output_distance import LOSSES, divergence, real_tokens
 
 SINGLE = SimpleNamespace(problem_type=None, num_labels=2)
 IDS = torch.ones(2, 3, dtype=torch.long)

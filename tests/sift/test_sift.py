@@ -134,7 +134,7 @@ def test_the_ascent_follows_the_gradient_of_the_divergence(classifier):
 
 
 def sift_divergence(outputs, perturbed, inputs, model):
-    from hf_deberta_ext.divergence import divergence
+    from hf_deberta_ext.sift.output_distance import divergence
 
     return divergence(outputs, perturbed, inputs, model.config)[0].sum().detach()
 

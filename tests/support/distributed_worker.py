@@ -31,14 +31,14 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
 )
+from hf_deberta_ext.finetuning.task import EncodedTask
+from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.model.encoder import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
-from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.sift import SiftArguments, SiftTrainer
-from hf_deberta_ext.tasks.task import EncodedTask
-from hf_deberta_ext.tasks.trainer import TaskTrainer
+from hf_deberta_ext.training.distributed import leave_together
 
 STEPS, ROWS, LENGTH = 3, 24, 12
 SIZES = dict(

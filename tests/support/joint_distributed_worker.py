@@ -20,7 +20,7 @@ from torch import distributed
 
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.model.encoder import DebertaExtLayer
-from hf_deberta_ext.runs.processes import leave_together
+from hf_deberta_ext.training.distributed import leave_together
 
 # Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
 OPTIMIZER = dict(lr=1e-2, eps=1e-3)

@@ -91,7 +91,7 @@ def look(folder: Path, reference: Path) -> tuple[list[str], list[str]]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    from hf_deberta_ext.runs.folder import resume_checkpoint
+    from hf_deberta_ext.training.run_folder import resume_checkpoint
 
     try:
         resume_checkpoint(checkpoint.parent, str(checkpoint))

@@ -3,7 +3,7 @@
 
     python tests/support/print_fault_table.py > fault_table.md
 
-Prints a table in Markdown. tests/publishing/test_push_faults.py checks each row of it. The uploads are those of LFS: what hf_xet does,
+Prints a table in Markdown, each row of which test_push_faults.py checks. The uploads are those of LFS: what hf_xet does,
 over which the real Hub takes large files, no server here can answer, and only its errors are tried there.
 """
 
@@ -126,7 +126,7 @@ def no_waiting() -> Iterator[list[float]]:
     """Inside, nobody who tries again waits; yields the seconds that they would have."""
     from huggingface_hub.utils import _http
 
-    from hf_deberta_ext.hub import transfer
+    from hf_deberta_ext.publishing import transfer
 
     waits: list[float] = []
     with (
@@ -138,7 +138,7 @@ def no_waiting() -> Iterator[list[float]]:
 
 def run_case(fault: str, stage: str, scratch: Path) -> Outcome:
     """One push of a new folder with the fault, one more without."""
-    from hf_deberta_ext.hub import PushError, push
+    from hf_deberta_ext.publishing import PushError, push
 
     folder = make_folder(scratch / "model")
     before = on_disk(folder)

@@ -10,8 +10,8 @@ import torch
 from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
-from hf_deberta_ext.runs.processes import leave_together
 from hf_deberta_ext.sift import SiftArguments, SiftTrainer
+from hf_deberta_ext.training.distributed import leave_together
 
 
 class Rows(torch.utils.data.Dataset):

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tasks import fine_tuning
-from hf_deberta_ext.tasks.arguments import DataArguments, parse
-from hf_deberta_ext.tasks.task import EncodedTask, EvaluationSet
+from hf_deberta_ext.finetuning import loop as fine_tuning
+from hf_deberta_ext.finetuning.arguments import DataArguments, parse
+from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
 from hf_deberta_ext.tokenization import finish
 
 datasets = pytest.importorskip("datasets")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are killed: whatever is left of a checkpoint, the next start ends with the weights of an undisturbed run.
 
-tests/support/kill_and_resume.py does the same with all scripts, and more kills at random; tests/support/left_by_kills.py compares.
+tests/support/kill_and_resume.py does the same with all scripts, and more kills at random; left_by_kills.py compares.
 """
 
 import json
@@ -20,11 +20,11 @@ from torch.utils.data import Dataset
 from transformers import default_data_collator
 
 from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.finetuning.reports import report_seeds
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
-from hf_deberta_ext.runs.folder import resume_checkpoint
-from hf_deberta_ext.runs.whole_files import why_not_whole
-from hf_deberta_ext.tasks.reports import report_seeds
+from hf_deberta_ext.training.atomic_writes import why_not_whole
+from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deberta_ext.runs import whole_files
-from hf_deberta_ext.runs.folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
-from hf_deberta_ext.runs.whole_files import (
+from hf_deberta_ext.training import atomic_writes as whole_files
+from hf_deberta_ext.training.atomic_writes import (
     has_weights,
     remove_folder,
     replace_text,
@@ -20,6 +19,7 @@ from hf_deberta_ext.runs.whole_files import (
     sweep,
     why_not_whole,
 )
+from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
 
 
 def checkpoint(folder, step):

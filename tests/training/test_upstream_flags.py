@@ -11,7 +11,7 @@ from scripts import EXAMPLES, ROOT, flags_of, processor_time
 from transformers import TrainingArguments
 
 from hf_deberta_ext.pretraining.run_arguments import ELSEWHERE
-from hf_deberta_ext.runs.flags import REMOVED
+from hf_deberta_ext.training.flags import REMOVED
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention of one layer for one text, taken apart: what content and what position add to the logits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..model.attention import DisentangledSelfAttention
+from ..model.base_model import DebertaExtModel
+
+__all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_profile"]
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionParts:
+    """The summands of a layer's attention logits, [H, N, N] each (queries are rows), on the CPU.
+
+    Attributes:
+        layer (`int`): counted from 0.
+        terms (`tuple[str, ...]`): the position terms that the model has, of c2p, p2c, p2p.
+        c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), s = 1 + number of position terms.
+        c2p (`torch.Tensor`, *optional*): Q_c[i]·K_r[delta(i, j)] / sqrt(s·d); None where the model lacks the term.
+        p2c (`torch.Tensor`, *optional*): K_c[j]·Q_r[delta(i, j)] / sqrt(s·d).
+        p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d), in no released model.
+        probabilities (`torch.Tensor`): softmax of the sum; as `output_attentions` gives them.
+    """
+
+    layer: int
+    terms: tuple[str, ...]
+    c2c: torch.Tensor
+    c2p: torch.Tensor | None
+    p2c: torch.Tensor | None
+    p2p: torch.Tensor | None
+    probabilities: torch.Tensor
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[H, N, N], the sum of the parts."""
+        return sum(getattr(self, name) for name in ("c2c", *self.terms))
+
+    def of_head(self, head: int | None = None) -> dict[str, torch.Tensor]:
+        """The probabilities and the parts that there are, by name, [N, N] each: of one head, or (None) the mean of all.
+
+        The mean of the probabilities is not the softmax of the mean logits.
+
+        Raises:
+            ValueError: there is no such head.
+        """
+        found = {name: getattr(self, name) for name in ("probabilities", "c2c", *self.terms)}
+        if head is None:
+            return {name: values.mean(0) for name, values in found.items()}
+        H = len(self.c2c)
+        if not 0 <= head < H:
+            raise ValueError(f"there is no head {head}: layer {self.layer} has heads 0 to {H - 1}; None is their mean")
+        return {name: values[head] for name, values in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PositionProfile:
+    """What position adds to the logits of each head on average, by the relative distance r = i - j, on the CPU.
+
+    The softmax sees differences along r alone, not a constant on all of them.
+
+    Attributes:
+        layer (`int`): counted from 0.
+        distances (`torch.Tensor`): r = -reach ... reach, [2·reach + 1]; positive where the key stands before the query.
+        c2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), [H, 2·reach + 1]; None where the
+            model lacks the term.
+        p2c (`torch.Tensor`, *optional*): mean over j of K_c[j]·Q_r[delta(r)] / sqrt(s·d), [H, 2·reach + 1].
+        p2p (`torch.Tensor`, *optional*): Q_r[delta(r)]·K_r[delta(-r)] / sqrt(s·d), [H, 2·reach + 1].
+        total (`torch.Tensor`): their sum.
+    """
+
+    layer: int
+    distances: torch.Tensor
+    c2p: torch.Tensor | None
+    p2c: torch.Tensor | None
+    p2p: torch.Tensor | None
+    total: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Projections:
+    """Scaled queries, and keys, of one text: Q_c, K_c [H, N, d]; Q_r, K_r [H, R, d] or None; delta of `RelativePosition`."""
+
+    layer: int
+    terms: tuple[str, ...]
+    Q_c: torch.Tensor
+    K_c: torch.Tensor
+    Q_r: torch.Tensor | None
+    K_r: torch.Tensor | None
+    delta: torch.Tensor | None
+
+
+@torch.no_grad()
+def attention_parts(
+    model: torch.nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor], *, layer: int = -1
+) -> AttentionParts:
+    """Takes the attention of one layer apart (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
+
+    The model's own projections are used, adapters included. Of a masked language model it is the encoder's pass through
+    the layer; the Enhanced Mask Decoder's passes, whose queries know absolute positions, are not shown.
+
+    Args:
+        model: one of ours, with any head, also inside of a wrapper such as peft's. Of a joint model it is the discriminator;
+            give `model.generator` for the other. It runs in eval mode, and is left as it was.
+        inputs (`torch.LongTensor` or `dict`): input_ids [1, N], or what a tokenizer returns for one text: input_ids,
+            attention_mask [1, N] and token_type_ids. Padding at either end is left out.
+        layer (`int`): as an index of a list; -1 is the last.
+    Returns:
+        `AttentionParts`, in float32 (in float64 of a float64 model).
+    Raises:
+        TypeError: the model is none of ours, or holds several encoders.
+        ValueError: no such layer, inputs that are not those of one text, or more tokens than absolute positions.
+    """
+    encoder = _encoder_of(model)
+    found = _project(encoder, _one_text(encoder, inputs), layer)
+    Q_c, K_c, Q_r, K_r, delta = found.Q_c, found.K_c, found.Q_r, found.K_r, found.delta
+    c2c = Q_c @ K_c.transpose(-1, -2)  # [H, N, N]
+    parts = dict(c2c=c2c, c2p=None, p2c=None, p2p=None)
+    if found.terms:
+        positions = torch.arange(c2c.shape[-1], device=c2c.device)
+        offset = positions[:, None] - positions + len(delta) // 2
+        row = delta[offset].expand_as(c2c)
+    if "c2p" in found.terms:
+        parts["c2p"] = (Q_c @ K_r.transpose(-1, -2)).gather(-1, row)
+    if "p2c" in found.terms:
+        parts["p2c"] = (K_c @ Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
+    if "p2p" in found.terms:
+        parts["p2p"] = (Q_r[:, delta] * K_r[:, delta.flip(0)]).sum(-1)[:, offset]
+    parts = {name: values if values is None else values.cpu() for name, values in parts.items()}
+    probabilities = sum(values for values in parts.values() if values is not None).softmax(-1)
+    return AttentionParts(layer=found.layer, terms=found.terms, probabilities=probabilities, **parts)
+
+
+@torch.no_grad()
+def position_profile(
+    model: torch.nn.Module,
+    inputs: torch.Tensor | Mapping[str, torch.Tensor],
+    *,
+    layer: int = -1,
+    reach: int | None = None,
+) -> PositionProfile:
+    """What position adds to the logits on average over a text's tokens, [CLS] and [SEP] included, for each head.
+
+    Every token is a query, and a key, at every distance, so that distances beyond the text exist as well: the content
+    takes part, the text's length does not.
+
+    Args:
+        model, inputs, layer: as in `attention_parts`.
+        reach (`int`, *optional*): the largest distance; None is the largest that the model tells from the next.
+    Raises:
+        TypeError, ValueError: as `attention_parts`; a model without relative positions; a reach below 1.
+    """
+    encoder = _encoder_of(model)
+    if not encoder.config.relative_table_size or not encoder.config.pos_att_type:
+        raise ValueError("the model has no relative positions (relative_attention, pos_att_type), so it has no profile")
+    if reach is None:
+        reach = encoder.config.relative_distance - 1
+    if reach < 1:
+        raise ValueError(f"reach = {reach} must be at least 1")
+    found = _project(encoder, _one_text(encoder, inputs), layer)
+    # delta(r) for r = -reach ... reach.
+    rows = encoder.encoder.relative_position(reach + 1)
+    means = dict(c2p=None, p2c=None, p2p=None)
+    if "c2p" in found.terms:
+        means["c2p"] = (found.K_r @ found.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2c" in found.terms:
+        means["p2c"] = (found.Q_r @ found.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2p" in found.terms:
+        means["p2p"] = (found.Q_r[:, rows] * found.K_r[:, rows.flip(0)]).sum(-1)
+    means = {name: values if values is None else values.cpu() for name, values in means.items()}
+    total = sum(values for values in means.values() if values is not None)
+    return PositionProfile(layer=found.layer, distances=torch.arange(-reach, reach + 1), total=total, **means)
+
+
+def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
+    model = getattr(model, "discriminator", model)
+    found = _instances(model, DebertaExtModel) if isinstance(model, torch.nn.Module) else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TypeError(f"{type(model).__name__} holds {len(found)} encoders; give the one that is to be explained")
+    raise TypeError(
+        f"{type(model).__name__} holds no {DebertaExtModel.__name__}; load the checkpoint with a class of hf_deberta_ext"
+    )
+
+
+def _instances(module: torch.nn.Module, kind: type) -> list:
+    """By the class's name, because remote code brings a second copy of it."""
+    return [each for each in module.modules() if kind.__name__ in (base.__name__ for base in type(each).__mro__)]
+
+
+def _one_text(encoder: DebertaExtModel, inputs) -> dict[str, torch.Tensor]:
+    """input_ids and token_type_ids, [1, N] without padding, on the encoder's device."""
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+    unknown = [name for name in inputs if name not in INPUTS]
+    if unknown or "input_ids" not in inputs:
+        raise ValueError(f"inputs must have input_ids and may have {', '.join(INPUTS[1:])}; got {', '.join(inputs)}")
+    for name, values in inputs.items():
+        shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        if not isinstance(values, torch.Tensor) or values.dim() != 2 or len(values) != 1 or not values.numel():
+            raise ValueError(f"{name} must be a tensor [1, N], the tokens of one text, got {shape}")
+    device = encoder.device
+    inputs = {name: values.to(device) for name, values in inputs.items()}
+    mask = inputs.pop("attention_mask", None)
+    if mask is not None:
+        kept = (mask[0] != 0).nonzero().squeeze(1)
+        if mask.shape != inputs["input_ids"].shape or not len(kept) or kept[-1] - kept[0] >= len(kept):
+            raise ValueError(
+                f"attention_mask must be [1, {inputs['input_ids'].shape[1]}] with padding at the ends alone, got "
+                f"{mask.tolist()}"
+            )
+        inputs = {name: values[:, kept[0] : kept[-1] + 1] for name, values in inputs.items()}
+    return inputs
+
+
+def _project(encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: int) -> _Projections:
+    """Runs the encoder, and projects what reached the attention of one layer."""
+    L = encoder.config.num_hidden_layers
+    if not -L <= layer < L:
+        raise ValueError(f"there is no layer {layer}: the model has layers 0 to {L - 1} (-1 is the last)")
+    layer %= L
+    calls: list[tuple] = []
+    modules = _instances(encoder, DisentangledSelfAttention)
+    hooks = [each.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True) for each in modules]
+    modes = {module: module.training for module in encoder.modules()}
+    try:
+        encoder.eval()
+        encoder(**inputs, packed=False)
+        # Layers that share their attention are calls of one module.
+        attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
+        K_r, Q_r = attention.project_positions(rel_embeddings)
+        Q_c = attention.split_heads(attention.query_proj(hidden_states))[0]
+        K_c = attention.split_heads(attention.key_proj(hidden_states))[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    wide = torch.promote_types(Q_c.dtype, torch.float32)
+    return _Projections(
+        layer=layer,
+        terms=attention.terms,
+        # Both factors of every summand but p2p's are a query and a key, one of which is scaled.
+        Q_c=Q_c.to(wide) * attention.scale,
+        K_c=K_c.to(wide),
+        Q_r=None if Q_r is None else Q_r.to(wide) * attention.scale,
+        K_r=None if K_r is None else K_r.to(wide),
+        delta=options.get("delta"),
+    )

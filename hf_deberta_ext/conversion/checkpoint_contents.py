@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a checkpoint: its files, tensors and heads, and what loading it would find missing. No weight is read."""
+
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, is_offline_mode, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers.utils import cached_file
+
+from ..model.checkpoint_files import WEIGHT_FILES, Tensor, header_tensor, read_index, read_json, read_tensors
+from ..model.checkpoint_layouts import convert_official
+from ..model.configuration_deberta_ext import PRESETS, DebertaExtConfig, is_joint
+from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.masked_language_model import DebertaExtForMaskedLM
+from ..model.modeling_deberta_ext import (
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from ..model.official_configurations import OFFICIAL_TYPES
+from ..model.pretrained_model import DebertaExtPreTrainedModel
+from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
+
+__all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
+
+# The names of the heads on the command line.
+HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
+    "base": DebertaExtModel,
+    "masked-lm": DebertaExtForMaskedLM,
+    "replaced-token-detection": DebertaExtForReplacedTokenDetection,
+    "sequence-classification": DebertaExtForSequenceClassification,
+    "token-classification": DebertaExtForTokenClassification,
+    "question-answering": DebertaExtForQuestionAnswering,
+    "multiple-choice": DebertaExtForMultipleChoice,
+    "pretraining": DebertaExtForPreTraining,
+}
+GENERATOR_FILE = "pytorch_model.generator.bin"
+# Everything of a repository but weights.
+SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
+OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx", "pytorch.model-*.bin")
+# The fields that make the shape of a published size; dropout and the like do not.
+SHAPE_FIELDS = {
+    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "position_biased_input", "relative_attention", "pos_att_type",
+    "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key", "conv_kernel_size", "conv_groups",
+    "share_layers",
+}  # fmt: skip
+
+
+@dataclass
+class CheckpointContents:
+    """What `read_contents` found.
+
+    Args:
+        source (`str`): the folder or repository id as it was given.
+        folder (`Path`): where its files lie here.
+        config (`dict`): config.json, or {} without one.
+        weight_files (`dict[str, int]`): file -> bytes, of the weights that `from_pretrained` reads.
+        tensors (`dict[str, Tensor]`): key in these files -> shape and dtype.
+        generator_tensors (`dict[str, Tensor]`): the same of the generator beside an official discriminator.
+        converted (`dict[str, tuple]`): our name -> shape of what loading makes of these tensors.
+        ours (`DebertaExtConfig`, *optional*): the configuration as this package reads it.
+        new (`dict[str, list[str]]`): head -> parameters that its class has and the files have not, or in another shape.
+        unread (`list[str]`): keys in the files that no class reads.
+        problems (`list[str]`): why it cannot be loaded.
+        missing (`list[str]`): what else is not there, or is not as it should be.
+    """
+
+    source: str
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    weight_files: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    generator_tensors: dict[str, Tensor] = field(default_factory=dict)
+    converted: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ours: DebertaExtConfig | None = None
+    new: dict[str, list[str]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def is_official(self) -> bool:
+        """Of Microsoft's or transformers' DeBERTa classes."""
+        return self.config.get("model_type") in OFFICIAL_TYPES
+
+    @property
+    def is_ours(self) -> bool:
+        return self.config.get("model_type") == DebertaExtConfig.model_type
+
+    @property
+    def is_joint(self) -> bool:
+        """Generator and discriminator in one model of ours."""
+        return self.is_ours and is_joint(self.config)
+
+    @property
+    def by_transformers(self) -> bool:
+        """Whether an official architecture was saved by transformers, not by Microsoft."""
+        return "transformers_version" in self.config or any(key.startswith("cls.predictions.") for key in self.tensors)
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Name of a dtype -> number of tensors in it, the most frequent first."""
+        return dict(Counter(tensor.dtype for tensor in self.tensors.values()).most_common())
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads whose parameters are all in the files, "base" aside; the one that config.json names comes first."""
+        whole = [name for name, new in self.new.items() if not new and name != "base"]
+        named = [name for name in whole if _same_class(HEADS[name].__name__, self.config)]
+        if "pooler.dense.weight" in self.converted:
+            # The classifier of a whole text has the names of a token's as well.
+            whole = [name for name in whole if name != "token-classification"]
+        return named + [name for name in whole if name not in named]
+
+    @property
+    def preset(self) -> str | None:
+        """The name of the published size that it has."""
+        if self.ours is None:
+            return None
+        differences = {name: {*self.ours.difference(DebertaExtConfig.from_preset(name))} for name in PRESETS}
+        return next((name for name, fields in differences.items() if not SHAPE_FIELDS & fields), None)
+
+    def parameters(self) -> dict[str, int]:
+        """Part of the model -> number of parameters in the files."""
+        counts: Counter[str] = Counter()
+        for name, shape in self.converted.items():
+            part = f"{name.split('.')[0]} " if self.is_joint else ""
+            name = name.partition(".")[2] if self.is_joint else name
+            name = name.removeprefix("deberta.")
+            first = name.split(".")[0]
+            counts[part + first] += math.prod(shape)
+        return dict(counts)
+
+    def kind(self) -> str:
+        """In words, such as "DeBERTa v3 as published by Microsoft"."""
+        model_type = self.config.get("model_type")
+        architecture = ", ".join(self.config.get("architectures") or [])
+        if self.is_joint:
+            return "generator and discriminator of replaced token detection in one model, of this package"
+        if self.is_ours:
+            return f"a model of this package ({architecture or 'no architecture named'})"
+        if not self.is_official:
+            return f"a model of another type: {model_type} ({architecture or 'no architecture named'})"
+        old = self.ours is not None and not self.ours.share_att_key
+        family = "v1" if model_type == "deberta" or old else "v2" if self.config.get("conv_kernel_size") else "v3"
+        if model_type != "deberta" and self.config.get("vocab_size", 0) >= PRESETS["mdeberta-v3-base"]["vocab_size"]:
+            family = "mDeBERTa v3"
+        name = family if family.startswith("m") else f"DeBERTa {family}"
+        if self.by_transformers:
+            return f"{name} as transformers saves it ({model_type}, {architecture or 'no architecture named'})"
+        beside = ", discriminator and generator" if self.generator_tensors else ""
+        return f"{name} as Microsoft publishes it ({model_type}{beside})"
+
+
+def _same_class(name: str, config: dict[str, Any]) -> bool:
+    """Whether an architecture in config.json is this class of ours, or transformers' of the same task."""
+    tasks = {re.sub(r"^Deberta(Ext|V2)?", "", architecture) for architecture in config.get("architectures") or []}
+    return name.removeprefix("DebertaExt") in tasks
+
+
+# ------- files
+
+
+def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
+    """The folder in which the files of a folder or Hub repository lie; from the Hub without weights unless asked for.
+
+    Raises:
+        OSError: there is no such folder or repository, or it cannot be reached.
+    """
+    if os.path.isdir(source):
+        return Path(source)
+    if os.path.exists(source):
+        raise OSError(f"{source} is a file; give the folder that it is in, or a repository id")
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise OSError(f"there is no folder {source}")
+    try:
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
+        if weights:
+            _fetch_weights(source, folder)
+    except HFValidationError as error:
+        raise OSError(f"{source} is neither a folder nor a repository id") from error
+    except RevisionNotFoundError as error:
+        raise OSError(f"{source} has no revision {revision}") from error
+    except GatedRepoError as error:
+        raise OSError(f"{source} is gated: ask for access on its page, and log in with hf auth login") from error
+    except RepositoryNotFoundError as error:
+        raise OSError(
+            f"there is no folder {source}, and no such repository on the Hub (or it is private and the token does not "
+            "open it: hf auth login)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        why = "the Hub is switched off (HF_HUB_OFFLINE)" if is_offline_mode() else "the Hub cannot be reached"
+        raise OSError(f"there is no folder {source}; {why}, and no such repository is in its cache") from error
+    return folder
+
+
+def _fetch_weights(source: str, folder: Path):
+    # The snapshot's own commit: the branch may have moved since.
+    options = dict(revision=folder.name, _raise_exceptions_for_missing_entries=False)
+    for name in WEIGHT_FILES:
+        path = cached_file(source, name, **options)
+        if path is None:
+            continue
+        if name.endswith(".json"):
+            for shard in sorted({*read_index(Path(path)).values()}):
+                cached_file(source, shard, **options)
+        break
+    cached_file(source, GENERATOR_FILE, **options)
+
+
+# ------- contents
+
+
+def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
+    """What lies in a folder or Hub repository with a config.json.
+
+    Args:
+        weights (`bool`): download the weights of a repository as well; otherwise the headers of safetensors files are read
+            from the Hub, and of .bin files nothing is known.
+
+    Raises:
+        OSError: no such folder or repository, or no config.json in it.
+        ValueError: config.json is not JSON.
+    """
+    folder = fetch(source, revision=revision, weights=weights)
+    contents = CheckpointContents(source, folder)
+    if not (folder / "config.json").is_file():
+        raise OSError(f"{source} has no config.json")
+    contents.config = read_json(folder / "config.json")
+    _read_weights(contents)
+    if contents.is_official or contents.is_ours:
+        _compare(contents)
+    else:
+        kind = contents.config.get("model_type")
+        what = f"model_type {kind!r}" if kind else "no model_type"
+        contents.problems.append(f"config.json has {what}; this package loads DeBERTa alone")
+    return contents
+
+
+def _read_weights(contents: CheckpointContents):
+    folder = contents.folder
+    # A repository of which not everything is here.
+    remote = {} if os.path.isdir(contents.source) else _remote_sizes(contents)
+    name = next((name for name in WEIGHT_FILES if (folder / name).exists() or name in remote), None)
+    if name is None:
+        others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
+        beside = f"; {', '.join(others)} cannot be read here" if others else ""
+        contents.problems.append(f"no weights: none of {', '.join(WEIGHT_FILES)}{beside}")
+        return
+    shards, keys = [name], None
+    if name.endswith(".json"):
+        try:
+            keys = read_index(folder / name)
+        except ValueError as error:
+            contents.problems.append(str(error))
+            return
+        shards = sorted({*keys.values()})
+    for shard in shards:
+        if (folder / shard).exists():
+            contents.weight_files[shard] = (folder / shard).stat().st_size
+        elif shard in remote:
+            contents.weight_files[shard] = remote[shard]
+        else:
+            contents.problems.append(f"{shard}, which {name} names, is not there")
+            continue
+        if shard in remote and not ((folder / shard).exists() or shard.endswith(".safetensors")):
+            contents.missing.append(f"what is in {shard}, which is on the Hub and not here: --download gets it")
+            continue
+        try:
+            contents.tensors |= _tensors_of(contents, shard)
+        except ValueError as error:
+            contents.problems.append(str(error))
+    if keys is not None and contents.tensors and not contents.problems and (lost := sorted({*keys} - {*contents.tensors})):
+        contents.problems.append(f"{len(lost)} tensors that {name} names are in no shard, such as {lost[0]}")
+    if contents.is_official and (folder / GENERATOR_FILE).exists():
+        try:
+            contents.generator_tensors = read_tensors(folder / GENERATOR_FILE)
+        except ValueError as error:
+            contents.problems.append(str(error))
+
+
+def _tensors_of(contents: CheckpointContents, name: str) -> dict[str, Tensor]:
+    file = contents.folder / name
+    if file.exists():
+        return read_tensors(file)
+    metadata = HfApi().parse_safetensors_file_metadata(contents.source, name, revision=contents.folder.name)
+    return {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in metadata.tensors.items()}
+
+
+def _remote_sizes(contents: CheckpointContents) -> dict[str, int]:
+    """File -> bytes of a repository; {} where the Hub cannot be asked: then only what was downloaded is known."""
+    if is_offline_mode():
+        return {}
+    try:
+        info = HfApi().model_info(contents.source, revision=contents.folder.name, files_metadata=True)
+    except HfHubHTTPError as error:
+        contents.missing.append(f"the list of files on the Hub: {str(error).splitlines()[0]}")
+        return {}
+    return {file.rfilename: file.size or 0 for file in info.siblings or []}
+
+
+def _compare(contents: CheckpointContents):
+    """The tensors beside the parameters of our classes."""
+    try:
+        config = DebertaExtConfig.from_dict(dict(contents.config))
+    except (ValueError, TypeError) as error:
+        contents.problems.append(f"config.json: {error}")
+        return
+    contents.ours = config
+    if contents.problems or not contents.tensors:
+        return
+    # Shapes alone, in the form in which loading renames and splits them.
+    tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.tensors.items()}
+    if contents.is_official:
+        # Loading adds the difference to the generator's table.
+        bases = {key.split(".")[-2]: torch.empty(t.shape, device="meta") for key, t in contents.generator_tensors.items()}
+        try:
+            renamed, report = convert_official(tensors, config, bases)
+        except ValueError as error:
+            contents.problems.append(str(error))
+            return
+        contents.unread = sorted(report.unused)
+    else:
+        renamed = tensors
+    prefixed = contents.is_joint or any(name.startswith("deberta.") for name in renamed)
+    found = {name if prefixed else f"deberta.{name}": tuple(tensor.shape) for name, tensor in renamed.items()}
+    contents.converted = found
+    # As loading does: without absolute positions there is nothing for EMD to decode with.
+    no_table = not any(name.endswith("embeddings.position_embeddings.weight") for name in found)
+    if contents.is_official and no_table and config.has_mask_decoder:
+        config.emd_layers, config.emd_input = 1, "hidden"
+        contents.missing.append(
+            "the table of absolute positions: masked-language modelling decodes the plain last layer, without the Enhanced "
+            "Mask Decoder"
+        )
+    deltas = {key.removesuffix("_weight") for key in contents.tensors if key.endswith("_embeddings._weight")}
+    # Whole only together with the generator.
+    incomplete = any(f"{table}weight" not in contents.tensors for table in deltas)
+    read = set()
+    for head in ["pretraining"] if contents.is_joint else [name for name in HEADS if name != "pretraining"]:
+        expected = _parameters_of(HEADS[head], config)
+        read |= {*expected}
+        contents.new[head] = sorted(name for name, shape in expected.items() if found.get(name) != shape)
+    if contents.generator_tensors:
+        judged = contents.new["replaced-token-detection"] + _new_in_generator(contents, config)
+        contents.new = {"pretraining": judged} if incomplete else contents.new | {"pretraining": judged}
+    # Written by old torch.save files beside the table.
+    tied = {"lm_predictions.lm_head.decoder.weight", "generator.lm_predictions.lm_head.decoder.weight"}
+    contents.unread += sorted({*found} - read - tied)
+    _judge_encoder(contents, found, _parameters_of(HEADS["pretraining" if contents.is_joint else "base"], config))
+
+
+def _new_in_generator(contents: CheckpointContents, config: DebertaExtConfig) -> list[str]:
+    """Parameters that the generator beside an official discriminator has and its file has not."""
+    stock = read_json(contents.folder / "generator_config.json")
+    own = DebertaExtConfig.from_dict(stock) if stock else config.generator_config()
+    tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.generator_tensors.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in convert_official(tensors, own)[0].items()}
+    expected = _parameters_of(DebertaExtForMaskedLM, own)
+    return [f"generator.{name}" for name, shape in expected.items() if found.get(name) != shape]
+
+
+def _parameters_of(model_class: type[DebertaExtPreTrainedModel], config: DebertaExtConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a file of this class holds, with the prefix that all heads share."""
+    with torch.device("meta"):
+        model = model_class(config)
+    tied = {*model.all_tied_weights_keys}
+    prefix = "deberta." if model_class is DebertaExtModel else ""
+    return {prefix + name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
+
+
+def _judge_encoder(contents: CheckpointContents, found: dict, expected: dict):
+    """Loading would draw what is missing of the encoder at random, and stop at another shape."""
+    lost = [name for name in expected if name not in found]
+    if len(lost) == len(expected):
+        some = ", ".join(sorted(contents.tensors)[:3])
+        contents.problems.append(f"no tensor belongs in a DeBERTa; the keys are like {some}")
+    elif lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        contents.problems.append(f"parameters that are not in the file: {lost[0]}{more}")
+    for name, shape in expected.items():
+        if name in found and found[name] != shape:
+            contents.problems.append(f"{name} has shape {list(found[name])}, but config.json makes it {list(shape)}")
+            return

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing our models back as stock deberta-v2 checkpoints, for the tools that know only those.
+
+Reading is `from_pretrained` of any model: it takes official `deberta` and `deberta-v2` folders and repos as they are, and
+`model.loading_report` says what became of each tensor.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from transformers import DebertaV2Config
+from transformers.utils import logging
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.modeling_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+    DebertaExtPreTrainedModel,
+)
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["save_as_deberta_v2", "to_deberta_v2_config", "to_deberta_v2_state_dict"]
+
+STOCK_CLASSES = {
+    DebertaExtModel: "DebertaV2Model",
+    DebertaExtForMaskedLM: "DebertaV2ForMaskedLM",
+    DebertaExtForReplacedTokenDetection: "DebertaV2Model",
+    DebertaExtForSequenceClassification: "DebertaV2ForSequenceClassification",
+    DebertaExtForTokenClassification: "DebertaV2ForTokenClassification",
+    DebertaExtForQuestionAnswering: "DebertaV2ForQuestionAnswering",
+    DebertaExtForMultipleChoice: "DebertaV2ForMultipleChoice",
+}
+# Fields that mean the same in both configurations.
+SAME_FIELDS = (
+    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
+    "position_biased_input", "pos_att_type", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key",
+    "conv_kernel_size", "conv_act", "conv_groups", "pooler_dropout", "pooler_hidden_act", "cls_dropout",
+    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id",
+)  # fmt: skip
+
+
+def save_as_deberta_v2(
+    model: DebertaExtPreTrainedModel, folder: str | os.PathLike, *, lossy: bool = False, overwrite: bool = False
+) -> list[str]:
+    """Writes `model` as a folder that plain transformers loads as DebertaV2, with the same outputs.
+
+    Models of v1 shape become deberta-v2 folders too. The tables and heads that the stock classes ignore (absolute
+    positions of EMD, `mask_predictions`) are written all the same, so that loading the folder here gives the model back.
+
+    Args:
+        model: any of our models.
+        folder: created if missing.
+        lossy (`bool`): write also what the stock classes compute differently: a masked-language model with EMD.
+        overwrite (`bool`): replace a checkpoint that is in the folder.
+
+    Returns:
+        `list[str]`: what the folder does not carry in full, in words; empty if nothing.
+
+    Raises:
+        ValueError: the model has a feature with no place in deberta-v2.
+        FileExistsError: the folder already holds a checkpoint.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").exists() and not overwrite:
+        raise FileExistsError(f"{folder} already holds a checkpoint; choose another folder or pass overwrite=True")
+    notes = _losses(model, lossy)
+    config = to_deberta_v2_config(model.config)
+    config.architectures = [STOCK_CLASSES[type(model)]]
+    if isinstance(model, DebertaExtForQuestionAnswering):
+        # The stock head has num_labels outputs and needs the two of start and end.
+        config.num_labels = 2
+    config.dtype = model.dtype
+    state_dict = to_deberta_v2_state_dict(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    save_torch_state_dict(state_dict, folder, filename_pattern="model{suffix}.safetensors")
+    for note in notes:
+        logger.warning(f"{folder}: {note}")
+    return notes
+
+
+def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
+    """The stock configuration of the same encoder. `legacy=False` makes transformers read `lm_predictions`."""
+    same = {name: getattr(config, name) for name in SAME_FIELDS}
+    if not config.relative_table_size:
+        # The stock encoder would build a LayerNorm for the table that is not there.
+        same["norm_rel_ebd"] = "none"
+    labels = {name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")}
+    return DebertaV2Config(**same, **labels, relative_attention=bool(config.relative_table_size), legacy=False)
+
+
+def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights under stock names: tied copies left out, shared layers repeated."""
+    tied = set(getattr(model, "_tied_weights_keys", None) or {})
+    state_dict = {key: value for key, value in model.state_dict().items() if key not in tied}
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    first = f"{prefix}encoder.layer.0."
+    for key in [key for key in state_dict if key.startswith(first)]:
+        for index in range(1, model.config.num_hidden_layers):
+            copy = key.replace(first, f"{prefix}encoder.layer.{index}.", 1)
+            if copy not in state_dict:
+                state_dict[copy] = state_dict[key].clone()
+    return state_dict
+
+
+def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
+    """What a stock folder of `model` does not carry; raises where that changes outputs and nobody allowed it."""
+    config = model.config
+    if type(model) not in STOCK_CLASSES:
+        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; export one of its parts")
+    if "p2p" in config.pos_att_type:
+        raise ValueError("deberta-v2 has no p2p attention term (pos_att_type); such a model cannot be written as one")
+    notes = []
+    if config.share_layers != "none":
+        notes.append(f"share_layers = {config.share_layers!r}: each layer has a copy, no longer kept equal by training")
+    if isinstance(model, DebertaExtForReplacedTokenDetection):
+        notes.append("mask_predictions: the replaced token detection head is in the file, but no stock class reads it")
+    if not isinstance(model, DebertaExtForMaskedLM):
+        return notes
+    if config.embedding_size != config.hidden_size:
+        raise ValueError(
+            f"the stock masked-language-model head needs embedding_size = hidden_size, got {config.embedding_size} and "
+            f"{config.hidden_size}; write model.deberta without the head instead"
+        )
+    if config.has_mask_decoder and (config.emd_layers, config.emd_input) != (1, "hidden"):
+        note = (
+            f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r}): the stock "
+            "class decodes the plain last layer, its predictions differ"
+        )
+        if not lossy:
+            raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True to write the weights all the same")
+        notes.append(note)
+    return notes

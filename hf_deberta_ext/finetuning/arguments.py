@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that every fine-tuning script has."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import HfArgumentParser
+
+from ..publishing.card_metadata import check_metadata
+from ..sift import SiftArguments
+from ..training.distributed import use_cpu_without_accelerator
+from ..training.flags import given_flags, option, refuse_unknown
+from .recipes import recipe_arguments, recipe_table
+
+__all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
+
+
+@dataclass
+class DataArguments:
+    """What to read: a known task, a data set of the Hub, or files. A family of tasks adds flags of its own in a subclass."""
+
+    task_name: str | None = option(None, "a known task: its data on the Hub, its columns, its metrics")
+    dataset_name: str | None = option(None, "data set of the Hub, instead of the task's")
+    dataset_config_name: str | None = option(None, "its configuration")
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, each also .gz"},
+    )
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "files to evaluate on"})
+    test_file: list[str] = field(default_factory=list, metadata={"help": "files to predict on; labels are not needed"})
+    max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
+    pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
+    pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
+    max_train_samples: int | None = option(None, "train on the first so many examples")
+    max_eval_samples: int | None = option(None, "evaluate on the first so many examples of each set")
+    max_predict_samples: int | None = option(None, "predict on the first so many examples of each set")
+    preprocessing_num_workers: int | None = option(None, "processes that tokenise")
+    cache_dir: str | None = option(None, "where downloads are kept")
+    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
+    data_revision: str | None = option(None, "of the data set on the Hub")
+    card_language: list[str] = field(
+        default_factory=list,
+        metadata={"help": "ISO codes of the data's languages, for the model card; default: those of a known data set"},
+    )
+
+    def __post_init__(self):
+        # Published names mix cases: MNLI, CoLA, BoolQ.
+        self.task_name = self.task_name and self.task_name.lower()
+        names = ("max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples", "max_predict_samples")
+        for name in (*names, "preprocessing_num_workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        check_metadata(language=self.card_language, flag="--card_language")
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """How many examples of "train", "validation" and "test" are taken; None = all."""
+        return dict(train=self.max_train_samples, validation=self.max_eval_samples, test=self.max_predict_samples)
+
+
+@dataclass
+class ModelArguments:
+    """Which model, and how it is loaded. Where downloads go, and the token for them, is in `DataArguments`."""
+
+    model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
+    model_type: str | None = option(
+        None, "read an official DeBERTa checkpoint as this package's model, with its fast attention", choices=["deberta-ext"]
+    )
+    from_scratch: bool = option(False, "random weights: only configuration and tokenizer are those of the model")
+    config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
+    config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")
+    tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: that of the model")
+    model_revision: str | None = option(None, "of the model on the Hub")
+    trust_remote_code: bool = option(False, "run the code that is in the model's repository")
+    ignore_mismatched_sizes: bool = option(
+        False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"
+    )
+    dtype: str = option(
+        "float32", "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
+        choices=["float32", "bfloat16", "float16"],
+    )  # fmt: skip
+    attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton, ...; default: the model's choice")
+    lora: bool = option(False, "train low-rank adapters and the head alone (needs peft)", aliases=["--use_lora"])
+    lora_r: int = option(8, "rank of the adapters")
+    lora_alpha: float = option(16.0, "they are scaled by lora_alpha / lora_r")
+    lora_dropout: float = option(0.05, "before the adapters")
+    lora_target_modules: list[str] = field(
+        default_factory=list, metadata={"help": "names of the layers that get adapters; default: queries and values"}
+    )
+    license: str | None = option(None, "of the fine-tuned model, for its card, as the Hub calls it: apache-2.0, mit, ...")
+
+    def __post_init__(self):
+        check_metadata(license=self.license)
+        if self.from_scratch and self.lora:
+            raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
+        if self.lora_r < 1:
+            raise ValueError(f"--lora_r must be at least 1, got {self.lora_r}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"--lora_dropout must be in [0, 1), got {self.lora_dropout}")
+
+
+@dataclass
+class FineTuningArguments(SiftArguments):
+    """Arguments of the training, and of the run around it.
+
+    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
+    """
+
+    output_dir: str | None = field(default=None, metadata={"help": "folder of model, results and card; must be given"})
+    overwrite_output_dir: bool = option(
+        False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
+    )
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
+    )
+    recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
+    seeds: list[int] = field(
+        default_factory=list, metadata={"help": "train once with each, and report mean and standard deviation"}
+    )
+    logging_steps: float = option(0.01, "log so often: steps, or below 1 a share of all steps")
+    # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
+    label_names: list[str] | None = field(default=None, init=False)
+    logging_nan_inf_filter: bool = option(False, "of no effect: a loss that is not finite stops the training")
+
+    def __post_init__(self):
+        if self.output_dir is None:
+            raise ValueError("--output_dir is missing: say where model, results and card go")
+        if not (self.do_train or self.do_eval or self.do_predict):
+            raise ValueError("there is nothing to do: give --do_train, --do_eval or --do_predict, or several of them")
+        if len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"--seeds names one twice: {' '.join(map(str, self.seeds))}")
+        if self.seeds and not self.do_train:
+            raise ValueError("--seeds are for training: give --do_train")
+        if self.seeds and self.push_to_hub:
+            raise ValueError("--push_to_hub is for one model: leave --seeds out, or push the folder of one of them")
+        use_cpu_without_accelerator(self)
+        super().__post_init__()
+
+
+def parse(
+    argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str
+) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
+    """The flags of a command line, or of the one .json or .yaml file that it names; --recipe fills in what is not given.
+
+    Args:
+        argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
+        data_arguments: the class of the task's flags.
+        description (`str`): what `--help` says first, up to an empty line.
+    Returns:
+        The three groups of flags, and those that were given, by name.
+    Raises:
+        ValueError: a flag is unknown or gone, or its value is wrong. What argparse finds wrong ends the program.
+    """
+    groups = (data_arguments, ModelArguments, FineTuningArguments)
+    usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows all flags)"
+    parser = HfArgumentParser(groups, description=description.split("\n\n")[0], usage=usage)
+    argv = [*(sys.argv[1:] if argv is None else argv)]
+    if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
+        argv = _flags_of_file(Path(argv[0]))
+    refuse_unknown(argv, parser)
+    given = given_flags(parser, argv)
+    if given.get("recipe") is not None:
+        name, task = given["recipe"], given.get("task_name")
+        device = torch.device("cpu") if given.get("use_cpu") else None
+        chosen = recipe_arguments(name, task, given, processes=int(os.environ.get("WORLD_SIZE", 1)), device=device)
+        parser.set_defaults(**chosen)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(recipe_table(name, task, chosen, given), flush=True)
+    if given.get("seeds") and "seed" in given:
+        raise ValueError("--seed and --seeds are both given: which?")
+    data_args, model_args, args = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    return data_args, model_args, args, given
+
+
+def _flags_of_file(file: Path) -> list[str]:
+    """The command line that says what a file of arguments says."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the file of arguments {file} cannot be read: {error.strerror}") from error
+    import yaml
+
+    try:
+        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} is no {file.suffix[1:]}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
+    argv = []
+    for name, value in values.items():
+        if value is None or value == []:
+            continue
+        parts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        argv += [f"--{name}", *(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)]
+    return argv

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration, tokenizer and model of a fine-tuning, from any folder or Hub id that transformers can read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging
+
+from ..tokenization import check_tokenizer, load_tokenizer
+from ..training.flags import overrides
+from ..training.weights import readable_weights
+from .arguments import DataArguments, ModelArguments
+
+__all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]
+
+logger = logging.get_logger(__name__)
+
+# Their tokenizers are those of this package, the only ones that equal the published ones.
+DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
+# Names of the projections that get adapters, the first that a model has: queries and values where they are apart.
+ADAPTED = (
+    ("query_proj", "value_proj"),
+    ("in_proj",),
+    ("query", "value"),
+    ("q_lin", "v_lin"),
+    ("q_proj", "v_proj"),
+    ("Wqkv",),
+)
+PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
+DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
+
+
+def hub_arguments(model_args: ModelArguments, data_args: DataArguments) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for the Hub, those that were given."""
+    given = dict(revision=model_args.model_revision, token=data_args.token, cache_dir=data_args.cache_dir)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def load_config(model_args: ModelArguments, data_args: DataArguments) -> PretrainedConfig:
+    """The configuration of the model, with --config_overrides.
+
+    Raises:
+        ValueError: a field is not one of this configuration, or its value is of a wrong kind.
+        OSError: it is not there.
+    """
+    source = model_args.config_name or model_args.model_name_or_path
+    _check_folder(source, "--config_name" if model_args.config_name else "--model_name_or_path")
+    fields = overrides(model_args.config_overrides)
+    more = hub_arguments(model_args, data_args) | fields
+    try:
+        if model_args.model_type is not None:
+            config = CONFIG_MAPPING[model_args.model_type].from_pretrained(source, **more)
+        else:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **more)
+    except OSError as error:
+        raise OSError(f"the configuration of {source} cannot be read: {error}") from error
+    except StrictDataclassError as error:
+        raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
+    for name in {*DROPOUT_FIELDS} & {*fields}:
+        # Heads read it from configurations that do not declare it.
+        setattr(config, name, fields[name])
+    if unknown := [name for name in fields if not hasattr(config, name)]:
+        known = ", ".join(sorted(name for name in config.to_dict() if not name.startswith("_")))
+        raise ValueError(f"--config_overrides: {unknown[0]!r} is no field of {type(config).__name__}, which has {known}")
+    return config
+
+
+def _check_folder(source: str, flag: str):
+    """What looks like a place on this machine is a folder with a configuration; transformers would take it for a Hub id.
+
+    Raises:
+        ValueError: it is not.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{flag} {source} is no folder of a model: it has no config.json")
+    elif folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ValueError(f"{flag} {source}: there is no such folder")
+
+
+def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
+    """Takes what the task says into the configuration: num_labels, id2label, label2id, problem_type."""
+    # num_labels makes new names where the number changes, so the names come behind it.
+    for name in sorted(fields, key=lambda name: name != "num_labels"):
+        setattr(config, name, fields[name])
+
+
+def set_classifier_dropout(config: PretrainedConfig, dropout: float, given: Mapping[str, Any]) -> bool:
+    """Sets the dropout before the classifier, unless it is among `given` overrides; says whether there is such a field."""
+    if {*DROPOUT_FIELDS} & {*given}:
+        return True
+    names = ("cls_dropout",) if config.model_type in DEBERTA else DROPOUT_FIELDS
+    name = next((name for name in names if config.model_type in DEBERTA or hasattr(config, name)), None)
+    if name is not None:
+        setattr(config, name, dropout)
+    return name is not None
+
+
+def load_tokenizer_for(
+    config: PretrainedConfig, model_args: ModelArguments, data_args: DataArguments, *, prefix_space: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model; of DeBERTa models the one that equals the published one.
+
+    Args:
+        prefix_space (`bool`): read the first word as if a space stood before it, as words that are already split need.
+    Raises:
+        ValueError: it does not fit the model, or leaves its special tokens out.
+        OSError: it is not there.
+    """
+    source = model_args.tokenizer_name or model_args.model_name_or_path
+    where = hub_arguments(model_args, data_args)
+    if model_args.tokenizer_name is not None:
+        where.pop("revision", None)
+    more = {"add_prefix_space": True} if prefix_space else {}
+    if config.model_type in DEBERTA:
+        try:
+            tokenizer = load_tokenizer(source, **where, **more)
+        except OSError:
+            # Models of this type with a vocabulary of another family, such as vocab.txt.
+            tokenizer = AutoTokenizer.from_pretrained(
+                source, trust_remote_code=model_args.trust_remote_code, **where, **more
+            )
+        check_tokenizer(tokenizer, config)
+        return tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **where, **more)
+    ids = tokenizer("hello")["input_ids"]
+    if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
+        raise ValueError(
+            f"the tokenizer of {source} does not put its {tokenizer.cls_token} around a text, got "
+            f"{tokenizer.convert_ids_to_tokens(ids)}: its files lack the template; give --tokenizer_name"
+        )
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {source} has no pad token, so rows of unequal length cannot be batched: set one in its "
+            "folder (and pad_token_id in config.json)"
+        )
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    largest = max(tokenizer.get_vocab().values())
+    if rows is not None and largest >= rows:
+        raise ValueError(
+            f"the tokenizer of {source} has ids up to {largest}, but the model only {rows} embeddings (config.vocab_size): "
+            "take the tokenizer of this model"
+        )
+    return tokenizer
+
+
+def load_model(
+    model_args: ModelArguments, data_args: DataArguments, config: PretrainedConfig, auto_class: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """The checkpoint with a head for the task, its parameters in --dtype, whatever they are in the file; and the names of
+    the weights that the checkpoint lacks, which are random. A folder with an adapter is read with the model that it is for.
+
+    Raises:
+        ValueError: there is no such class for its kind of model; weights of its body are missing, which would be random
+            without a word; the head is for another number of labels; the weights are damaged or do not fit the
+            configuration.
+        OSError: it is not there.
+    """
+    _check_class(config, auto_class)
+    dtype = getattr(torch, model_args.dtype)
+    common = dict(dtype=dtype, trust_remote_code=model_args.trust_remote_code)
+    if model_args.attn_implementation is not None:
+        common["attn_implementation"] = model_args.attn_implementation
+    if model_args.from_scratch:
+        model = auto_class.from_config(config, **common)
+        _check_dtype(model, dtype)
+        return model, []
+    adapter = _adapter(model_args.model_name_or_path)
+    source = adapter["base_model_name_or_path"] if adapter else model_args.model_name_or_path
+    verbosity = logging.get_verbosity()
+    # What is new is said below in one line.
+    logging.set_verbosity_error()
+    try:
+        with readable_weights(source, model_args.config_overrides):
+            model, info = auto_class.from_pretrained(
+                source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
+                **common, **hub_arguments(model_args, data_args),
+            )  # fmt: skip
+    finally:
+        logging.set_verbosity(verbosity)
+    new_weights = _check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
+    _check_dtype(model, dtype)
+    if adapter:
+        from peft import PeftModel
+
+        with readable_weights(model_args.model_name_or_path, model_args.config_overrides):
+            # It brings its head along.
+            return PeftModel.from_pretrained(model, model_args.model_name_or_path, is_trainable=True), []
+    if new_weights:
+        logger.warning(f"new weights, random until they are trained: {', '.join(new_weights)}")
+    return model, new_weights
+
+
+def _check_class(config: PretrainedConfig, auto_class: Any):
+    """Raises:
+    ValueError: transformers has no model of this kind for the configuration, and its repository brings none along.
+    """
+    if type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
+        return
+    instead = "give --model_type deberta-ext" if config.model_type in DEBERTA else "take a model of another kind"
+    raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {instead}")
+
+
+def _adapter(source: str) -> dict[str, Any] | None:
+    """The configuration of the adapter (LoRA) in a local folder, or None."""
+    file = Path(source, "adapter_config.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
+    """The names of the weights that are new, none of them in the body of the model."""
+    body = f"{model.base_model_prefix}."
+    changed = {name: (tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"]}
+    for name, (stored, built) in sorted(changed.items()):
+        shapes = f"{name} is {list(stored)} in {source}, but {list(built)} here"
+        if name.startswith(body):
+            raise ValueError(f"{shapes}: its configuration and its weights are not of one model; look at --config_overrides")
+        if not new_head:
+            raise ValueError(
+                f"{shapes}: its head has {stored[0]} outputs, the task needs {built[0]}; give --ignore_mismatched_sizes "
+                "for a new head, or a checkpoint without one"
+            )
+    missing = {*info["missing_keys"]}
+    if lost := sorted(name for name in missing if name.startswith(body) and "pooler" not in name):
+        raise ValueError(
+            f"{source} lacks {len(lost)} weights of its model, {lost[0]} for one: give the folder of a whole model, or "
+            "--from_scratch for random weights"
+        )
+    return sorted(missing | {*changed})
+
+
+def _check_dtype(model: nn.Module, dtype: torch.dtype):
+    other = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype != dtype}
+    assert not other, f"parameters in {other}, expected {dtype}"
+
+
+def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
+    """The model with low-rank adapters (LoRA), which are trained with the head and with what else is new.
+
+    Args:
+        new_weights: names of the weights that the checkpoint lacked.
+        pipeline (`str`): the Hub's name of the kind of task.
+    Raises:
+        ValueError: the model has no layers of the names given, or none of those that are known.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), None)
+    if targets is None or not {*targets} <= linear:
+        wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
+        raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
+    head = {
+        name
+        for name, module in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in module.parameters())
+    }
+    # Weights of the body that the checkpoint lacks, such as BERT's pooler behind masked-language modelling.
+    body = f"{model.base_model_prefix}."
+    head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
+    config = LoraConfig(
+        task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
+        lora_dropout=model_args.lora_dropout, target_modules=list(targets), modules_to_save=sorted(head),
+    )  # fmt: skip
+    return get_peft_model(model, config)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published settings of fine-tuning, by size of the model and task, fitted to the hardware at hand.
+
+A recipe fixes what is learned: epochs, batch, learning rate, warm-up, dropout before the classifier, length. The hardware
+decides how a batch is cut into micro-batches and the precision of the arithmetic, and flags of the user win over both:
+
+    RECIPES["v3-large"]["sst2"].learning_rate  # 6e-6
+    recipe_arguments("v3-large", "sst2", {"per_device_train_batch_size": 8})["gradient_accumulation_steps"]  # 4
+
+The official code trains with AdamW without bias correction (Trainer's corrects), weight decay 0.01, ε 1e-6, gradients
+clipped at norm 1, and a learning rate that falls linearly after the warm-up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, TrainingArguments
+
+from ..training.batch_size import (
+    CPU_MICRO_BATCH,
+    HARDWARE_FLAGS,
+    half_precision,
+    micro_batches,
+    settings_table,
+    training_device,
+)
+
+__all__ = [
+    "RECIPES",
+    "FineTuningRecipe",
+    "divergence_warnings",
+    "find_recipe",
+    "recipe_arguments",
+    "recipe_hint",
+    "recipe_table",
+]
+
+
+@dataclass(frozen=True)
+class FineTuningRecipe:
+    """The settings of one published fine-tuning.
+
+    Args:
+        epochs (`int`), warmup_steps (`float`, below 1 a share of all steps), learning_rate (`float`).
+        batch (`int`): examples of an optimizer step, over all micro-batches and processes.
+        classifier_dropout (`float`): before the classifier.
+        max_length (`int`): tokens of an example.
+        from_mnli (`bool`): begins at the checkpoint of this size that is fine-tuned on MNLI.
+        half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
+        sift_weight (`float`): weight of the adversarial loss, 0 = none.
+    """
+
+    epochs: int
+    warmup_steps: float
+    learning_rate: float
+    batch: int
+    classifier_dropout: float
+    max_length: int
+    from_mnli: bool = False
+    half_precision: bool = False
+    sift_weight: float = 0.0
+
+
+# ε, weight decay, clipping and schedule of all.
+COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, lr_scheduler_type="linear")
+SIZES = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge", "v3-large")
+V1_AND_V2, ALL, NONE = SIZES[:-1], SIZES, ()
+# Task: length, sizes that begin at an MNLI checkpoint, and for each of SIZES: epochs, warm-up, learning rate, batch,
+# dropout. Source: the scripts of microsoft/DeBERTa, experiments/.
+PUBLISHED = {
+    "mnli": (256, NONE, [
+        (3, 1000, 3e-5, 64, 0.1), (3, 1000, 1e-5, 64, 0.2), (3, 1000, 5e-6, 64, 0.3), (3, 1000, 4e-6, 64, 0.25),
+        (3, 1000, 3e-6, 64, 0.3), (2, 500, 7e-6, 64, 0.3),
+    ]),
+    "cola": (64, NONE, [
+        (6, 100, 2e-5, 32, 0.15), (6, 100, 7e-6, 32, 0.15), (8, 100, 5e-6, 32, 0.2), (8, 100, 3e-6, 32, 0.2),
+        (10, 100, 2.5e-6, 32, 0.2), (10, 50, 5.5e-6, 32, 0.1),
+    ]),
+    "sst2": (128, NONE, [
+        (6, 500, 2e-5, 32, 0.15), (6, 500, 1e-5, 32, 0.15), (6, 500, 3e-6, 32, 0.2), (4, 500, 4e-6, 32, 0.2),
+        (4, 500, 3e-6, 32, 0.2), (8, 500, 6e-6, 32, 0.1),
+    ]),
+    "stsb": (128, V1_AND_V2, [
+        (6, 100, 2e-5, 32, 0.15), (4, 100, 7e-6, 32, 0.15), (4, 100, 7e-6, 32, 0.2), (4, 100, 4e-6, 32, 0.2),
+        (4, 100, 3e-6, 32, 0.2), (4, 50, 7e-6, 32, 0.1),
+    ]),
+    "rte": (320, V1_AND_V2, [
+        (6, 100, 2e-5, 32, 0.2), (6, 50, 1e-5, 32, 0.2), (6, 50, 5e-6, 48, 0.2), (6, 50, 4e-6, 48, 0.2),
+        (6, 50, 3e-6, 48, 0.2), (6, 50, 1e-5, 32, 0.3),
+    ]),
+    "mrpc": (128, V1_AND_V2, [
+        (6, 50, 2e-5, 32, 0.15), (6, 50, 1e-5, 32, 0.15), (8, 50, 7e-6, 32, 0.3), (6, 50, 3.5e-6, 32, 0.2),
+        (6, 50, 2e-6, 32, 0.2), (6, 50, 6e-6, 32, 0.2),
+    ]),
+    "qnli": (512, NONE, [
+        (4, 500, 2e-5, 32, 0.15), (4, 500, 1e-5, 32, 0.15), (4, 500, 7e-6, 32, 0.2), (4, 500, 4e-6, 64, 0.2),
+        (4, 500, 3e-6, 64, 0.2), (6, 200, 7e-6, 64, 0.2),
+    ]),
+    "qqp": (320, NONE, [
+        (8, 500, 2e-5, 64, 0.15), (8, 500, 1e-5, 64, 0.15), (8, 500, 7e-6, 64, 0.2), (10, 1000, 4e-6, 64, 0.2),
+        (10, 1000, 3e-6, 64, 0.2), (6, 1000, 1e-5, 64, 0.2),
+    ]),
+    "record": (512, NONE, [
+        (3, 1000, 2e-5, 64, 0.3), (3, 1000, 1e-5, 64, 0.3), (3, 1000, 7e-6, 64, 0.3), (3, 1000, 5e-6, 64, 0.15),
+        (3, 1000, 3e-6, 64, 0.15), (3, 500, 7e-6, 64, 0.1),
+    ]),
+    "copa": (136, ALL, [
+        (3, 50, 1e-5, 32, 0.1), (4, 30, 5e-6, 16, 0.1), (4, 30, 3e-6, 24, 0.1), (4, 30, 2e-6, 24, 0.1),
+        (8, 30, 1e-6, 24, 0.1), None,
+    ]),
+    "race": (320, ALL, [
+        (6, 100, 2e-5, 32, 0.2), (6, 100, 8e-6, 32, 0.2), (6, 100, 7e-6, 48, 0.2), (6, 100, 4e-6, 48, 0.2),
+        (6, 100, 3e-6, 48, 0.2), None,
+    ]),
+    "ner": (512, NONE, [
+        (15, 0.1, 2e-5, 16, 0.0), (15, 0.1, 1e-5, 16, 0.0), (15, 0.1, 7e-6, 16, 0.0), (15, 0.1, 4e-6, 16, 0.0),
+        (15, 0.1, 2.5e-6, 16, 0.0), (10, 10, 9e-6, 16, 0.0),
+    ]),
+}  # fmt: skip
+# Sizes of which MNLI alone was published, some with adversarial training: the weight of its loss comes last.
+MNLI_ONLY = {
+    "v3-base": (3, 1000, 1.5e-5, 64, 0.1),
+    "v3-small": (3, 1500, 4.5e-5, 64, 0.2),
+    "v3-xsmall": (3, 1000, 4.5e-5, 64, 0.1),
+    "base-sift": (6, 1000, 1.5e-5, 64, 0.1, 5.0),
+    "v2-xxlarge-sift": (6, 1000, 3e-6, 64, 0.3, 5.0),
+    "v3-base-sift": (6, 1000, 1.5e-5, 64, 0.1, 5.0),
+    "v3-small-sift": (6, 1000, 3.5e-5, 64, 0.1, 5.0),
+    "v3-xsmall-sift": (10, 1500, 5e-5, 64, 0.1, 3.0),
+}
+# Tasks with the settings of another.
+SAME_AS = {"conll2003": "ner", "xnli": "mnli"}
+
+
+def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
+    recipes: dict[str, dict[str, FineTuningRecipe]] = {size: {} for size in (*SIZES, *MNLI_ONLY)}
+    for task, (length, from_mnli, rows) in PUBLISHED.items():
+        for size, row in zip(SIZES, rows, strict=True):
+            if row is not None:
+                recipes[size][task] = FineTuningRecipe(*row, length, size in from_mnli, half_precision=size != "base")
+    for size, (*row, last) in ((size, row if len(row) > 5 else (*row, 0.0)) for size, row in MNLI_ONLY.items()):
+        recipes[size]["mnli"] = FineTuningRecipe(*row, 256, half_precision="large" in size, sift_weight=last)
+    return recipes
+
+
+RECIPES = _recipes()
+# Tokens of a micro-batch that an accelerator of 24 GB should hold; cautious.
+GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
+
+
+def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
+    """The recipe of a size for a task.
+
+    Raises:
+        ValueError: there is none; says what there is.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"--recipe {name!r} is unknown; there are {', '.join(RECIPES)}")
+    if task is None:
+        raise ValueError(f"--recipe needs --task_name, one of {', '.join(RECIPES[name])}")
+    task = task.lower()
+    task = SAME_AS.get(task, task)
+    if task not in RECIPES[name]:
+        sizes = [size for size, recipes in RECIPES.items() if task in recipes]
+        others = f"; for {task} there are {', '.join(sizes)}" if sizes else ""
+        raise ValueError(f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}{others}")
+    return RECIPES[name][task]
+
+
+def recipe_arguments(
+    name: str,
+    task: str | None,
+    given: Mapping[str, Any] | None = None,
+    *,
+    processes: int = 1,
+    device: torch.device | None = None,
+) -> dict[str, Any]:
+    """What the recipe and the hardware set, as arguments by name; those that were given are left out.
+
+    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
+    to train with another batch. The dropout before the classifier is a field of the model, whose name depends on it: see
+    `find_recipe`.
+
+    Args:
+        given (`dict`, *optional*): arguments that the user gave, by name.
+        processes (`int`): that train together.
+        device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
+    Raises:
+        ValueError: no such recipe, or its batch cannot be cut so; names the numbers, and what can.
+    """
+    recipe, given = find_recipe(name, task), dict(given or {})
+    device = training_device(device)
+    arguments = dict(
+        num_train_epochs=float(recipe.epochs), warmup_steps=recipe.warmup_steps, learning_rate=recipe.learning_rate,
+        max_seq_length=recipe.max_length, **COMMON,
+    )  # fmt: skip
+    if recipe.sift_weight:
+        arguments |= dict(sift_weight=recipe.sift_weight, sift_preset="official")
+    if "max_steps" in given:
+        # Trainer would count steps all the same; and a short run would end before it is warm.
+        del arguments["num_train_epochs"]
+        if given["max_steps"] < 2 * recipe.warmup_steps:
+            arguments["warmup_steps"] = 0.1
+    if recipe.half_precision:
+        arguments |= half_precision(device, given)
+    tokens = next(tokens for size, tokens in GPU_TOKENS.items() if size in name)
+    fitting = CPU_MICRO_BATCH if device.type == "cpu" else max(1, tokens // recipe.max_length)
+    arguments |= micro_batches(recipe.batch, given, processes, fitting)
+    return {name: value for name, value in arguments.items() if name not in given}
+
+
+def recipe_table(name: str, task: str, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """What a recipe set, what the hardware decided and what flags replaced, one line each.
+
+    Args:
+        arguments (`dict`): what `recipe_arguments` returned.
+        given (`dict`): flags of the user; those that the recipe does not know are left out.
+    """
+    recipe = find_recipe(name, task)
+    everything = recipe_arguments(name, task, device=torch.device("cpu"))
+    lines = []
+    for flag in dict.fromkeys([*everything, *HARDWARE_FLAGS]):
+        if flag in given:
+            instead = "" if flag in HARDWARE_FLAGS else f", recipe: {everything[flag]}"
+            lines.append((flag, str(given[flag]), f"your flag{instead}"))
+        elif flag in arguments:
+            lines.append((flag, str(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
+    lines.append(("dropout before the classifier", str(recipe.classifier_dropout), "recipe"))
+    return "\n".join([f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})", *settings_table(lines)])
+
+
+def recipe_hint(name: str, task: str | None, model: str) -> str | None:
+    """A sentence where the published run began at a checkpoint that was fine-tuned on MNLI, and `model` is not named so."""
+    if find_recipe(name, task).from_mnli and "mnli" not in model.lower():
+        return (
+            f"the recipe {name} for {task} was published for a model that was fine-tuned on MNLI first; "
+            f"{model} does not seem to be one (such a model gets a new head)"
+        )
+    return None
+
+
+def divergence_warnings(
+    config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
+) -> list[str]:
+    """Sentences about settings that are known not to converge, or not to learn.
+
+    Args:
+        model (`str`): name of the model, which says mDeBERTa where its vocabulary does not.
+        lora (`bool`): low-rank adapters are trained, not the model.
+    """
+    warnings = []
+    layers = getattr(config, "num_hidden_layers", None)
+    if lora and args.learning_rate <= 5e-5:
+        warnings.append(
+            f"--learning_rate {args.learning_rate:g} with --lora is one for whole models: adapters take 6e-5 to 5e-4"
+        )
+    if not lora and layers is not None and layers >= 24 and args.learning_rate > 3e-5:
+        warnings.append(
+            f"--learning_rate {args.learning_rate:g} on {layers} layers often does not converge: published runs take "
+            "3e-6 to 1e-5"
+        )
+    if args.fp16 and (getattr(config, "vocab_size", None) == 251000 or "mdeberta" in model.lower()):
+        warnings.append("--fp16 with mDeBERTa gives losses that are not finite: take --bf16, or neither")
+    return warnings

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiple choice: RACE, SWAG, CODAH, C3, COPA and their like, with any number of choices, for any multiple choice model.
+
+A choice is a pair of segments, [CLS] context [SEP] question and choice [SEP], and the context alone is cut where a pair is
+too long. A batch has as many choices as its longest row: the others repeat their first choice there, which no loss and no
+answer counts.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
+
+from ...data.tables import FLAGS, check_columns, first, read_files, read_hub, shown_files
+from ...training.flags import option
+from ..arguments import DataArguments
+from ..input_lengths import longest_input
+from ..metrics import grouped_accuracy
+from ..task import EncodedTask, EvaluationSet, two_outputs
+from .multiple_choice_formats import codah_rows, column_rows, context_rows, copa_rows, swag_rows
+from .race import LETTERS, race_level, race_rows, read_raw_race
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from ..arguments import ModelArguments
+
+__all__ = [
+    "MultipleChoiceArguments",
+    "MultipleChoiceCollator",
+    "MultipleChoiceData",
+    "choice_loss",
+    "masked_answers",
+    "read_multiple_choice",
+]
+
+SPLITS = {"train": ["train"], "validation": ["validation", "dev"], "test": ["test"]}
+ABSENT = -100
+
+
+@dataclass
+class MultipleChoiceArguments(DataArguments):
+    """Flags of multiple choice. Without them the columns are those of a known data set."""
+
+    context_column: str | None = option(None, "the column of the text that your own questions are about; it is cut if long")
+    question_column: str | None = option(None, "the column of the question, which stands before each choice")
+    choice_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "the column with the list of choices (of csv: a JSON list), or one column for each choice"},
+    )
+    label_column: str | None = option(None, "the column of the right choice: its number from 0, or its letter")
+
+    def __post_init__(self):
+        super().__post_init__()
+        texts = [name for name in ("context_column", "question_column") if getattr(self, name)]
+        if texts and not self.choice_columns:
+            flags = " and ".join(f"--{name}" for name in texts)
+            raise ValueError(f"{flags} {'need' if len(texts) > 1 else 'needs'} --choice_columns")
+        if self.choice_columns and not texts:
+            raise ValueError("--choice_columns needs --context_column or --question_column, or both")
+        named = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
+        if twice := next((column for column in named if named.count(column) > 1), None):
+            raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
+
+
+# ------- a batch, and what is not there in it
+
+
+class MultipleChoiceCollator:
+    """Rows -> batch of [B, C, N] inputs, C = most choices of a row, N = longest pair.
+
+    A row of fewer choices repeats its first one. `labels` [B] are the right choices; where rows hold a list of 0 and 1 in
+    their place, `labels` [B, C] are these, and -100 for choices that are not there: see `choice_loss`.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", **padding: Any):
+        """`padding`: arguments of transformers' `DataCollatorWithPadding`."""
+        self.pad = DataCollatorWithPadding(tokenizer, **padding)
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        names = [name for name in rows[0] if name in self.pad.tokenizer.model_input_names]
+        counts = [len(row[names[0]]) for row in rows]
+        C = max(counts)
+        pairs = [
+            {name: row[name][choice if choice < count else 0] for name in names}
+            for row, count in zip(rows, counts, strict=True)
+            for choice in range(C)
+        ]
+        # [B * C, N] -> [B, C, N]
+        batch = {name: values.unflatten(0, (len(rows), C)) for name, values in self.pad(pairs).items()}
+        if "labels" in rows[0]:
+            labels = [row["labels"] for row in rows]
+            if isinstance(labels[0], Sequence):
+                labels = [[*choices, *[ABSENT] * (C - len(choices))] for choices in labels]
+            batch["labels"] = torch.tensor(labels)
+        return batch
+
+
+def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Mean over the rows of the cross-entropy of those choices that are there.
+
+    Args:
+        outputs: of a multiple choice model: logits [B, C].
+        labels (`torch.LongTensor`): [B, C], 1 = the right choice, 0 = another one, -100 = not there.
+    """
+    logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(logits.masked_fill(labels == ABSENT, -torch.inf), labels.argmax(-1))
+
+
+def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The best choice of each row among those that are there, [n] ints.
+
+    Args:
+        logits (`np.ndarray`): [n, C].
+        counts: [n], how many choices each row has.
+    Raises:
+        ValueError: there are not n rows, or fewer logits than choices.
+    """
+    logits = np.asarray(logits, dtype=np.float64)
+    if logits.ndim != 2 or len(logits) != len(counts) or logits.shape[1] < max(counts):
+        raise ValueError(
+            f"expected logits for {len(counts)} rows of up to {max(counts)} choices, got {list(logits.shape)}: is the model "
+            "one for multiple choice?"
+        )
+    if np.isnan(logits).any():
+        raise ValueError("some logits are NaN, of which none is the best: did training diverge?")
+    there = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
+    return np.where(there, logits, -np.inf).argmax(-1)
+
+
+# ------- the task
+
+
+class MultipleChoiceData:
+    """Questions with their choices; a `TaskData` for AutoModelForMultipleChoice.
+
+    Args:
+        arguments (`DataArguments`): max_seq_length (default 512), padding, processes.
+        questions (`dict[str, list]`): by "train", "validation", "test": what the readers of `choice_rows` and `race` return.
+        name, dataset (`str`): as in `TaskData`.
+        answer_names (`str`, *optional*): the choices in the files of answers, "ABCD"; None = their numbers, from 0.
+    Raises:
+        ValueError: fewer than two choices, a label that is none of them, or a row to train or evaluate on without one.
+    """
+
+    pipeline = "multiple-choice"
+    auto_class = AutoModelForMultipleChoice
+    metric = "accuracy"
+
+    def __init__(
+        self,
+        arguments: DataArguments,
+        questions: Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        name: str,
+        dataset: str,
+        answer_names: str | None = None,
+    ):
+        self.arguments, self.name, self.dataset, self.answer_names = arguments, name, dataset, answer_names
+        self.questions = {split: _numbered(rows) for split, rows in questions.items()}
+        for split, rows in self.questions.items():
+            _check_questions(rows, split)
+        self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
+        counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
+        # With one number of choices the model's own loss is the loss.
+        self.loss = choice_loss if len(counts) > 1 else None
+
+    def config_fields(self) -> dict[str, Any]:
+        # The head scores one choice at a time and has no labels.
+        return two_outputs() | dict(problem_type=None)
+
+    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+        """
+        Raises:
+            ValueError: question and choice leave no room for the context; the row, the tokens that they need and
+                --max_seq_length are named.
+        """
+        arguments = self.arguments
+        max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
+        encoded = {split: self._encode(split, tokenizer, max_length) for split in self.questions}
+        sets = {
+            split: {"": self._evaluation_set(encoded[split], self.questions[split])} if split in encoded else {}
+            for split in ("validation", "test")
+        }
+        collator = MultipleChoiceCollator(
+            tokenizer,
+            padding="max_length" if arguments.pad_to_max_length else True,
+            max_length=max_length if arguments.pad_to_max_length else None,
+            pad_to_multiple_of=arguments.pad_to_multiple_of,
+        )
+        return EncodedTask(
+            train=encoded.get("train"), evaluation=sets["validation"], test=sets["test"], collator=collator,
+            metric=self.metric, loss=self.loss,
+        )  # fmt: skip
+
+    def _encode(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
+        from datasets import Dataset
+
+        questions = self.questions[split]
+        columns = {name: [row[name] for row in questions] for name in ("id", "context", "choices")}
+        if all(row["label"] is not None for row in questions):
+            columns["labels"] = [
+                row["label"] if self.loss is None else [int(n == row["label"]) for n in range(len(row["choices"]))]
+                for row in questions
+            ]
+        rows = Dataset.from_dict(columns)
+        return rows.map(
+            lambda batch: _encode_pairs(batch, tokenizer, max_length),
+            batched=True,
+            remove_columns=["id", "context", "choices"],
+            num_proc=self.arguments.preprocessing_num_workers,
+            desc=f"tokenising {split}",
+        )
+
+    def _evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
+        counts = [len(row["choices"]) for row in questions]
+
+        def metrics(predictions, labels):
+            right, groups = ([row[name] for row in questions] for name in ("label", "group"))
+            return grouped_accuracy(masked_answers(predictions, counts), right, groups)
+
+        def write(predictions, folder, stem):
+            answers = masked_answers(predictions, counts).tolist()
+            return self.write({row["id"]: answer for row, answer in zip(questions, answers, strict=True)}, folder, stem)
+
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions))
+
+    def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
+        """`{stem}_answers.json` and .tsv: id and answer of each question, a letter for RACE, else the number of a choice.
+
+        Args:
+            answers (`dict[str, int]`): by the id of the question, in the order of the data.
+        """
+        names = self.answer_names
+        named = {name: answer if names is None else names[answer] for name, answer in answers.items()}
+        files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
+        files[0].write_text(json.dumps(named, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        files[1].write_text("".join(f"{name}\t{answer}\n" for name, answer in named.items()), encoding="utf-8")
+        return files
+
+
+def _numbered(questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With ids that differ: those of equal ones are numbered."""
+    times, seen = Counter(row["id"] for row in questions), Counter()
+    numbered = []
+    for row in questions:
+        name = row["id"] if times[row["id"]] == 1 else f"{row['id']}-{seen[row['id']]}"
+        seen[row["id"]] += 1
+        numbered.append(dict(row) | {"id": name})
+    return numbered
+
+
+def _check_questions(questions: Sequence[Mapping[str, Any]], split: str):
+    where = f"the data of {FLAGS[split]}"
+    for number, row in enumerate(questions, start=1):
+        choices, label = row["choices"], row["label"]
+        if len(choices) < 2:
+            raise ValueError(f"row {number} of {where} ({row['id']}) has {len(choices)} choices, it must have two or more")
+        if label is not None and not 0 <= label < len(choices):
+            raise ValueError(
+                f"row {number} of {where} ({row['id']}) has the label {label}, its choices are 0 to {len(choices) - 1}"
+            )
+        if label is None and split != "test":
+            raise ValueError(f"row {number} of {where} ({row['id']}) has no label; rows without are for --test_file")
+
+
+def _encode_pairs(batch: Mapping[str, list], tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
+    """Raises:
+    ValueError: a question and choice without room for the context, which alone may be cut.
+    """
+    counts = [len(choices) for choices in batch["choices"]]
+    contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
+    choices = [choice for row in batch["choices"] for choice in row]
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    lengths = [len(ids) + special for ids in tokenizer(choices, add_special_tokens=False)["input_ids"]]
+    # One token of the context at the least.
+    longest = max(range(len(lengths)), key=lambda n: lengths[n] + bool(contexts[n]))
+    needed = lengths[longest] + bool(contexts[longest])
+    if needed > max_length:
+        row = int(np.searchsorted(np.cumsum(counts), longest, side="right"))
+        raise ValueError(
+            f"{batch['id'][row]}: its question with choice {longest - sum(counts[:row]) + 1} needs {needed} tokens, special "
+            "ones and one of the context with it. Questions and choices are never cut: give --max_seq_length "
+            f"{needed} or more (it is {max_length}), and a model that takes as many"
+        )
+    encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)
+    ends = np.cumsum(counts).tolist()
+    features = {
+        name: [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        for name, values in encoding.items()
+    }
+    features["length"] = [max(map(len, row)) for row in features["input_ids"]]
+    return features
+
+
+# ------- where it is read from
+
+# name: (Hub id, configuration)
+HUB = {
+    "race": ("ehovy/race", "all"),
+    "swag": ("allenai/swag", "regular"),
+    "codah": ("jaredfern/codah", "fold_0"),
+    "c3": ("clue/clue", "c3"),
+    "copa": ("aps/super_glue", "copa"),
+}
+FORMS = (
+    "article, question, options, answer (RACE); sent1, sent2, ending0, ending1, ..., label (SWAG); context, question, "
+    "choices, label (C3); question_propmt, candidate_answers, correct_answer_idx (CODAH); premise, choice1, choice2, "
+    "question, label (COPA)"
+)
+
+
+def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArguments | None" = None) -> "MultipleChoiceData":
+    """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
+
+    Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
+    RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's, or the configuration.
+    Data with other columns is read by --choice_columns and its like.
+
+    Args:
+        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
+
+    Raises:
+        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
+    """
+    if not isinstance(arguments, MultipleChoiceArguments):
+        names = [one.name for one in dataclasses.fields(MultipleChoiceArguments)]
+        arguments = MultipleChoiceArguments(**{one: getattr(arguments, one) for one in names if hasattr(arguments, one)})
+    name = arguments.task_name
+    if name is not None and name not in HUB:
+        raise ValueError(f"--task_name {name} is not known; there are {', '.join(HUB)}")
+    files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
+    questions: dict[str, list[dict[str, Any]]] = {}
+    if any(files.values()):
+        for split in (split for split in SPLITS if files[split]):
+            read = [_from_file(Path(file), FLAGS[split], arguments, labelled=split != "test") for file in files[split]]
+            questions[split] = [question for part in read for question in part][: arguments.limits[split]]
+        source = shown_files(dict.fromkeys(file for split in SPLITS for file in files[split]))
+    else:
+        source, config = HUB.get(name, (None, None))
+        source, config = arguments.dataset_name or source, arguments.dataset_config_name or config
+        if source is None:
+            raise ValueError("there is no data: give --task_name, --dataset_name, or --train_file and the like")
+        for split, rows in read_hub(source, config, SPLITS, arguments).items():
+            what, rows = f"the {split} split of {source}", first(rows, arguments.limits[split])
+            questions[split] = _from_rows(rows, what, race_level(config), arguments, labelled=split != "test")
+    letters = (
+        any(question["group"] in ("middle", "high") for split in questions.values() for question in split) or name == "race"
+    )
+    return MultipleChoiceData(
+        arguments, questions, name=name or "multiple-choice", dataset=source, answer_names=LETTERS if letters else None
+    )
+
+
+def _from_file(file: Path, flag: str, arguments: MultipleChoiceArguments, *, labelled: bool) -> list[dict[str, Any]]:
+    rows = read_raw_race(file, what=flag) if file.is_dir() else read_files([file], what=flag)
+    return _from_rows(rows, f"{flag} {file.name}", race_level(str(file)), arguments, labelled=labelled)
+
+
+def _from_rows(
+    rows: "Dataset", what: str, level: str | None, arguments: MultipleChoiceArguments, *, labelled: bool
+) -> list[dict[str, Any]]:
+    """By the columns that are named, or that there are: a file under --task_name swag may have C3's, which does no harm.
+
+    Args:
+        labelled (`bool`): a label column that is named must be there.
+    """
+    columns, label = {*rows.column_names}, {}
+    if arguments.label_column is not None:
+        label = dict(label_column=arguments.label_column)
+        if labelled:
+            check_columns(rows, [arguments.label_column], what=what, flag="--label_column")
+    if arguments.choice_columns:
+        return column_rows(
+            rows, what=what, choices=arguments.choice_columns, context=arguments.context_column,
+            question=arguments.question_column, **label,
+        )  # fmt: skip
+    if {"article", "options"} & columns:
+        return race_rows(rows, what=what, level=level, **label)
+    if {"sent1", "sent2"} & columns:
+        return swag_rows(rows, what=what, **label)
+    if "candidate_answers" in columns:
+        return codah_rows(rows, what=what, **label)
+    if {"premise", "choice1"} <= columns:
+        return copa_rows(rows, what=what, **label)
+    if "context" in columns:
+        return context_rows(rows, what=what, **label)
+    raise ValueError(
+        f"{what} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
+        "--choice_columns, --context_column and --question_column"
+    )

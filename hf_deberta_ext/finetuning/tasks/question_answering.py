@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions whose answer is a span of a text, or none: SQuAD 1.1 and 2.0, and data with the same columns.
+
+A context that is too long is read in windows that overlap. The question stands whole in each of them; start and end of the
+answer are token positions in the windows that hold all of it, and those of [CLS] in the others.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
+from transformers.utils import logging
+
+from ...data.tables import read_hub, shown_files
+from ...training.flags import option
+from ..arguments import DataArguments, ModelArguments
+from ..input_lengths import longest_input
+from ..task import EncodedTask, EvaluationSet, two_outputs
+from .answer_spans import Answers, Windows, answers_from_logits
+from .question_answering_metrics import squad_v1, squad_v2
+from .squad_format import Questions, Source, checked_questions, read_question_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+__all__ = ["HUB_NAMES", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
+
+logger = logging.get_logger(__name__)
+
+HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+# Tokens of a window.
+LENGTH = 384
+
+
+@dataclass
+class QuestionAnsweringArguments(DataArguments):
+    """Flags of question answering, named as in transformers' run_qa."""
+
+    max_seq_length: int | None = option(None, f"tokens of a window, with question and special tokens; default: {LENGTH}")
+    doc_stride: int = option(128, "tokens that neighbouring windows of a context share")
+    version_2_with_negative: bool = option(False, "some questions have no answer; set by itself for squad_v2")
+    null_score_diff_threshold: float = option(0.0, 'the answer is "" where its score is better by more than this')
+    n_best_size: int = option(20, "starts and ends that are tried in each window, and answers that are written")
+    max_answer_length: int = option(30, "of an answer, in tokens")
+    question_column: str = option("question", "column of the question")
+    context_column: str = option("context", "column of the text that holds the answer")
+    answer_column: str = option("answers", 'column of the answers: {"text": [...], "answer_start": [...]}')
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("doc_stride", 0), ("n_best_size", 1), ("max_answer_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        if self.null_score_diff_threshold != self.null_score_diff_threshold:
+            raise ValueError("--null_score_diff_threshold is NaN, expected a number")
+
+
+class QuestionAnsweringData:
+    """Questions to train on, to evaluate and to answer; see `TaskData`.
+
+    Read from the Hub (`--dataset_name` or `--task_name` squad, squad_v2 or any other id) or from files: rows with the
+    columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
+
+    Args:
+        data_args (`QuestionAnsweringArguments`): the flags.
+        model_args (`ModelArguments`, *optional*): not used.
+    Raises:
+        ValueError: nothing to read, a missing column, a cell that is None or of another type, an id that stands twice, an
+            answer that its context does not have, a question without an answer where all must have one.
+    """
+
+    pipeline = "question-answering"
+    auto_class = AutoModelForQuestionAnswering
+
+    def __init__(self, data_args: QuestionAnsweringArguments, model_args: ModelArguments | None = None):
+        self.data_args = data_args
+        if data_args.task_name is not None and data_args.task_name not in HUB_NAMES:
+            raise ValueError(f"--task_name must be {' or '.join(HUB_NAMES)}, got {data_args.task_name!r}")
+        hub = data_args.dataset_name or data_args.task_name
+        known = {name: short for short, long in HUB_NAMES.items() for name in (short, long)}
+        self.name = data_args.task_name or known.get(hub, self.pipeline)
+        self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
+
+        names = {
+            "train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file,
+        }  # fmt: skip
+        files = {kind: paths for kind, paths in names.items() if paths}
+        if files and data_args.dataset_name:
+            raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
+        columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
+        if files:
+            self.dataset = shown_files([*dict.fromkeys(path for paths in files.values() for path in paths)])
+            parts = {
+                kind: [read_question_file(path, columns, flag=f"--{kind}_file") for path in paths]
+                for kind, paths in files.items()
+            }
+        elif hub:
+            self.dataset = HUB_NAMES.get(hub, hub)
+            loaded = read_hub(self.dataset, data_args.dataset_config_name, {kind: [kind] for kind in names}, data_args)
+            parts = {kind: [Source(rows, *columns, f"{self.dataset} ({kind})")] for kind, rows in loaded.items()}
+        else:
+            raise ValueError(
+                "there are no questions: give --dataset_name (squad, squad_v2, ...) or --train_file, --validation_file and "
+                "--test_file"
+            )
+        self.sets = {
+            kind: checked_questions(sources, data_args.limits[kind], kind=kind, with_null=self.with_null)
+            for kind, sources in parts.items()
+        }
+        self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
+
+    def config_fields(self) -> dict[str, Any]:
+        # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
+        return two_outputs()
+
+    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+        """See `TaskData`. A question that leaves no room for windows is left out of the training and answered with "" in the
+        other sets, with a warning.
+
+        Raises:
+            ValueError: the tokenizer is not fast, or --doc_stride leaves no room in --max_seq_length.
+        """
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"{type(tokenizer).__name__} does not tell which characters its tokens come from: give a fast tokenizer, "
+                "one that is saved with a tokenizer.json"
+            )
+        arguments = self.data_args
+        options = dict(
+            tokenizer=tokenizer, max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
+            doc_stride=arguments.doc_stride, pad=arguments.pad_to_max_length, num_proc=arguments.preprocessing_num_workers,
+        )  # fmt: skip
+        train, evaluation, test = None, {}, {}
+        for kind, questions in self.sets.items():
+            rows, windows = encode_windows(questions, what=f"the {kind} set", offsets=kind != "train", **options)
+            if kind == "train":
+                train = rows
+            elif kind == "validation":
+                evaluation[""] = self._evaluation_set(questions, rows, windows)
+            else:
+                test[""] = self._evaluation_set(questions, rows, windows)
+        # On the right, so that places of tokens, which labels and windows are, stay what they are.
+        padding = copy.copy(tokenizer)
+        padding.padding_side = "right"
+        collator = DataCollatorWithPadding(padding, pad_to_multiple_of=arguments.pad_to_multiple_of)
+        return EncodedTask(train, evaluation, test, collator, "f1")
+
+    def _evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
+        threshold = self.data_args.null_score_diff_threshold
+        references = None if questions.texts is None else dict(zip(questions.ids, questions.texts, strict=True))
+
+        def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
+            return answers_from_logits(
+                questions.ids, questions.contexts, windows, *predictions[:2], n_best=self.data_args.n_best_size,
+                max_answer_length=self.data_args.max_answer_length, with_null=self.with_null, null_threshold=threshold,
+            )  # fmt: skip
+
+        def metrics(predictions: tuple[np.ndarray, ...], labels: Any) -> dict[str, float]:
+            found = answers(predictions)
+            if not self.with_null:
+                return squad_v1(found.predictions, references)
+            # The best thresholds are those of all spans: a sweep over answers that a threshold has already made "" would
+            # find none above it.
+            return squad_v2(found.best, references, found.null_odds, threshold)
+
+        def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
+            found = answers(predictions)
+            texts = {"predictions": found.predictions, "nbest_predictions": found.nbest}
+            texts |= {"null_odds": found.null_odds} if self.with_null else {}
+            files = [folder / f"{stem}_{name}.json" for name in texts]
+            for file, value in zip(files, texts.values(), strict=True):
+                file.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            return files
+
+        return EvaluationSet(rows, None if references is None else metrics, write, len(questions))
+
+
+# ------- windows
+
+
+def encode_windows(
+    questions: Questions,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    doc_stride: int,
+    pad: bool = False,
+    num_proc: int | None = None,
+    offsets: bool = True,
+    what: str = "the set",
+) -> tuple["Dataset", Windows | None]:
+    """The windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
+
+    The columns start_positions and end_positions are added where the set has answers: tokens of the first answer in the
+    windows that hold all of it, the place of [CLS] in the others.
+
+    Raises:
+        ValueError: no question leaves more than `doc_stride` tokens of a window for its context.
+    """
+    from datasets import Dataset
+
+    texts = [question.strip() for question in questions.questions]
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
+    tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    kept = [number for number, ids in enumerate(tokens) if room - len(ids) > doc_stride]
+    if not kept:
+        raise ValueError(
+            f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
+            f"{what} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
+            "--doc_stride"
+        )
+    if len(kept) < len(texts):
+        first_out = min({*range(len(texts))} - {*kept})
+        logger.warning(
+            f"{what}: {len(texts) - len(kept)} questions are too long to leave more than --doc_stride {doc_stride} of "
+            f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
+            f"{questions.ids[first_out]!r}, {len(tokens[first_out])} tokens)"
+        )
+    rows = Dataset.from_dict(
+        {
+            "example": kept,
+            "question": [texts[number] for number in kept],
+            "context": [questions.contexts[number] for number in kept],
+            "span": [questions.spans[number] for number in kept],
+        }
+    )
+    encoded = rows.map(
+        partial(
+            _encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, pad=pad, offsets=offsets,
+            positions=questions.texts is not None,
+        ),
+        batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {what}",
+    )  # fmt: skip
+    table = encoded.with_format("numpy")
+    examples, null = table["example"][:], table["null"][:]
+    if questions.texts is not None:
+        held = {*examples[table["start_positions"][:] != null].tolist()}
+        cut = [number for number in kept if questions.texts[number] and number not in held]
+        if cut:
+            logger.warning(
+                f"{what}: the answers of {len(cut)} questions are whole in no window, which all say that there is none (the "
+                f"first is {questions.ids[cut[0]]!r}); a larger --doc_stride may help"
+            )
+    columns = ["example", "null"]
+    windows = None
+    if offsets:
+        columns += ["first", "last"]
+        flat = {name: _flat(encoded, name) for name in ("first", "last")}
+        windows = Windows(examples, null, flat["first"][1], flat["first"][0], flat["last"][0])
+    return encoded.remove_columns(columns), windows
+
+
+def _flat(rows: "Dataset", column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of a column of lists one after another, and where each list begins; the last entry is their count."""
+    import pyarrow.compute
+
+    lists = rows.data.column(column)
+    lengths = pyarrow.compute.list_value_length(lists).to_numpy()
+    return pyarrow.compute.list_flatten(lists).to_numpy(), np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _encode_batch(
+    batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, pad: bool, offsets: bool, positions: bool
+) -> dict[str, list]:
+    """The windows of some questions. On the left is what is read first where padding is on the right."""
+    question_first = tokenizer.padding_side == "right"
+    pair = (batch["question"], batch["context"]) if question_first else (batch["context"], batch["question"])
+    encoding = tokenizer(
+        *pair, truncation="only_second" if question_first else "only_first", max_length=max_length, stride=doc_stride,
+        return_overflowing_tokens=True, return_offsets_mapping=True, padding="max_length" if pad else False,
+    )  # fmt: skip
+    # Several questions are about one context.
+    edges = {context: _edges(context) for context in {*batch["context"]}}
+    more = {"example": [], "null": []}
+    more |= {"first": [], "last": []} if offsets else {}
+    more |= {"start_positions": [], "end_positions": []} if positions else {}
+    for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
+        is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
+        ahead, back = edges[batch["context"][row]]
+        characters = np.where(is_context[:, None], np.array(window.offsets), 0)
+        # White space that belongs to a token, as in SentencePiece vocabularies, is no part of an answer.
+        first, last = np.where(is_context, ahead[characters[:, 0]], 0), np.where(is_context, back[characters[:, 1]], 0)
+        null = _null_place(window, tokenizer.cls_token_id)
+        more["example"].append(batch["example"][row])
+        more["null"].append(null)
+        if offsets:
+            more["first"].append(first)
+            more["last"].append(last)
+        if positions:
+            start, end = _positions(first, last, *batch["span"][row]) or (null, null)
+            more["start_positions"].append(start)
+            more["end_positions"].append(end)
+    return {name: values for name, values in encoding.items() if name in tokenizer.model_input_names} | more
+
+
+def _edges(text: str) -> tuple[np.ndarray, np.ndarray]:
+    """For each place of a text the first character from there on that is no white space, the end of the last before it."""
+    is_space = np.array([character.isspace() for character in text], dtype=bool)
+    places = np.arange(len(text))
+    ahead = np.minimum.accumulate(np.append(np.where(is_space, len(text), places), len(text))[::-1])[::-1]
+    back = np.maximum.accumulate(np.append(0, np.where(is_space, 0, places + 1)))
+    return ahead, back
+
+
+def _null_place(window: Any, cls_token_id: int | None) -> int:
+    """The place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
+    real = np.array(window.attention_mask) == 1
+    is_cls = real & (np.array(window.ids) == cls_token_id) & np.array([part is None for part in window.sequence_ids])
+    return int(np.argmax(is_cls if is_cls.any() else real))
+
+
+def _positions(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
+    """The tokens of the characters [begin, end), all of which must be in the window; None where they are not."""
+    tokens = np.flatnonzero(first < last)
+    if begin < 0 or not len(tokens) or first[tokens[0]] > begin or last[tokens[-1]] < end:
+        return None
+    start, stop = tokens[last[tokens] > begin][0], tokens[first[tokens] < end][-1]
+    return (int(start), int(stop)) if start <= stop else None

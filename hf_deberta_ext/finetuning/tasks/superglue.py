@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SuperGLUE: BoolQ, CB, COPA, MultiRC, ReCoRD, RTE, WiC and WSC as classes of texts (COPA: as a multiple choice).
+
+How a task becomes texts:
+
+- MultiRC: paragraph | question answer, for each answer: is it right?
+- ReCoRD: passage | query with an entity in its blank, for each entity: is it right? The best one answers the query.
+- WiC: "word: first sentence" | second sentence. The positions of the word are not used.
+- WSC: the text with the noun between # and the pronoun between *.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.tables import as_numbers, cells, check_cells, check_columns
+from ..arguments import ModelArguments
+from ..metrics import TASK_METRICS, compute
+from ..task import EncodedTask, TaskData
+from .glue import KnownTask
+from .labels import check_logits
+from .multiple_choice import masked_answers, read_multiple_choice
+from .question_answering_metrics import record
+from .text_classification import Part, TextClassificationArguments, TextClassificationData
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+__all__ = ["SUPERGLUE", "SuperGlueData", "mark_spans", "read_superglue"]
+
+HUB = "aps/super_glue"
+FALSE_TRUE = ("False", "True")
+ENTAILMENT = ("entailment", "not_entailment")
+BLANK = "@placeholder"
+
+
+def _task(
+    name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, length: int, metric: str = "accuracy"
+) -> KnownTask:
+    return KnownTask(
+        HUB, columns, labels, train=(name, "train"), evaluation={"": (name, "validation")}, test={"": (name, "test")},
+        files={"": file}, texts=True, metric=metric, max_seq_length=length,
+    )  # fmt: skip
+
+
+def _diagnostic(name: str, columns: tuple[str, ...], file: str, metric: str = "accuracy") -> KnownTask:
+    """To be predicted by a model of RTE."""
+    task = _task(name, columns, ENTAILMENT, file, 256, metric)
+    return dataclasses.replace(task, train=None, evaluation={})
+
+
+SUPERGLUE: Mapping[str, KnownTask] = MappingProxyType(
+    {
+        "boolq": _task("boolq", ("question", "passage"), FALSE_TRUE, "BoolQ.jsonl", 256),
+        "cb": _task("cb", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), "CB.jsonl", 256),
+        "multirc": _task("multirc", ("paragraph", "question_and_answer"), FALSE_TRUE, "MultiRC.jsonl", 512, "f1_a"),
+        "record": _task("record", ("passage", "filled_query"), FALSE_TRUE, "ReCoRD.jsonl", 512, "f1"),
+        "rte": _task("rte", ("premise", "hypothesis"), ENTAILMENT, "RTE.jsonl", 256),
+        "wic": _task("wic", ("word_and_sentence1", "sentence2"), FALSE_TRUE, "WiC.jsonl", 128),
+        # The configuration "wsc" has wrong positions of some spans.
+        "wsc": _task("wsc.fixed", ("marked_text",), FALSE_TRUE, "WSC.jsonl", 128),
+        "axb": _diagnostic("axb", ("sentence1", "sentence2"), "AX-b.jsonl", "matthews_correlation"),
+        "axg": _diagnostic("axg", ("premise", "hypothesis"), "AX-g.jsonl"),
+    }
+)
+"""The tasks that are classes of texts, by the names of their configurations on the Hub."""
+
+
+def read_superglue(data_args: TextClassificationArguments, model_args: ModelArguments | None = None) -> TaskData:
+    """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
+
+    Raises:
+        ValueError: what `SuperGlueData` and `read_multiple_choice` find wrong.
+    """
+    if data_args.task_name == "copa":
+        _check_flags(data_args)
+        given = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
+        if given:
+            raise ValueError(f"the labels of copa are known: leave {' and '.join(given)} out")
+        return _CopaData(read_multiple_choice(data_args, model_args))
+    return SuperGlueData(data_args, model_args)
+
+
+class SuperGlueData(TextClassificationData):
+    """A task of SuperGLUE whose examples are classes of texts; see `TextClassificationData`.
+
+    Raises:
+        ValueError: --task_name is none of SuperGLUE; a file, column, cell or label is wrong.
+    """
+
+    def known_task(self) -> KnownTask:
+        name = self.data_args.task_name
+        if name not in SUPERGLUE:
+            raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
+        _check_flags(self.data_args)
+        return SUPERGLUE[name]
+
+    def flat(self, rows: "Dataset", what: str) -> "Dataset":
+        """Of the authors' files, which hold a paragraph a row."""
+        from datasets import Dataset
+
+        column, kind, flatten = NESTED.get(self.name, (None, None, None))
+        if column not in rows.column_names or not any(isinstance(cell, kind) for cell in cells(rows, column)):
+            return rows
+        flat = []
+        for number, row in enumerate(rows, start=1):
+            try:
+                flat += flatten(row)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"row {number} of {what} is not as the authors of {self.name} write theirs: {error!r}"
+                ) from error
+        return Dataset.from_list(flat)
+
+    def examples(self, rows: "Dataset", what: str) -> "Dataset":
+        make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
+        return super().examples(make(rows, what) if make else rows, what)
+
+    def count(self, rows: "Dataset") -> int:
+        return len({*_numbers(rows, "query")}) if self.name == "record" else len(rows)
+
+    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        if self.name == "record":
+            answers = {
+                query: row for query, row in zip(_numbers(part.rows, "query"), cells(part.rows, "answers"), strict=True)
+            }
+            return record(self._best_entities(part, logits), answers)
+        groups = None
+        if self.name == "multirc":
+            groups = [*zip(_numbers(part.rows, "paragraph_number"), _numbers(part.rows, "question_number"), strict=True)]
+        return compute(TASK_METRICS[self.name], self.labels.predicted(logits), references, groups)
+
+    def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
+        """{stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
+        rows, predicted = part.rows, self.labels.predicted(logits)
+        if self.name == "record":
+            lines = [dict(idx=query, label=entity) for query, entity in self._best_entities(part, logits).items()]
+        elif self.name == "multirc":
+            lines = _nested_answers(rows, predicted)
+        else:
+            shown = self.labels.shown(predicted)
+            # The server's own spelling.
+            shown = [name.lower() for name in shown] if self.name in ("boolq", "wic") else shown
+            lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
+        known = part.test and set_name in self.task.files
+        return [_write_jsonl(folder / (self.task.files[set_name] if known else f"{stem}_predictions.jsonl"), lines)]
+
+    def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
+        """By query, the entity whose logit of "True" stands out most from that of "False"."""
+        false, true = self.labels.order
+        best: dict[int, tuple[float, str]] = {}
+        logits = check_logits(logits)
+        margins = (logits[:, true] - logits[:, false]).tolist()
+        for query, entity, margin in zip(_numbers(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
+            if query not in best or margin > best[query][0]:
+                best[query] = (margin, entity)
+        return {query: entity for query, (_, entity) in best.items()}
+
+
+def _check_flags(data_args: TextClassificationArguments):
+    """Raises:
+    ValueError: --text_columns, which no task here has.
+    """
+    if data_args.text_columns:
+        raise ValueError(f"the columns of {data_args.task_name} are known: leave --text_columns out")
+
+
+class _CopaData:
+    """COPA as `read_multiple_choice` has it, with the file for SuperGLUE's server."""
+
+    def __init__(self, data: Any):
+        self.data = data
+        self.name, self.pipeline, self.auto_class, self.dataset = data.name, data.pipeline, data.auto_class, data.dataset
+        self.num_train, self.num_evaluation = data.num_train, data.num_evaluation
+        self.config_fields: Callable[[], dict[str, Any]] = data.config_fields
+
+    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+        task = self.data.encode(tokenizer, config)
+        write = partial(_write_copa, [question["id"] for question in self.data.questions.get("test", ())])
+        return dataclasses.replace(
+            task, test={name: dataclasses.replace(one, write=write) for name, one in task.test.items()}
+        )
+
+
+def _write_copa(ids: Sequence[str], logits: Any, folder: Path, stem: str) -> list[Path]:
+    answers = masked_answers(logits, [2] * len(ids)).tolist()
+    numbers = [int(idx) if idx.isdecimal() else idx for idx in ids]
+    lines = [dict(idx=idx, label=label) for idx, label in zip(numbers, answers, strict=True)]
+    return [_write_jsonl(folder / "COPA.jsonl", lines)]
+
+
+# ------- texts of the tasks, from the Hub's rows
+
+
+def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Dataset":
+    """`columns`, and what `rows` have of label and idx."""
+    from datasets import Dataset
+
+    kept = {name: cells(rows, name) for name in ("label", "idx") if name in rows.column_names}
+    return Dataset.from_dict({**kept, **columns})
+
+
+def _check_texts(rows: "Dataset", columns: Sequence[str], what: str):
+    check_columns(rows, columns, what=what)
+    for column in columns:
+        check_cells(rows, column, str, what=what)
+
+
+def _multirc(rows: "Dataset", what: str) -> "Dataset":
+    _check_texts(rows, ["paragraph", "question", "answer"], what)
+    pairs = [f"{question} {answer}" for question, answer in zip(cells(rows, "question"), cells(rows, "answer"), strict=True)]
+    columns = {"paragraph": cells(rows, "paragraph"), "question_and_answer": pairs}
+    if "idx" in rows.column_names:
+        check_cells(rows, "idx", dict, what=what)
+        for part in ("paragraph", "question", "answer"):
+            columns[f"{part}_number"] = [
+                _part_of(idx, part, row, what) for row, idx in enumerate(cells(rows, "idx"), start=1)
+            ]
+    else:
+        paragraphs, questions = {}, {}
+        columns["paragraph_number"] = [paragraphs.setdefault(text, len(paragraphs)) for text in cells(rows, "paragraph")]
+        both = zip(cells(rows, "paragraph"), cells(rows, "question"), strict=True)
+        columns["question_number"] = [questions.setdefault(texts, len(questions)) for texts in both]
+        columns["answer_number"] = list(range(len(rows)))
+    return _with_labels(rows, columns)
+
+
+def _part_of(idx: Mapping[str, Any], part: str, row: int, what: str) -> int:
+    number = idx.get(part)
+    if not isinstance(number, int):
+        raise ValueError(f"row {row} of {what} has the idx {idx!r}, expected the numbers of paragraph, question and answer")
+    return number
+
+
+def _record(rows: "Dataset", what: str) -> "Dataset":
+    from datasets import Dataset
+
+    _check_texts(rows, ["passage", "query"], what)
+    check_columns(rows, ["entities"], what=what)
+    check_cells(rows, "entities", list, what=what)
+    answered = (
+        [bool(answers) for answers in cells(rows, "answers")] if "answers" in rows.column_names else [False] * len(rows)
+    )
+    if any(answered) and not all(answered):
+        raise ValueError(
+            f"row {answered.index(False) + 1} of {what} has no answers; queries without any are for --test_file"
+        )
+    made = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
+    for number, row in enumerate(rows):
+        if BLANK not in row["query"]:
+            raise ValueError(f"row {number + 1} of {what} has no {BLANK} in its query: {row['query']!r}")
+        if not row["entities"]:
+            raise ValueError(f"row {number + 1} of {what} has no entities to choose from")
+        # Sentences added to the passage, as bullet points.
+        passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
+        idx = row.get("idx")
+        query = idx["query"] if isinstance(idx, Mapping) else number
+        for entity in dict.fromkeys(row["entities"]):
+            answers = row["answers"] if answered[number] else []
+            values = (passage, row["query"].replace(BLANK, entity), entity in answers if answers else None)
+            for name, value in zip(made, (*values, query, entity, answers), strict=True):
+                made[name].append(value)
+    return Dataset.from_dict(made)
+
+
+def _wic(rows: "Dataset", what: str) -> "Dataset":
+    _check_texts(rows, ["word", "sentence1", "sentence2"], what)
+    named = [f"{word}: {sentence}" for word, sentence in zip(cells(rows, "word"), cells(rows, "sentence1"), strict=True)]
+    return _with_labels(rows, {"word_and_sentence1": named, "sentence2": cells(rows, "sentence2")})
+
+
+def _wsc(rows: "Dataset", what: str) -> "Dataset":
+    _check_texts(rows, ["text", "span1_text", "span2_text"], what)
+    check_columns(rows, ["span1_index", "span2_index"], what=what)
+    for column in ("span1_index", "span2_index"):
+        rows = as_numbers(rows, column)
+        check_cells(rows, column, int, what=what)
+    marked = []
+    for number, row in enumerate(rows, start=1):
+        spans = [(row[f"span{n}_index"], row[f"span{n}_text"], mark) for n, mark in ((1, "#"), (2, "*"))]
+        marked.append(mark_spans(row["text"], spans, where=f"row {number} of {what}"))
+    return _with_labels(rows, {"marked_text": marked})
+
+
+def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, where: str = "the text") -> str:
+    """A text with marks around some of its words: "Mary saw # Ann # ; * she * waved".
+
+    Args:
+        spans: (number of the first word, from 0; the words; the mark) of each. Words are separated by spaces. Where others
+            stand at that number, the nearest place with these words is taken: some published numbers are off.
+    Raises:
+        ValueError: the words do not occur.
+    """
+    words = text.split()
+    before, after = ([[] for _ in words] for _ in range(2))
+    plain = [_plain(word) for word in words]
+    for index, span, mark in spans:
+        wanted = [_plain(word) for word in span.split()]
+        places = [n for n in range(len(words) - len(wanted) + 1) if plain[n : n + len(wanted)] == wanted]
+        if not places or not wanted:
+            raise ValueError(f"{where} does not have the words {span!r}: {text!r}")
+        start = min(places, key=lambda place: abs(place - index))
+        before[start].append(mark)
+        after[start + len(wanted) - 1].insert(0, mark)
+    return " ".join(" ".join([*first, word, *last]) for first, word, last in zip(before, words, after, strict=True))
+
+
+def _plain(word: str) -> str:
+    """For comparison: spans are written without the punctuation and the 's of the text, and in another case."""
+    return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
+
+
+# ------- the authors' files, which nest
+
+
+def _flat_multirc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    flat = []
+    for question in row["passage"]["questions"]:
+        for answer in question["answers"]:
+            idx = dict(paragraph=row["idx"], question=question["idx"], answer=answer["idx"])
+            texts = dict(paragraph=row["passage"]["text"], question=question["question"], answer=answer["text"])
+            flat.append(dict(texts, idx=idx, label=answer.get("label")))
+    return flat
+
+
+def _flat_record(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    text = row["passage"]["text"]
+    # Their ends are inclusive.
+    entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+    flat = []
+    for query in row["qas"]:
+        answers = [answer["text"] for answer in query.get("answers") or []]
+        idx = dict(passage=row["idx"], query=query["idx"])
+        flat.append(dict(passage=text, query=query["query"], entities=entities, answers=answers, idx=idx))
+    return flat
+
+
+def _flat_wsc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "target"} | row["target"]]
+
+
+# task: (the column that nests, what its cells are then, a row -> rows of the Hub's columns)
+NESTED = {
+    "multirc": ("passage", dict, _flat_multirc),
+    "record": ("qas", list, _flat_record),
+    "wsc": ("target", dict, _flat_wsc),
+}
+
+
+# ------- answers
+
+
+def _numbers(rows: "Dataset", column: str) -> list[int]:
+    """A column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
+    return cells(as_numbers(rows, column), column) if column in rows.column_names else list(range(len(rows)))
+
+
+def _nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:
+    """MultiRC: paragraphs of questions of answers."""
+    paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
+    parts = (_numbers(rows, f"{part}_number") for part in ("paragraph", "question", "answer"))
+    for paragraph, question, answer, label in zip(*parts, predicted.tolist(), strict=True):
+        paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))
+    return [
+        dict(idx=paragraph, passage=dict(questions=[dict(idx=idx, answers=answers) for idx, answers in questions.items()]))
+        for paragraph, questions in paragraphs.items()
+    ]
+
+
+def _write_jsonl(file: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return file

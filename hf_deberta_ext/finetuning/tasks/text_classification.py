@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+from transformers.utils import logging
+
+from ...data.tables import FLAGS, cells, check_cells, check_columns, first, named_files, read_files, read_hub, shown_files
+from ...training.flags import option
+from ..arguments import DataArguments, ModelArguments
+from ..input_lengths import longest_input
+from ..metrics import TASK_METRICS, compute
+from ..task import EncodedTask, EvaluationSet
+from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
+from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+__all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
+
+logger = logging.get_logger(__name__)
+
+# Tried in this order where neither a task nor a flag names the columns.
+TEXT_COLUMNS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"),
+    ("question", "passage"), ("sentence",), ("text",),
+)  # fmt: skip
+METRICS = {
+    SINGLE: ("accuracy", "macro_f1"),
+    MULTI: ("micro_f1",),
+    REGRESSION: ("pearson", "spearmanr"),
+}
+# The Hub's names of the splits of data sets that are no known task.
+SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
+
+
+@dataclass
+class TextClassificationArguments(DataArguments):
+    """Flags of text classification."""
+
+    validation_file: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "files to evaluate on; several are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a "
+            "set of its own, with metrics of its own (eval_mm_accuracy)"
+        },
+    )
+    test_file: list[str] = field(
+        default_factory=list, metadata={"help": "files to predict on, named likewise; labels are not needed"}
+    )
+    text_columns: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "the column of the text, or two of a pair; default: those of the task, or of GLUE",
+            "aliases": ["--text_column_names"],
+        },
+    )
+    label_column: str = option("label", "the column of the labels", aliases=["--label_column_name"])
+    label_names: list[str] = field(
+        default_factory=list, metadata={"help": "names of the labels 0, 1, ... of your own data: negative positive"}
+    )
+    problem_type: str | None = option(
+        None, "of your own data; default: lists are multi-label, fractions regression", choices=[*PROBLEM_TYPES]
+    )
+    language: str | None = option(None, "of XNLI, to evaluate on, and to train on")
+    train_language: str | None = option(None, "of XNLI, to train on; default: --language")
+    eval_languages: list[str] = field(
+        default_factory=list, metadata={"help": "several languages of XNLI to evaluate on (eval_de_accuracy)"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.text_columns) > 2:
+            raise ValueError(f"--text_columns takes one column, or two of a pair, got {', '.join(self.text_columns)}")
+        if self.label_column in self.text_columns:
+            raise ValueError(f"the label {self.label_column!r} is one of --text_columns: a model could read it off")
+        if len({name.lower() for name in self.label_names}) < len(self.label_names) or len(self.label_names) == 1:
+            raise ValueError(f"--label_names takes two or more names, each once, got {', '.join(self.label_names)}")
+        if len({*self.eval_languages}) < len(self.eval_languages):
+            raise ValueError(f"--eval_languages takes each language once, got {', '.join(self.eval_languages)}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A training, evaluation or test set, read and checked.
+
+    Args:
+        rows (`Dataset`): the text columns among others.
+        cells (`list`, *optional*): labels as they stand in the data; None for a test set without any.
+        what (`str`): where it is from, for messages.
+        examples (`int`): how many examples the rows are.
+        test (`bool`): labels are not needed.
+    """
+
+    rows: "Dataset"
+    cells: list | None
+    what: str
+    examples: int
+    test: bool = False
+
+
+class TextClassificationData:
+    """Texts or pairs of texts with their labels or scores; see `TaskData`.
+
+    Known tasks (`--task_name`: those of GLUE, xnli) have their columns, labels and metrics, from the Hub or from files. In a
+    user's own data the labels are found in the training set (see `find_labels`), and their names go into the model's
+    configuration, in sorted order. A checkpoint that knows the same names keeps its order.
+
+    Args:
+        data_args (`TextClassificationArguments`): the flags.
+        model_args (`ModelArguments`, *optional*): not used.
+    Raises:
+        ValueError: there is nothing to read; a file, column, text or label is wrong; says where, and what to do.
+    """
+
+    pipeline = "text-classification"
+    auto_class = AutoModelForSequenceClassification
+
+    def __init__(self, data_args: TextClassificationArguments, model_args: ModelArguments | None = None):
+        self.data_args = data_args
+        self.task = self.known_task()
+        self.name = (data_args.task_name or self.pipeline).lower()
+        self.dataset, tables = self._read()
+        tables = {key: (self.flat(rows, what), what) for key, (rows, what) in tables.items()}
+
+        # 1. Labels, which the whole of the data has to say
+        self.labels = self._labels(tables)
+        # 2. Texts, and the labels of each set
+        self.text_columns = self._text_columns(tables)
+        self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
+        for (kind, name), (rows, what) in tables.items():
+            self.parts[kind][name] = self._part(first(rows, data_args.limits[kind]), what, test=kind == "test")
+        self._check_labels()
+        self.num_train, self.num_evaluation = (
+            sum(part.examples for part in self.parts[kind].values()) for kind in ("train", "validation")
+        )
+
+    # ------- what families of tasks may have of their own
+
+    def known_task(self) -> KnownTask | None:
+        """The task that --task_name names, or None for a user's own data."""
+        data_args, name = self.data_args, self.data_args.task_name
+        languages = [data_args.language, data_args.train_language, *data_args.eval_languages]
+        if name == "xnli":
+            local = data_args.train_file or data_args.validation_file or data_args.test_file
+            if any(languages) and (local or data_args.dataset_name):
+                raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
+            if any(languages) or local or data_args.dataset_name:
+                evaluated = data_args.eval_languages or [data_args.language or data_args.train_language or "en"]
+                train = data_args.train_language or data_args.language or "en"
+                return xnli_task(train, evaluated, named=bool(data_args.eval_languages))
+            raise ValueError("which language of XNLI? Give --language, or --train_language en --eval_languages de fr ...")
+        if any(languages):
+            raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
+        if name is not None and name not in GLUE:
+            raise ValueError(
+                f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
+            )
+        return GLUE.get(name)
+
+    def flat(self, rows: "Dataset", what: str) -> "Dataset":
+        """Rows of one example each, for data whose files nest them.
+
+        Raises:
+            ValueError: a row nests otherwise.
+        """
+        return rows
+
+    def examples(self, rows: "Dataset", what: str) -> "Dataset":
+        """The rows with the text columns; those of a known task may have to be made of others.
+
+        Raises:
+            ValueError: a column is missing, or a cell is no text.
+        """
+        check_columns(rows, self.text_columns, what=what, flag="--text_columns")
+        for column in self.text_columns:
+            check_cells(rows, column, str, what=what)
+            # No error: QQP has such questions.
+            empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
+            if empty:
+                logger.warning(
+                    f"{what}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
+                )
+        return rows
+
+    def count(self, rows: "Dataset") -> int:
+        """How many examples the result of `examples` is."""
+        return len(rows)
+
+    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        """Metrics of a set; `references` in the data's order of labels."""
+        names = METRICS[self.labels.problem_type] if self.task is None else TASK_METRICS[self.name]
+        return compute(names, self.labels.predicted(logits), references)
+
+    def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
+        """Predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
+        predicted = self.labels.predicted(logits)
+        if part.test and self.task is not None and set_name in self.task.files:
+            return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
+        return [write_index_tsv(folder / f"{stem}_results.tsv", [*map(_text, self.labels.shown(predicted))])]
+
+    # ------- reading
+
+    def _read(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
+        """What the data is called, and (rows, where from) by (train | validation | test, name of the set)."""
+        data_args, task = self.data_args, self.task
+        files = {"train": {"": data_args.train_file} if data_args.train_file else {}}
+        for kind in ("validation", "test"):
+            files[kind] = named_files(getattr(data_args, f"{kind}_file"), what=FLAGS[kind])
+        if any(files.values()):
+            if data_args.dataset_name:
+                raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
+            tables = {}
+            for kind, sets in files.items():
+                for name, paths in sets.items():
+                    what = FLAGS[kind] + (f" {name}" if name else "")
+                    tables[kind, name] = (read_files(paths, what=what), what)
+            return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
+
+        hub = data_args.dataset_name or (task and task.dataset)
+        if not hub:
+            raise ValueError(
+                "there is nothing to read: give --task_name (sst2, mnli, ...), --dataset_name, or --train_file, "
+                "--validation_file and --test_file"
+            )
+        # (kind, set) -> configuration and names of the split on the Hub.
+        if task is None:
+            config = data_args.dataset_config_name
+            wanted = {(kind, ""): (config, names) for kind, names in SPLITS.items()}
+        else:
+            wanted = {("train", ""): task.train} if task.train else {}
+            wanted |= {("validation", name): split for name, split in task.evaluation.items()}
+            wanted |= {("test", name): split for name, split in task.test.items()}
+            own = data_args.dataset_name is not None or data_args.dataset_config_name is not None
+            wanted = {
+                key: (data_args.dataset_config_name if own else config, (split,)) for key, (config, split) in wanted.items()
+            }
+        tables = {}
+        for config in dict.fromkeys(config for config, _ in wanted.values()):
+            splits = {key: names for key, (of, names) in wanted.items() if of == config}
+            for key, rows in read_hub(hub, config, splits, data_args).items():
+                tables[key] = (rows, f"{' of '.join(filter(None, (key[0], key[1])))} of {hub}")
+        return hub, {key: tables[key] for key in wanted if key in tables}
+
+    def _labels(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
+        data_args, column = self.data_args, self.data_args.label_column
+        if self.task is not None:
+            given = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
+            if given:
+                raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(given)} out")
+            kind = SINGLE if self.task.labels else REGRESSION
+            return Labels(kind, self.task.labels, source=data_args.task_name)
+        columns, names = {}, None
+        for (kind, _), (rows, what) in tables.items():
+            if kind != "test" or column in rows.column_names:
+                check_columns(rows, [column], what=what, flag="--label_column")
+                columns[what], theirs = label_cells(rows, column)
+                names = names or theirs
+        return find_labels(
+            columns,
+            trained=("train", "") in tables,
+            names=data_args.label_names or names,
+            names_source="--label_names" if data_args.label_names else "the data set",
+            problem_type=data_args.problem_type,
+        )
+
+    def _text_columns(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> tuple[str, ...]:
+        if self.data_args.text_columns:
+            return tuple(self.data_args.text_columns)
+        if self.task is not None:
+            return self.task.text_columns
+        rows, what = next(iter(tables.values()))
+        for columns in TEXT_COLUMNS:
+            if {*columns} <= {*rows.column_names} - {self.data_args.label_column}:
+                return columns
+        raise ValueError(
+            f"which columns of {what} are texts? Give one, or two of a pair, with --text_columns; it has "
+            f"{', '.join(map(repr, rows.column_names))}"
+        )
+
+    def _part(self, rows: "Dataset", what: str, *, test: bool) -> Part:
+        column, rows = self.data_args.label_column, self.examples(rows, what)
+        found = None
+        if column in rows.column_names or not test:
+            check_columns(rows, [column], what=what, flag="--label_column")
+            found, _ = label_cells(rows, column)
+        return Part(rows, found, what, self.count(rows), test)
+
+    def _check_labels(self):
+        """Raises:
+        ValueError: a label is wrong, or the training set has one only.
+        """
+        for kind, parts in self.parts.items():
+            for part in parts.values():
+                encoded = self._encoded_labels(part)
+                if kind == "train" and self.labels.problem_type != MULTI and len({*encoded}) < 2:
+                    raise ValueError(f"{part.what} has the one label {part.cells[0]!r}: there is nothing to learn")
+
+    def _encoded_labels(self, part: Part) -> list | None:
+        if part.cells is None or (self.labels is None and part.test):
+            return None
+        if self.labels is None:
+            raise ValueError(f"{part.what} has no labels: give a test file as --test_file")
+        return self.labels.encode(part.cells, what=part.what, test=part.test)
+
+    # ------- for a model
+
+    def use_label_order(self, label2id: Mapping[str, int] | None):
+        """Takes over the order of a checkpoint that knows the same labels.
+
+        Raises:
+            ValueError: nothing is trained on, and the checkpoint does not know the labels of the data.
+        """
+        if self.labels is not None:
+            self.labels = self.labels.in_order_of(label2id)
+
+    def config_fields(self) -> dict[str, Any]:
+        return {} if self.labels is None else self.labels.config_fields()
+
+    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+        """Pairs are cut token by token at the end of the longer text; a warning says how many rows are.
+
+        Raises:
+            ValueError: the tokenizer has no padding token.
+        """
+        if tokenizer.pad_token_id is None:
+            raise ValueError(f"{type(tokenizer).__name__} has no padding token: name one in its configuration (pad_token)")
+        if self.labels is None:
+            self.labels = Labels.of_config(config)
+        default = 128 if self.task is None else self.task.max_seq_length
+        length = longest_input(tokenizer, config, self.data_args.max_seq_length, default)
+        encoded = partial(self._encoded_rows, tokenizer=tokenizer, length=length)
+        train = self.parts["train"].get("")
+        return EncodedTask(
+            train=None if train is None else encoded(train),
+            evaluation={name: self._set(part, name, encoded) for name, part in self._main_first().items()},
+            test={name: self._set(part, name, encoded) for name, part in self.parts["test"].items()},
+            collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=self.data_args.pad_to_multiple_of),
+            metric=METRICS[self.labels.problem_type][0] if self.task is None else self.task.metric,
+        )
+
+    def _main_first(self) -> dict[str, Part]:
+        """The evaluation sets, and first the one that says which checkpoint is best: "", or the language of the training."""
+        trained = self.task.train[0] if self.task is not None and self.task.train else None
+        sets = self.parts["validation"]
+        return {name: sets[name] for name in sorted(sets, key=lambda name: (name != "", name != trained))}
+
+    def _encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+        texts = part.rows.select_columns([*self.text_columns])
+        rows = texts.map(
+            partial(
+                _tokenise,
+                tokenizer=tokenizer,
+                columns=self.text_columns,
+                length=length,
+                pad=self.data_args.pad_to_max_length,
+            ),
+            batched=True,
+            num_proc=self.data_args.preprocessing_num_workers,
+            remove_columns=texts.column_names,
+            desc=f"Tokenizing {part.what}",
+        )
+        if cut := sum(cells(rows, "cut")):
+            logger.warning(
+                f"{part.what}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
+            )
+        rows = rows.remove_columns("cut")
+        labels = self._encoded_labels(part)
+        return rows if labels is None else rows.add_column("labels", self.labels.for_model(labels))
+
+    def _set(self, part: Part, name: str, encoded: Callable[[Part], "Dataset"]) -> EvaluationSet:
+        rows = encoded(part)
+
+        def metrics(logits: Any, labels: Any) -> dict[str, float]:
+            return self.scores(part, np.asarray(logits), self.labels.from_model(labels))
+
+        def write(logits: Any, folder: Path, stem: str) -> list[Path]:
+            return self.write(part, name, np.asarray(logits), folder, stem)
+
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, part.examples)
+
+
+def _tokenise(
+    batch: Mapping[str, list[str]],
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    columns: Sequence[str],
+    length: int,
+    pad: bool,
+) -> dict[str, list]:
+    texts = [list(batch[column]) for column in columns]
+    encoded = tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if pad else False)
+    cut = [bool(one.overflowing) for one in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
+    return {**encoded, "cut": cut}
+
+
+def _text(prediction: Any) -> str:
+    if isinstance(prediction, list):
+        return ", ".join(prediction)
+    return f"{prediction:.6g}" if isinstance(prediction, float) else prediction

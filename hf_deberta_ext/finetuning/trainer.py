@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer_utils import PredictionOutput
+
+from ..sift import SiftArguments, SiftTrainer
+from ..training.checkpoint_trainer import CheckpointTrainer
+from ..training.finite_loss import check_loss
+from ..training.hub_trainer import HubTrainer
+from .task import EncodedTask, EvaluationSet
+
+__all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
+
+STATE_FILE = "trainer_state.json"
+# What Trainer would do with predictions that this one does itself, or cannot hold.
+NEEDED = {
+    "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
+    "eval_do_concat_batches": (True, "metrics are computed from all predictions at once"),
+    "prediction_loss_only": (False, "metrics need the predictions"),
+}
+
+
+def set_prefix(stem: str, name: str) -> str:
+    """What the metrics and the files of an evaluation set begin with: "eval" for the main one, "eval_mm" for "mm"."""
+    return f"{stem}_{name}" if name else stem
+
+
+def check_arguments(args: TrainingArguments):
+    """Raises:
+    ValueError: an argument is not what this Trainer needs.
+    """
+    for name, (value, reason) in NEEDED.items():
+        if getattr(args, name) != value:
+            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: {reason}")
+
+
+class _TaskLossTrainer(Trainer):
+    """Trainer with the loss of a task in place of the model's, below everything that adds to a loss."""
+
+    task: EncodedTask
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        # Not `compute_loss_func`, whose losses Trainer takes for sums over the whole step.
+        if self.task.loss is None or "labels" not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.task.loss(outputs, labels)
+        return (loss, outputs) if return_outputs else loss
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
+        super()._save(output_dir, state_dict)
+        model = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "peft_config") and self.args.should_save:
+            # The adapter alone does not know the labels.
+            model.get_base_model().config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
+
+
+class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
+    """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
+
+    - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.
+    - The loss of a step is the mean over its micro-batches of each micro-batch's mean. No model is told how many
+      items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
+      accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
+      more than others, as it does with several processes.
+    - A loss that is not finite stops the training at once.
+
+    Args:
+        task (`EncodedTask`): datasets, collator and metrics.
+        kwargs: as for `Trainer`.
+
+    Attributes:
+        predictions (`dict`): of the last evaluation of each set, by the prefix of its metrics.
+    """
+
+    def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
+        check_arguments(args)
+        config = getattr(model, "config", None)
+        if args.ddp_find_unused_parameters is None and getattr(config, "model_type", None) == "deberta-ext":
+            # Every parameter is used in every step; Trainer lets DistributedDataParallel look for others each time.
+            args.ddp_find_unused_parameters = False
+        problem = getattr(config, "problem_type", None)
+        if args.label_smoothing_factor and (task.loss is not None or problem == "regression"):
+            raise ValueError("--label_smoothing_factor is for labels of classes: leave it out for this task")
+        main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
+        super().__init__(
+            model,
+            args,
+            data_collator=task.collator,
+            train_dataset=task.train,
+            # Trainer wants one where it is to evaluate during the training; `evaluate` takes those of the task.
+            eval_dataset=None if main is None else main.rows,
+            preprocess_logits_for_metrics=self._only_logits,
+            **kwargs,
+        )
+        self.task = task
+        self.model_accepts_loss_kwargs = False
+        self.predictions: dict[str, Any] = {}
+        self._measured: EvaluationSet | None = None
+
+    def is_last(self, checkpoint: str | os.PathLike) -> bool:
+        """Whether the training ends at this checkpoint: Trainer would take one step more from it within an epoch."""
+        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
+        if self.args.max_steps > 0:
+            return state.global_step >= self.args.max_steps
+        return (state.epoch or 0) >= self.args.num_train_epochs
+
+    def restore(self, folder: str | os.PathLike):
+        """Model and state of a finished run, from its folder, or from its last checkpoint; of this the best model, with
+        --load_best_model_at_end."""
+        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
+        best = self.state.best_model_checkpoint
+        checkpoint = Path(folder).name.startswith("checkpoint-")
+        take_best = checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
+        self._load_from_checkpoint(best if take_best else str(folder))
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
+        """Raises:
+        ValueError: the loss is not finite.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        check_loss(loss, self)
+        return loss
+
+    def evaluate(
+        self,
+        eval_dataset: EvaluationSet | Mapping[str, EvaluationSet] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Metrics of the evaluation sets, by "eval_" + name; of the set "mm" by "eval_mm_" + name.
+
+        Args:
+            eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
+        Raises:
+            ValueError: --metric_for_best_model is none of them.
+        """
+        sets = self.task.evaluation if eval_dataset is None else eval_dataset
+        if isinstance(sets, EvaluationSet):
+            sets = {"": sets}
+        metrics = {}
+        for name, measured in sets.items():
+            prefix = set_prefix(metric_key_prefix, name)
+            self._measured = measured
+            try:
+                metrics |= super().evaluate(measured.rows, ignore_keys, prefix)
+            finally:
+                self._measured = None
+        best = self.args.metric_for_best_model
+        if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
+            names = ", ".join(name for name in metrics if not name.endswith(("_runtime", "_per_second", "_samples")))
+            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+        return metrics
+
+    def predict_set(self, measured: EvaluationSet, prefix: str) -> PredictionOutput:
+        """Predictions for a set, its labels and, where it has any, its metrics; their names begin with `prefix`."""
+        self._measured = measured
+        try:
+            return self.predict(measured.rows, metric_key_prefix=prefix)
+        finally:
+            self._measured = None
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """Trainer's, with the metrics of the set at hand: also where its rows have no labels that a model could take."""
+        measured = self._measured
+        if measured is None:
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        self.predictions[metric_key_prefix] = output.predictions
+        if measured.metrics is not None:
+            metrics = measured.metrics(output.predictions, output.label_ids)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
+        output.metrics[f"{metric_key_prefix}_samples"] = measured.examples
+        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
+        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
+        return output
+
+    def create_model_card(self, *args, **kwargs):
+        """Nothing: the run writes a card of its own, which a push must not replace."""
+
+    def _get_eval_sampler(self, eval_dataset):
+        # Trainer groups these by length too, and gives predictions in an order that nobody can undo.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def _only_logits(self, logits, labels):
+        """Without hidden states, attentions and caches, which some models return behind their logits."""
+        if not isinstance(logits, (tuple, list)):
+            return logits
+        return tuple(logits[:2]) if "start_positions" in self.label_names else logits[0]

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SiFT, scale-invariant fine-tuning (DeBERTa, He et al. 2021, section 5.2), for any transformers model."""
+
+from .perturbation import PRESETS, Sift, SiftArguments, SiftOptions, SiftOutput, SiftTrainer, embedding_norm
+
+__all__ = ["PRESETS", "Sift", "SiftArguments", "SiftOptions", "SiftOutput", "SiftTrainer", "embedding_norm"]
