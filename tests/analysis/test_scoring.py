@@ -83,6 +83,7 @@ def test_likelihood_of_a_discriminator_is_that_of_all_tokens_being_original(toke
         assert score.tokens == len(expected) and score.mean == score.total / score.tokens
 
 
+@pytest.mark.criterion("A10.2")
 def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
     for each in (tokenizer, byte_tokenizer):
         for text, scores in zip(TEXTS, token_replacement_probabilities(Known(), each, TEXTS), strict=True):
@@ -235,6 +236,7 @@ def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
     assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
 
 
+@pytest.mark.criterion("A3.6")
 def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, discriminator):
     """Every "fox" is a replacement here, and nothing else is."""
     encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -304,6 +306,7 @@ def test_a_masked_language_model_is_no_discriminator(masked_lm, tokenizer):
         token_replacement_probabilities(masked_lm, tokenizer, "the fox")
 
 
+@pytest.mark.criterion("A10.4")
 def test_likelihood_needs_tokens_and_a_mask_token(masked_lm, discriminator, tokenizer, monkeypatch):
     for model in (masked_lm, discriminator):
         with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; leave it out"):

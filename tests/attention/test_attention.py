@@ -41,6 +41,7 @@ def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
     return out
 
 
+@pytest.mark.criterion("P1")
 def test_one_query_and_two_keys_by_hand():
     # Row i = 0: content 1·2, 1·3; c2p reads delta(0, 0) = 1 and delta(0, 1) = 0; p2c the same rows.
     Q_c, K_c = torch.tensor([1.0, 1.0]).view(1, 1, 2, 1), torch.tensor([2.0, 3.0]).view(1, 1, 2, 1)
@@ -55,6 +56,7 @@ def test_one_query_and_two_keys_by_hand():
     assert torch.allclose(out.flatten(), torch.stack([first @ V_c.flatten(), second @ V_c.flatten()]))
 
 
+@pytest.mark.criterion("P1")
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_every_subset_of_terms_equals_the_equation(terms):
     Q_c, K_c, V_c, position = random_inputs()
@@ -85,6 +87,7 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
     assert torch.isfinite(Q_c.grad).all() and not Q_c.grad[0, :, 5].any() and Q_c.grad[0, :, 4].any()
 
 
+@pytest.mark.criterion("P2")
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_chosen_queries_equal_their_rows_of_the_full_computation(terms):
     Q_c, K_c, V_c, position = random_inputs()
@@ -109,6 +112,7 @@ def test_module_has_the_projections_that_its_terms_need(terms, share_att_key, ti
     assert names == expected
 
 
+@pytest.mark.criterion("P.d")
 def test_attention_dropout_has_the_exact_rate_and_keeps_the_mean(tiny_config):
     Q_c, K_c, V_c, position = random_inputs(N=64, span=64)
     args = dict(**position, terms=("c2p",), scale=0.3)

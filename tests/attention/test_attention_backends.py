@@ -129,6 +129,7 @@ def test_two_queries_and_two_keys_by_hand(backend):
     assert torch.allclose(out.flatten(), torch.stack([first, second]) @ V_c.flatten())
 
 
+@pytest.mark.criterion("P4")
 def test_covering_design_has_every_pair_of_values():
     pairs = {(a, b) for case in COVERING for a, b in itertools.combinations(enumerate(map(str, case)), 2)}
     values = [map(str, factor) for factor in (LENGTHS, MASKS, TERMS, TABLES)]
@@ -137,6 +138,7 @@ def test_covering_design_has_every_pair_of_values():
     assert pairs == wanted
 
 
+@pytest.mark.criterion("A1.1", "A11.3", "P4", "P.e")
 @backends
 @pytest.mark.parametrize(
     ("N", "mask", "terms", "table"), COVERING, ids=lambda x: ("+".join(x) or "no-terms") if isinstance(x, tuple) else None
@@ -166,6 +168,7 @@ def test_outputs_and_gradients_equal_eager_everywhere(N, backend, relative_error
         assert_same(backend, leaves, options, relative_error)
 
 
+@pytest.mark.criterion("A1.1", "P.i")
 @backends
 @pytest.mark.parametrize("reach", [40, None], ids=["saturated", "unknown-reach"])
 @pytest.mark.parametrize(("first", "last"), [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (1020, 1030)])
@@ -210,6 +213,7 @@ def test_blocked_gives_the_same_whatever_it_knows_of_reach(N, relative_error):
             assert relative_error("blocked, reach", whole(gradient), whole(wanted)) < 1e-5
 
 
+@pytest.mark.criterion("P.e")
 @backends
 @pytest.mark.parametrize("N", [20, 140])
 @pytest.mark.parametrize("shape", ["B11N", "11NN", "1HNN", "BHNN", "B1N1", "NN"])
@@ -234,6 +238,7 @@ def test_one_argument_alone_may_need_a_gradient(name, backend):
     assert gradient.any() and torch.allclose(gradient, wanted, atol=1e-6)
 
 
+@pytest.mark.criterion("A1.3")
 @backends
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("N", "mask"), [(33, "dead-row"), (129, "right"), (513, "documents")])
@@ -251,6 +256,7 @@ def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_e
         assert error <= 2 * relative_error("eager, half", whole(theirs), whole(wanted))
 
 
+@pytest.mark.criterion("P.j")
 @backends
 def test_logits_stay_in_float32_under_autocast(backend):
     leaves, options = make_inputs(140, ("c2p", "p2c"))
@@ -284,6 +290,7 @@ def eye_inputs(N, seed=0):
     return leaves, options | dict(scale=0.1 / N)
 
 
+@pytest.mark.criterion("P.d")
 @backends
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_drops_probabilities_at_the_exact_rate(N, backend):
@@ -327,6 +334,7 @@ def test_dropout_differs_between_calls_and_follows_the_seed(N, backend):
     assert (same - 0.5).abs().max() < 0.15
 
 
+@pytest.mark.criterion("P3")
 @backends
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_of_the_backward_is_that_of_the_forward(N, backend):
@@ -340,6 +348,7 @@ def test_dropout_of_the_backward_is_that_of_the_forward(N, backend):
     assert torch.allclose(gradient, out.detach().mT @ weight, atol=1e-5)
 
 
+@pytest.mark.criterion("P3")
 @backends
 @pytest.mark.parametrize(("N", "mask"), [(9, "dead-row"), (139, "right")])
 def test_dropout_gradients_equal_finite_differences(N, mask, backend):
@@ -368,6 +377,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.criterion("A1.6")
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no-dropout", "dropout"])
 def test_blocked_makes_and_keeps_no_tensor_of_all_scores(dropout_p):
     N = 1100
@@ -433,6 +443,7 @@ def compare_models(build, loss_of, backend, relative_error):
     return {name for name, _ in ran.values()}
 
 
+@pytest.mark.criterion("A1.2", "P9")
 @pytest.mark.parametrize("backend", ["blocked", "sdpa", None], ids=["blocked", "sdpa", "automatic"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, shake, batch, relative_error):
@@ -451,6 +462,7 @@ def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, sha
     assert ran == {backend or "blocked"}
 
 
+@pytest.mark.criterion("A1.2")
 @pytest.mark.parametrize("backend", ["blocked", "sdpa", None], ids=["blocked", "sdpa", "automatic"])
 @pytest.mark.parametrize("decoded", ["all", "half", "few"])
 @pytest.mark.parametrize(("kind", "flat"), [("v1", True), ("v2", True), ("v3", True), ("v3", False)])

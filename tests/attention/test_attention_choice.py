@@ -33,6 +33,7 @@ def folder(tiny_config, shake, tmp_path):
 # By name.
 
 
+@pytest.mark.criterion("A1.5")
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_backend_serves_every_layer_however_it_is_named(name, folder, tiny_config, batch):
     ids, mask = batch(2, 20, [20, 19])
@@ -69,6 +70,7 @@ def test_official_checkpoints_take_a_backend_by_name(stock_config, tmp_path, bat
         DebertaExtModel.from_pretrained(tmp_path, attn_implementation="fast")
 
 
+@pytest.mark.criterion("A1.5")
 @pytest.mark.parametrize("name", ["auto", None])
 def test_no_name_and_auto_choose_the_best(name, folder, tiny_config, batch):
     ids, mask = batch(2, 20, [20, 19])
@@ -83,6 +85,7 @@ def test_no_name_and_auto_choose_the_best(name, folder, tiny_config, batch):
         assert set(model.attention_backends().values()) == {("blocked", "best on cpu")}
 
 
+@pytest.mark.criterion("P.c")
 def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
     model = DebertaExtModel.from_pretrained(folder).eval()
     ids, mask = batch(2, 20, [20, 11])
@@ -133,6 +136,7 @@ def test_triton_is_refused_where_there_is_no_gpu(folder, tiny_config):
     assert model.config._attn_implementation == "blocked"
 
 
+@pytest.mark.criterion("A1.5")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -149,6 +153,7 @@ def test_a_named_backend_never_falls_back(name, arguments, message):
         choose_backend(name, **(CALL | arguments))
 
 
+@pytest.mark.criterion("P.d")
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="flex_attention on cpu needs torch 2.13")
 def test_flex_in_training_with_dropout_names_what_would_work(tiny_config, batch):
     model = DebertaExtModel(tiny_config(attention_probs_dropout_prob=0.1, attn_implementation="flex")).train()
@@ -159,6 +164,7 @@ def test_flex_in_training_with_dropout_names_what_would_work(tiny_config, batch)
         model(ids)
 
 
+@pytest.mark.criterion("A21.4")
 def test_probabilities_from_a_backend_without_them_are_refused(tiny_config, batch):
     model = DebertaExtModel(tiny_config(attn_implementation="blocked")).eval()
     ids, _ = batch(1, 9)
@@ -172,6 +178,7 @@ def test_probabilities_from_a_backend_without_them_are_refused(tiny_config, batc
 # By itself.
 
 
+@pytest.mark.criterion("A1.4")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -193,6 +200,7 @@ def test_automatic_choice(requested, arguments, expected):
     assert name == expected and why
 
 
+@pytest.mark.criterion("A1.4")
 def test_automatic_choice_never_raises():
     devices = [torch.device(name) for name in ("cpu", "cuda", "mps", "meta", "xpu")]
     dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -206,6 +214,7 @@ def test_automatic_choice_never_raises():
                     assert why and backend_unavailable(name, **call) is None
 
 
+@pytest.mark.criterion("A1.4", "A21.4")
 def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtModel(tiny_config("v3")))
     ids, mask = batch(2, 20, [20, 19])
@@ -540,6 +549,7 @@ def test_kept_projections_serve_functional_calls(model, batch):
         assert torch.equal(forget(model)(ids)[0], other) and not torch.allclose(before, other, atol=1e-3)
 
 
+@pytest.mark.criterion("A18.1")
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_kept_projections_follow_adapters(kind, tiny_config, shake, batch):
     peft = pytest.importorskip("peft", reason="peft is in the extra `test`")

@@ -54,6 +54,7 @@ def make_mask(kind, N, B=2):
     return (document[:, None] == document)[None, None]
 
 
+@pytest.mark.criterion("A1.1")
 @needs_compiler
 @pytest.mark.parametrize("mask", ["none", "empty-rows"])
 def test_flex_equals_eager_at_every_length(mask, relative_error):

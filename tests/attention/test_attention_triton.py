@@ -119,6 +119,7 @@ def test_every_subset_of_terms_equals_eager(terms, relative_error):
     compare(relative_error, tensors, reach=8, **kwargs)
 
 
+@pytest.mark.criterion("A1.1", "P.i")
 @pytest.mark.parametrize("N", [2, 16, 31, 33, pytest.param(65, marks=pytest.mark.slow)])
 def test_any_length_equals_eager(N, relative_error):
     tensors, kwargs = random_inputs(N)
@@ -169,6 +170,7 @@ MASKS = {
 }
 
 
+@pytest.mark.criterion("A11.3", "P4", "P.e")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_any_mask_equals_eager(mask, relative_error):
     tensors, kwargs = random_inputs(35, B=mask.shape[0], H=mask.shape[1])
@@ -230,6 +232,7 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relat
     compare(relative_error, tensors, reach=reach, delta=longest, boundaries=boundaries, replay=masked, **kwargs)
 
 
+@pytest.mark.criterion("P5")
 @pytest.mark.slow
 def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
     tensors, kwargs, boundaries, _ = packed_inputs()
@@ -257,6 +260,7 @@ def replay_dropout(keep, p):
     return dropped
 
 
+@pytest.mark.criterion("P3")
 def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch):
     tensors, kwargs = random_inputs(33, H=2)
     seed = torch.tensor([1234567890123], device=DEVICE)
@@ -265,6 +269,7 @@ def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch)
     compare(relative_error, tensors, reach=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
 
 
+@pytest.mark.criterion("P.d")
 @pytest.mark.slow
 def test_dropout_has_its_rate_in_each_head_row_and_column():
     seed = attention_triton.draw_seed(torch.device(DEVICE))
@@ -301,6 +306,7 @@ def test_any_head_size_equals_eager(d, relative_error):
     compare(relative_error, tensors, reach=8, **kwargs)
 
 
+@pytest.mark.criterion("A1.3")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
     tensors, kwargs = random_inputs(35, dtype=dtype)

@@ -14,6 +14,7 @@ def model(request, tiny_config, shake):
     return shake(DebertaExtModel(tiny_config(request.param)))
 
 
+@pytest.mark.criterion("A11.1")
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_sample_alone_equals_itself_in_a_padded_batch(model, side, batch, relative_error):
     ids, mask = batch(3, 50, [50, 21, 1], side=side)
@@ -25,6 +26,7 @@ def test_a_sample_alone_equals_itself_in_a_padded_batch(model, side, batch, rela
             assert relative_error("alone against padded", together[row, real], alone) < 1e-5
 
 
+@pytest.mark.criterion("A11.2")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16])
 def test_mask_of_any_dtype_gives_the_same(model, dtype, batch):
     ids, mask = batch(2, 20, [20, 11])
@@ -33,6 +35,7 @@ def test_mask_of_any_dtype_gives_the_same(model, dtype, batch):
         assert torch.equal(model(ids, attention_mask=mask.to(dtype)).last_hidden_state, expected)
 
 
+@pytest.mark.criterion("A11.2")
 @pytest.mark.parametrize("shape", ["BNN", "B1NN", "B11N", "BHNN"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
 def test_masks_of_three_and_four_dimensions_equal_the_flat_one(model, shape, dtype, batch, relative_error):
@@ -63,6 +66,7 @@ def test_document_blocks_in_one_row_keep_documents_apart(tiny_config, shake, bat
             assert relative_error("document blocks", packed[:, part], alone) < 1e-5
 
 
+@pytest.mark.criterion("A11.3")
 def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
     ids, mask = batch(3, 12, [12, 0, 5])
     model.train()
@@ -74,6 +78,7 @@ def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
             assert torch.isfinite(parameter.grad).all(), name
 
 
+@pytest.mark.criterion("A17.3")
 def test_inputs_embeds_equal_input_ids(model, batch):
     ids, mask = batch(2, 20, [20, 11])
     with torch.no_grad():
@@ -82,6 +87,7 @@ def test_inputs_embeds_equal_input_ids(model, batch):
         assert torch.equal(model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state, expected)
 
 
+@pytest.mark.criterion("A17.3")
 def test_outputs_carry_states_and_probabilities(model, batch):
     ids, mask = batch(2, 20, [20, 11])
     with torch.no_grad():
@@ -114,6 +120,7 @@ def test_wrong_input_is_refused(arguments, message, tiny_config):
         DebertaExtModel(tiny_config())(**arguments)
 
 
+@pytest.mark.criterion("A12.2")
 def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_config, shake, batch):
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True)))
     ids, _ = batch(1, 65)
@@ -131,6 +138,7 @@ def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_co
         DebertaExtModel(tiny_config("v3", emd_layers=1, emd_input="hidden")).extend_position_embeddings(100)
 
 
+@pytest.mark.criterion("A12.2")
 def test_extended_positions_survive_save_and_load(tiny_config, tmp_path, batch):
     model = DebertaExtModel(tiny_config("v3", position_biased_input=True)).eval()
     model.extend_position_embeddings(90)
@@ -141,6 +149,7 @@ def test_extended_positions_survive_save_and_load(tiny_config, tmp_path, batch):
         assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
+@pytest.mark.criterion("A12.1")
 def test_relative_positions_alone_take_inputs_beyond_the_table(tiny_config, shake, batch):
     model = shake(DebertaExtModel(tiny_config("v3")))
     ids, _ = batch(1, 130)

@@ -23,6 +23,7 @@ def inflate(model, factor):
             layer.attention.self.key_proj.weight.mul_(factor)
 
 
+@pytest.mark.criterion("A6.1")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_parameters_run_forward_and_backward_without_overflow(kind, dtype, tiny_config, shake, batch):
@@ -43,6 +44,7 @@ def test_half_parameters_run_forward_and_backward_without_overflow(kind, dtype, 
             assert torch.isfinite(parameter.grad).all(), name
 
 
+@pytest.mark.criterion("A6.2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_autocast_trains_and_agrees_with_float32(kind, tiny_config, shake, batch):
     """transformers' v1 crashes here: its query bias is float32 and its scores are not."""
@@ -56,6 +58,7 @@ def test_bfloat16_autocast_trains_and_agrees_with_float32(kind, tiny_config, sha
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.criterion("A6.2", "P18")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_agrees_with_float64(kind, dtype, tiny_config, shake, batch):
@@ -69,6 +72,7 @@ def test_half_agrees_with_float64(kind, dtype, tiny_config, shake, batch):
     assert ((half - exact).norm(dim=-1) / exact.norm(dim=-1)).max() < bound
 
 
+@pytest.mark.criterion("A6.3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_inputs_embeds_of_another_dtype_are_taken(kind, tiny_config, batch):
     model = DebertaExtModel(tiny_config(kind)).to(torch.bfloat16)
@@ -115,6 +119,7 @@ def extreme(model, factor):
     return model
 
 
+@pytest.mark.criterion("A6.1")
 @pytest.mark.parametrize(("head", "name", "mode", "kind"), EVERY, ids=lambda x: str(x))
 def test_extreme_activations_stay_finite_forward_and_backward(head, name, mode, kind, tiny_config, shake):
     dtype, low = MODES[mode]
@@ -146,6 +151,7 @@ def largest_product(model, arguments):
     return sizes[0]
 
 
+@pytest.mark.criterion("A1.3")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_config, shake, monkeypatch):

@@ -71,6 +71,7 @@ def test_batch_to_stream_finds_places_of_the_batch():
     assert packed.batch_to_stream(positions, wanted).tolist() == [[2, 0, 3, 5, 7]]
 
 
+@pytest.mark.criterion("P16")
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
 def test_pad_of_unpad_is_the_identity_at_real_tokens(shape):
     packed = PackedSequences.from_mask(MASK)
@@ -153,6 +154,7 @@ def test_from_mask_with_gaps_stays_padded(mask):
     assert PackedSequences.from_mask(torch.tensor(mask).bool()) is None
 
 
+@pytest.mark.criterion("P16")
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -395,6 +397,7 @@ def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monk
     assert len(calls) == 1
 
 
+@pytest.mark.criterion("A21.4")
 def test_probabilities_are_those_of_the_padded_batch(tiny_config, shake, batch):
     model = shake(DebertaExtModel(tiny_config()))
     model.set_unpadding(True)
@@ -426,6 +429,7 @@ def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake
             model(ids, attention_mask=mask)
 
 
+@pytest.mark.criterion("A8.1")
 def test_gradient_checkpointing_gives_the_same_gradients(tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtForMaskedLM(tiny_config("v2"))).train()
     model.set_unpadding(True)
@@ -470,6 +474,7 @@ def alone(model, x, where, **inputs):
     return model(x[row, part][None], **inputs)
 
 
+@pytest.mark.criterion("P5")
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_equal_each_document_alone(kind, backend, tiny_config, shake, relative_error):
@@ -556,6 +561,7 @@ def test_labels_between_documents_do_not_count(build, tiny_config, shake):
         )
 
 
+@pytest.mark.criterion("P5")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("build", [DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection])
 @pytest.mark.parametrize("kind", ["v1", "v2"])

@@ -55,6 +55,7 @@ def csv(rows):
 # ------- by hand
 
 
+@pytest.mark.criterion("B3.1")
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 @pytest.mark.parametrize(
     ("ending", "text"),
@@ -72,12 +73,14 @@ def test_json_in_every_form_gives_the_same_rows(tmp_path, ending, text, zipped):
     assert rows_of(write(tmp_path / f"a{ending}{zipped}", text)) == ROWS
 
 
+@pytest.mark.criterion("B3.1")
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 def test_csv_has_quotes_commas_and_newlines_in_cells_and_all_cells_are_text(tmp_path, zipped):
     expected = [dict(row, label=str(row["label"])) for row in ROWS]
     assert rows_of(write(tmp_path / f"a.csv{zipped}", csv(ROWS))) == expected
 
 
+@pytest.mark.criterion("B3.1")
 def test_tsv_takes_quotes_as_they_are(tmp_path):
     text = 'sentence\tlabel\n"unclosed\t0\nsay ""it"" "\t1\r\n\n\u2028\rlone\t1\n'
     assert rows_of(write(tmp_path / "a.tsv", text)) == [
@@ -99,6 +102,7 @@ def test_texts_of_json_that_look_like_dates_stay_texts(tmp_path):
     assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == rows
 
 
+@pytest.mark.criterion("B3.1")
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
     for ending, text in ((".csv", csv(ROWS)), (".tsv", "sentence\tlabel\na\t1\n"), (".jsonl", jsonl(ROWS))):
         rows = rows_of(write(tmp_path / f"a{ending}", text, "utf-8-sig"))
@@ -226,6 +230,7 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
 # ------- errors
 
 
+@pytest.mark.criterion("B3.6")
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -284,6 +289,7 @@ def test_files_of_other_columns_cannot_be_joined(tmp_path):
         rows_of(one, two)
 
 
+@pytest.mark.criterion("B3.3")
 def test_a_missing_column_is_told_with_those_that_are_there():
     rows = datasets.Dataset.from_list(ROWS)
     check_columns(rows, ["label"], what="--train_file")

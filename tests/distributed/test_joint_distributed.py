@@ -139,6 +139,7 @@ def test_both_halves_of_each_batch_have_as_many_targets_and_tokens():
 # ------- two processes
 
 
+@pytest.mark.criterion("A8.3")
 @pytest.mark.parametrize("sharing", SHARING)
 def test_ddp_trains_as_one_process_and_finds_every_parameter_used(sharing, processes):
     result = processes.result("ddp", sharing, "joint")

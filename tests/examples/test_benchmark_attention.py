@@ -76,10 +76,12 @@ def finished(tmp_path_factory):
 # What the ratios are, by hand
 
 
+@pytest.mark.criterion("P10")
 def test_spread_is_median_and_outer_tenths(benchmark):
     assert benchmark.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
 
 
+@pytest.mark.criterion("P10")
 def test_ratios_are_of_calls_of_the_same_turn(benchmark):
     times = {"transformers": [4.0, 6.0, 40.0], "auto": [2.0, 2.0, 10.0], "BERT + SDPA": [1.0, 2.0, 4.0]}
     compared = benchmark.compare("auto", times)
@@ -95,6 +97,7 @@ def test_text_lengths_are_of_words_or_of_tokens(benchmark, tmp_path):
     assert benchmark.text_lengths(file, None) == [3, 7, benchmark.LONGEST]
 
 
+@pytest.mark.criterion("P10")
 def test_memory_counts_what_is_held_at_a_time(benchmark):
     weight = torch.nn.Parameter(torch.zeros(1))
 
@@ -108,6 +111,7 @@ def test_memory_counts_what_is_held_at_a_time(benchmark):
     assert benchmark.extra_bytes(side, "inference", {}) == pytest.approx(12000, abs=200)
 
 
+@pytest.mark.criterion("A1.7", "P10")
 def test_different_outputs_end_the_run(benchmark):
     states = torch.ones(1, 2, 3)
     batches = [{"attention_mask": torch.tensor([[1, 0]])}]
@@ -142,6 +146,7 @@ def test_every_side_has_a_row(finished, benchmark):
         assert [row["side"] for row in rows[part]] == 2 * sides
 
 
+@pytest.mark.criterion("A1.7")
 def test_ratios_follow_from_the_times(finished):
     for part in finished[2].values():
         for mode in ("inference", "training"):

@@ -17,6 +17,7 @@ def benchmark():
     return module
 
 
+@pytest.mark.criterion("A13.8")
 def test_each_side_of_each_model_and_shape_is_measured(benchmark, capsys):
     ratios = benchmark.main(["--layers", "1", "--shapes", "2x8", "1x16", "--repeats", "1"])
     assert {*ratios} == {

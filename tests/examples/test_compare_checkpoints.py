@@ -81,6 +81,7 @@ def test_scores_by_hand(script):
     assert script.scores(np.array([0, 1, 1]), np.array([0, 0, 1]), 3) == pytest.approx(dict(accuracy=2 / 3, f1=4 / 9))
 
 
+@pytest.mark.criterion("P17")
 @pytest.mark.parametrize(
     "values, first, expected",
     [

@@ -55,6 +55,7 @@ def finished(tmp_path_factory):
     return folders[0], printed[0], results
 
 
+@pytest.mark.criterion("B1.3")
 def test_help_is_quick_and_names_every_control():
     before = processor_time()
     code, printed, _ = run("--help")
@@ -88,6 +89,7 @@ def test_the_card_of_a_run_has_no_problem_and_holds_no_path(finished):
     assert not any(where in text for where in (str(folder), str(ROOT), sys.prefix, str(Path.home())))
 
 
+@pytest.mark.criterion("A16.3")
 @pytest.mark.slow
 def test_two_runs_with_one_seed_give_the_same_numbers(finished):
     _, _, (first, second) = finished

@@ -80,6 +80,7 @@ def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best()
     assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
 
 
+@pytest.mark.criterion("A10.2")
 def test_tokens_of_white_space_begin_no_answer():
     spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
     assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
@@ -123,6 +124,7 @@ def test_the_score_of_no_answer_is_the_smallest_of_the_windows():
     assert found.null_probabilities["q0"] == pytest.approx(1 / (1 + math.exp(-1.5)))
 
 
+@pytest.mark.criterion("A14.1")
 @pytest.mark.parametrize("threshold, text", [(1.4, ""), (1.5, "Ada"), (math.inf, "Ada"), (-math.inf, "")])
 def test_the_threshold_is_what_the_odds_must_exceed(threshold, text):
     found = null_answer(threshold)
@@ -134,6 +136,7 @@ def test_without_null_its_score_is_not_read():
     assert found.predictions == {"q0": "Ada"} and "" not in [entry["text"] for entry in found.nbest["q0"]]
 
 
+@pytest.mark.criterion("A14.1")
 @pytest.mark.parametrize("with_null", [False, True])
 def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
     """All of the n best were "no answer" in google-research/bert#476, which crashed."""

@@ -97,6 +97,7 @@ def test_help_shows_the_first_paragraph_and_every_flag(capsys):
 # ------- flags that are gone
 
 
+@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize("name", REMOVED)
 def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     if f"--{name}" in known_flags():
@@ -108,6 +109,7 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
 
 
+@pytest.mark.criterion("B1.2")
 def test_all_flags_that_are_gone_are_named_at_once(tmp_path):
     with pytest.raises(ValueError, match=r"--eval_strategy; .*--use_cpu"):
         parsed(flags(tmp_path, "--evaluation_strategy", "epoch", "--no-cuda"))

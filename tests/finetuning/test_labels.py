@@ -31,6 +31,7 @@ def found(*cells, trained=True, **more):
 # ------- by hand
 
 
+@pytest.mark.criterion("B3.2")
 @pytest.mark.parametrize(
     ("cells", "kind", "names"),
     [
@@ -98,6 +99,7 @@ def test_what_logits_say():
     assert Labels(REGRESSION).shown(np.array([1.5])) == [1.5]
 
 
+@pytest.mark.criterion("B3.4")
 def test_fields_of_a_configuration():
     assert Labels(SINGLE, ("a", "b"), order=(1, 0)).config_fields() == dict(
         num_labels=2, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1}, problem_type=SINGLE
@@ -167,6 +169,7 @@ def test_names_of_a_data_set_are_those_of_its_features():
     assert label_cells(rows, "plain") == (["x", "y"], None)
 
 
+@pytest.mark.criterion("B3.2")
 @pytest.mark.parametrize("nothing", [[-1, -1], [None, None], ["", ""], ["-1", "-1"], [-1.0, None]])
 def test_a_test_set_may_have_no_labels(nothing):
     assert found(*nothing, trained=False) is None
@@ -225,6 +228,7 @@ def test_what_goes_to_the_model_comes_back():
 # ------- errors
 
 
+@pytest.mark.criterion("B3.5")
 @pytest.mark.parametrize(
     ("labels", "cells", "message"),
     [
@@ -316,6 +320,7 @@ def test_logits_that_are_not_finite_are_no_answer(kind, wrong):
         labels.predicted(logits)
 
 
+@pytest.mark.criterion("B3.5")
 def test_a_label_that_the_checkpoint_does_not_know_cannot_be_evaluated():
     labels = found("pos", "mixed", trained=False)
     with pytest.raises(ValueError, match="--train_file has the label 'mixed'; the checkpoint has neg, pos"):

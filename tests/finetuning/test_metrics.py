@@ -41,6 +41,7 @@ def test_accuracy_takes_names_arrays_and_tensors():
     assert accuracy(np.array([True, False]), [1, 0]) == 1.0
 
 
+@pytest.mark.criterion("B2.2")
 def test_f1_is_of_label_1():
     # 2 hits, 3 predicted, 4 right: P = 2/3, R = 1/2, F1 = 4/7. Of label 0 it would be 2 * 1 / (3 + 2).
     assert f1([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]) == pytest.approx(4 / 7)
@@ -56,6 +57,7 @@ def test_micro_f1_counts_pairs():
     assert micro_f1([[1, 0, 1], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]]) == pytest.approx(2 * 2 / (3 + 4))
 
 
+@pytest.mark.criterion("B2.2")
 def test_matthews_correlation_of_two_labels():
     # tp 2, tn 1, fp 1, fn 1: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2) = 1/6.
     assert matthews_correlation([1, 1, 1, 0, 0], [1, 1, 0, 0, 1]) == pytest.approx(1 / 6)
@@ -70,6 +72,7 @@ def test_matthews_correlation_does_not_overflow():
     assert matthews_correlation(1 - references, references) == -1.0
 
 
+@pytest.mark.criterion("B2.2")
 def test_pearson_and_spearman_by_hand():
     # Centred: (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
     assert pearson([1, 2, 3], [0, 1, 5]) == pytest.approx(5 / math.sqrt(28))
@@ -83,6 +86,7 @@ def test_pearson_of_huge_and_tiny_numbers():
     assert pearson(numbers * 1e307, numbers * 1e-307) == pytest.approx(1.0)
 
 
+@pytest.mark.criterion("A15.4")
 def test_grouped_accuracy_reports_each_group_and_all():
     groups = ["middle", "high", "middle", None, "high", "high"]
     found = grouped_accuracy([0, 1, 2, 3, 0, 1], [0, 1, 0, 3, 1, 2], groups)
@@ -173,6 +177,7 @@ def test_correlations_equal_scipy_with_and_without_ties(count):
 # ------- constant predictions
 
 
+@pytest.mark.criterion("B2.2")
 def test_a_constant_gives_zero_and_valid_json():
     """scipy's NaN would be no JSON."""
     constant = [0.1] * 7
@@ -255,6 +260,7 @@ def test_compute_names_what_there_is():
         compute("combined_score", [1], [1])
 
 
+@pytest.mark.criterion("B2.1")
 def test_metrics_need_neither_evaluate_nor_scikit_learn_nor_scipy():
     code = """
 import sys

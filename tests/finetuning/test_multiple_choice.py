@@ -208,6 +208,7 @@ def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
     assert rows[0]["length"] == max(map(len, rows[0]["input_ids"]))
 
 
+@pytest.mark.criterion("A15.2")
 def test_the_context_alone_is_cut(tokenizer):
     long = question(context=WORDS, choices=3)
     pair = tokenizer("", long["choices"][0])["input_ids"]
@@ -259,6 +260,7 @@ def test_answers_without_names_are_the_numbers_of_choices(tokenizer, tmp_path):
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
 
 
+@pytest.mark.criterion("B4.2")
 def test_a_test_set_without_labels_has_answers_but_no_metrics(tokenizer):
     test = task_of([question(label=None), question(3)], split="test").encode(tokenizer, None).test[""]
     assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
@@ -303,6 +305,7 @@ def losses_and_gradients(model, loss):
     return loss.item(), gradients
 
 
+@pytest.mark.criterion("A15.3")
 @pytest.mark.parametrize("family", MODELS)
 def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, build, tokenizer):
     """The loss of a batch of 2, 3 and 4 choices is the mean of what the model's own loss is for each row alone."""
@@ -341,6 +344,7 @@ def test_what_stands_in_the_place_of_missing_choices_does_not_matter(family, bui
     assert all(torch.allclose(changed[name], gradient, atol=1e-7) for name, gradient in gradients.items())
 
 
+@pytest.mark.criterion("A15.3")
 @pytest.mark.parametrize("family", MODELS)
 def test_any_model_is_evaluated_on_rows_of_different_lengths(family, build, tokenizer, tmp_path):
     """Batches of 2 and then of 4 choices: in the order of the rows, equal to one row at a time."""
@@ -582,6 +586,7 @@ def test_an_unknown_task_and_no_data_are_refused():
         read_multiple_choice(MultipleChoiceArguments())
 
 
+@pytest.mark.criterion("A15.2")
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(number, tokenizer):
     long = question(id="high7.txt-2", choices=3)

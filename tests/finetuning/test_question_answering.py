@@ -212,6 +212,7 @@ def test_padding_to_the_maximum_changes_no_answer():
     assert short[0]["start_positions"][:] == long[0]["start_positions"][:]
 
 
+@pytest.mark.criterion("A14.1")
 def test_answers_that_no_window_holds_are_counted(warned):
     rows, _ = encode_windows(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
@@ -306,6 +307,7 @@ def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
     assert measured.metrics(gold_logits(measured.rows), None)["exact_match"] == 100.0
 
 
+@pytest.mark.criterion("A10.2", "A14.1")
 def test_spaces_that_belong_to_tokens_are_in_no_answer():
     """Offsets of SentencePiece tokens begin with the space before a word (transformers#14418)."""
     tokenizer = train_unigram(["ab cd"] * 5, vocab_size=20, show_progress=False)
@@ -378,6 +380,7 @@ def test_numbers_may_be_ids(tmp_path):
     assert data(train_file=[write_lines(tmp_path / "a.jsonl", one(name=7))]).sets["train"].ids == ["7"]
 
 
+@pytest.mark.criterion("B4.2")
 @pytest.mark.parametrize("form", ["no column", "null", "empty", "nested"])
 def test_test_sets_need_no_answers(form, tmp_path):
     row = one(answers=())
@@ -455,6 +458,7 @@ def test_a_task_name_says_what_files_are(tmp_path):
 # ------- evaluation
 
 
+@pytest.mark.criterion("A14.2")
 def test_one_set_of_version_2_by_hand(tmp_path):
     """Three questions: one is right, one has an answer that the model does not give, one has none but gets one."""
     rows = [one(), one(name="n2"), one(name="n3", answers=())]
@@ -480,6 +484,7 @@ def test_one_set_of_version_2_by_hand(tmp_path):
     assert again.evaluation[""].metrics((start, end), None)["f1"] == metrics["best_f1"]
 
 
+@pytest.mark.criterion("A14.3")
 def test_limits_of_answers_come_from_the_flags(tmp_path):
     flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", one())], n_best_size=3, max_answer_length=1)
     measured = data(**flags).encode(words(), BertConfig()).evaluation[""]
@@ -616,6 +621,7 @@ def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
         read.encode(words(), BertConfig())
 
 
+@pytest.mark.criterion("A14.1")
 @pytest.mark.parametrize("change, message", [
     (dict(context=None), r"row 2 of --train_file .* None in the column 'context', expected text"),
     (dict(question=5), "'question'"),

@@ -57,6 +57,7 @@ def test_normalise_answer(text, normal):
     assert normalise_answer(text) == normal
 
 
+@pytest.mark.criterion("A14.2")
 @pytest.mark.parametrize(
     ("prediction", "reference", "exact", "overlap"),
     [
@@ -90,6 +91,7 @@ def test_one_answer_by_hand(prediction, reference, exact, overlap):
 # ------- SQuAD 1.1
 
 
+@pytest.mark.criterion("B2.2")
 def test_v1_takes_the_best_reference_for_each_measure():
     # Exact: "Denver" is the second one. F1 of b: against "x y" 2/3, against "x z w" 1/2.
     found = squad_v1({"a": "Denver", "b": "x"}, {"a": ["Denver Broncos", "Denver"], "b": ["x y", "x z w"]})
@@ -121,6 +123,7 @@ REFERENCES = {"right": ["x"], "half": ["x y"], "null": [], "void": []}
 PREDICTIONS = {"right": "x", "half": "x", "null": "", "void": "x"}
 
 
+@pytest.mark.criterion("A14.2")
 def test_v2_reports_questions_with_and_without_an_answer_apart():
     # right: 1, 1. half: 0, 2/3. null: 1, 1. void: 0, 0.
     assert squad_v2(PREDICTIONS, REFERENCES) == {
@@ -165,6 +168,7 @@ def test_v2_takes_what_is_above_the_threshold_for_no_answer(threshold, exact):
     assert squad_v2(PREDICTIONS, REFERENCES, probabilities, threshold)["exact"] == exact
 
 
+@pytest.mark.criterion("A14.3")
 def test_v2_finds_the_best_thresholds():
     # Nothing kept: 2 of 4. From 0.2 right: 3. From 0.5 half: exact 3, f1 3 2/3. From 0.6 void: one less. 0.9 null: the same.
     probabilities = {"right": 0.2, "half": 0.5, "null": 0.9, "void": 0.6}
@@ -292,6 +296,7 @@ def test_v2_refuses_wrong_probabilities():
         squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1}, math.nan)
 
 
+@pytest.mark.criterion("A14.1")
 def test_by_id_takes_a_repeated_row_once_and_refuses_another_one():
     assert by_id([("a", "x"), ("b", "y"), ("a", "x")], "predictions") == {"a": "x", "b": "y"}
     with pytest.raises(ValueError, match="predictions hold two different entries for id 'a': 'x' and 'y'"):

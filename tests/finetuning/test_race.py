@@ -84,6 +84,7 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
     assert race_level(name) == expected
 
 
+@pytest.mark.criterion("B2.2")
 def test_race_rows_by_hand():
     examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
     assert race_rows(examples, what="here") == [
@@ -124,6 +125,7 @@ def test_rows_need_no_example_id():
 # ------- files and folders
 
 
+@pytest.mark.criterion("A15.1")
 def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
     write_raw(tmp_path / "dev" / "high", "9.txt", id="high9.txt")
@@ -135,6 +137,7 @@ def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     assert read["answer"] == ["A", "B", "A", "B", None, None]
 
 
+@pytest.mark.criterion("A15.1")
 def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
     write_raw(tmp_path / "middle", "1.txt", id="1")
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
@@ -148,6 +151,7 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     assert data.dataset == "middle, high.jsonl"
 
 
+@pytest.mark.criterion("A15.1")
 def test_csv_files_hold_their_options_as_json(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")

@@ -94,6 +94,7 @@ def finished(run_glue, material, tmp_path_factory):
 # ------- what a run leaves
 
 
+@pytest.mark.criterion("B4.2")
 def test_a_task_is_learned_and_its_test_file_is_what_the_server_takes(finished):
     folder, metrics = finished
     assert metrics["eval_accuracy"] == 1.0 and metrics["predict_samples"] == 9

@@ -82,6 +82,7 @@ def run(script, model, folder, *flags, **values):
     return script.main([str(part) for pair in pairs for part in pair] + [*flags])
 
 
+@pytest.mark.criterion("A15.4")
 def test_a_whole_run_measures_the_schools_apart_and_leaves_answers(run_race, model, tmp_path):
     middle, high = (write_race(tmp_path / f"{level}.jsonl", level, count) for level, count in (("middle", 8), ("high", 4)))
     test = write_race(tmp_path / "test.jsonl", "high", 4, answers=False)

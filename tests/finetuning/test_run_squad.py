@@ -124,6 +124,7 @@ def test_200_questions_of_squad_are_learned_by_heart(script, tmp_path):
 # ------- what a run leaves
 
 
+@pytest.mark.criterion("B4.1")
 def test_a_run_on_questions_with_and_without_answers(script, model, tmp_path):
     train = write(tmp_path / "train.jsonl", made_rows(12, unanswerable=True))
     rows = made_rows(9, seed=1, unanswerable=True)

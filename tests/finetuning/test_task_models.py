@@ -56,6 +56,7 @@ def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     assert type(model.config).__name__ == type(CONFIGS[family]()).__name__ and model.config.id2label == {0: "bad", 1: "good"}
 
 
+@pytest.mark.criterion("A5.1")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp_path):
     folder = tmp_path / "half"
@@ -66,6 +67,7 @@ def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp
     assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
 
 
+@pytest.mark.criterion("A5.2")
 def test_parameters_may_be_bfloat16_but_not_float16(folder_of, tmp_path, caplog):
     run(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=1, dtype="bfloat16")
     assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.bfloat16}
@@ -75,6 +77,7 @@ def test_parameters_may_be_bfloat16_but_not_float16(folder_of, tmp_path, caplog)
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.criterion("A10.3")
 def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
     """Published models have 128100 rows for 128000 tokens: a table that is cut to the tokenizer is no longer theirs."""
     tokens = len(toy_tokenizer())
@@ -105,6 +108,7 @@ def test_official_checkpoints_are_read_as_this_packages_model(folder_of, tmp_pat
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.criterion("B8")
 def test_fields_of_the_configuration_can_be_replaced(folder_of, tmp_path):
     overrides = "hidden_dropout_prob=0.0,num_hidden_layers=1"
     run(folder_of("bert"), tmp_path / "run", "--do_train", "--from_scratch", max_steps=1, config_overrides=overrides)
@@ -136,6 +140,7 @@ def test_the_adversarial_loss_is_trained_and_logged(folder_of, tmp_path):
 # ------- LoRA
 
 
+@pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize(
     ("family", "adapted", "head"),
     [
@@ -176,6 +181,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     assert f'base = "{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.criterion("B8")
 def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
     pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--lora", "--lora_target_modules", "key_proj", lora_r=2)
@@ -302,6 +308,7 @@ def test_models_that_are_not_there_are_named(tmp_path):
         fine_tuning.run(ToyData, data_args, model_args, args, given)
 
 
+@pytest.mark.criterion("A5.3")
 @pytest.mark.parametrize("family", ["bert", "v2"])
 def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp_path):
     big = finish(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))

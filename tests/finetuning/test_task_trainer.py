@@ -100,6 +100,7 @@ def config_of(tiny_config, stock_config):
 # ------- the loss
 
 
+@pytest.mark.criterion("A4.3")
 @exact_accumulation
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("family", ["ours", "v2", "bert"])
@@ -253,6 +254,7 @@ def test_weight_zero_of_the_adversarial_loss_is_plain_training(tmp_path):
 # ------- what stops
 
 
+@pytest.mark.criterion("B7.3")
 def test_a_loss_that_is_not_finite_stops_at_once_and_says_why(tmp_path):
     model = get_model("sequence", bert())
     with torch.no_grad():
@@ -263,6 +265,7 @@ def test_a_loss_that_is_not_finite_stops_at_once_and_says_why(tmp_path):
     assert ours.state.global_step == 0
 
 
+@pytest.mark.criterion("A14.4")
 def test_a_learning_rate_that_diverges_is_named(tmp_path):
     ours = trainer(tmp_path, get_model("sequence", bert()), encoded(), max_steps=20, learning_rate=1e30, max_grad_norm=0)
     with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high for 2 layers.*not clipped") as error:

@@ -263,6 +263,7 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
 
 
+@pytest.mark.criterion("B4.2")
 def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, wordpiece):
     rows = [{"tokens": row["tokens"]} for row in ROWS]
     for name, missing in (("a", rows), ("b", [row | {"ner_tags": []} for row in rows])):
@@ -299,6 +300,7 @@ def test_pad_to_max_length(tmp_path, wordpiece):
 # ------- byte-level tokenizers
 
 
+@pytest.mark.criterion("A10.5")
 def test_words_are_read_as_within_a_text(tmp_path):
     """Without its space a word would be read as the end of another."""
     tokenizer = byte_level()

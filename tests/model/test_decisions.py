@@ -55,12 +55,14 @@ def logits_of(model, inputs, name, size=50):
         return torch.cat([model(**dict(zip(inputs, part, strict=True))).logits for part in parts]).double()
 
 
+@pytest.mark.criterion("P7")
 @pytest.mark.parametrize("name", BACKENDS)
 def test_no_decision_changes_with_the_backend(name, trained):
     model, inputs, exact = trained
     assert torch.equal(logits_of(copy.deepcopy(model), inputs, name).argmax(-1), exact.argmax(-1))
 
 
+@pytest.mark.criterion("P7")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_decisions_in_half_precision_change_only_where_two_labels_are_level(name, dtype, trained):

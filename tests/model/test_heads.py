@@ -69,6 +69,7 @@ def test_rtd_loss_counts_real_tokens_that_have_a_label(tiny_config, batch):
     assert torch.allclose(halved.loss, expected / 2)
 
 
+@pytest.mark.criterion("A17.1")
 @pytest.mark.parametrize(
     ("num_labels", "labels", "problem_type"),
     [
@@ -100,6 +101,7 @@ def test_sequence_classification_takes_every_label_shape(num_labels, labels, pro
     out.loss.backward()
 
 
+@pytest.mark.criterion("A17.1")
 @pytest.mark.parametrize("labels", [torch.tensor([[1.0], [0.25]]), torch.tensor([1.0, 0.0]), torch.tensor([1, 0])])
 def test_one_label_may_be_a_yes_or_no(labels, tiny_config, batch):
     """Rerankers and reward models: one score, trained by binary cross-entropy."""
@@ -150,6 +152,7 @@ def test_multiple_choice_scores_each_choice_by_itself(tiny_config, batch):
     assert torch.allclose(out.loss, functional.cross_entropy(out.logits, torch.tensor([2, 0])))
 
 
+@pytest.mark.criterion("A2.3")
 @pytest.mark.parametrize("head", HEADS)
 def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
     model = head(tiny_config()).eval()

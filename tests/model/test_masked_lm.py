@@ -48,6 +48,7 @@ def official_emd(model, ids, mask):
     return x @ deberta.embeddings.word_embeddings.weight.T + head.bias
 
 
+@pytest.mark.criterion("A2.2", "P1")
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_emd_equals_the_official_algorithm(kind, tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtForMaskedLM(tiny_config(kind)))
@@ -71,6 +72,7 @@ def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, ba
     assert relative_error("EMD as BERT's decoder", got, plain, mask.bool()) < 1e-5
 
 
+@pytest.mark.criterion("A2.2")
 def test_decoder_feeds_each_pass_with_the_last_one():
     seen = []
 
@@ -85,6 +87,7 @@ def test_decoder_feeds_each_pass_with_the_last_one():
     assert float(EnhancedMaskDecoder(1, "hidden")(H, None, layer)[0, 0, 0]) == 11
 
 
+@pytest.mark.criterion("A11.1")
 @pytest.mark.parametrize("overrides", [{}, dict(position_biased_input=True)], ids=["EMD", "biased input"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_sample_alone_equals_itself_in_a_padded_batch(overrides, side, tiny_config, shake, batch, relative_error):
@@ -124,6 +127,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
+@pytest.mark.criterion("A2.5")
 @pytest.mark.parametrize("mask_shape", ["BN", "BNN"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_masked_only_equals_the_full_computation_with_every_gradient(name, mask_shape, tiny_config, shake, batch):
@@ -162,6 +166,7 @@ def test_last_layer_is_skipped_unless_its_output_is_asked_for(tiny_config, batch
     assert len(out.hidden_states) == 4 and len(with_attentions.attentions) == 3 and with_attentions.hidden_states is None
 
 
+@pytest.mark.criterion("A2.5")
 def test_masked_only_holds_no_tensor_of_the_full_vocabulary_size(tiny_config, batch):
     """Nothing that the forward pass makes, kept for backward or not, has B·N·V elements."""
     model = DebertaExtForMaskedLM(tiny_config(vocab_size=5000, masked_only=True))
@@ -208,6 +213,7 @@ def test_every_parameter_of_the_masked_lm_is_trained(tiny_config, batch):
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.requires_grad] == []
 
 
+@pytest.mark.criterion("A12.2")
 def test_too_long_an_input_names_the_limit_and_the_way_out(tiny_config, batch):
     model = DebertaExtForMaskedLM(tiny_config()).eval()
     ids, _ = batch(1, 70)
@@ -217,6 +223,7 @@ def test_too_long_an_input_names_the_limit_and_the_way_out(tiny_config, batch):
     assert model(ids).logits.shape == (1, 70, 64)
 
 
+@pytest.mark.criterion("A2.3", "P.b")
 def test_decoder_is_tied_before_and_after_save_load_and_resize(tiny_config, tmp_path, batch, shake):
     model = shake(DebertaExtForMaskedLM(tiny_config()))
     ids, _ = batch(1, 9)
@@ -241,6 +248,7 @@ def test_decoder_is_tied_before_and_after_save_load_and_resize(tiny_config, tmp_
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.criterion("A2.4")
 def test_fill_mask_pipeline_returns_a_memorised_sentence(tiny_config, tmp_path):
     words = "the cat sat on a mat while dogs slept".split()
     vocabulary = {w: i for i, w in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words, "[MASK]"])}

@@ -30,6 +30,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
+@pytest.mark.criterion("A9.3")
 def test_nothing_is_compiled_by_torch_script():
     """Deprecated, and broken from Python 3.14 on; whether somebody else traces may be asked."""
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -37,6 +38,7 @@ def test_nothing_is_compiled_by_torch_script():
         assert {name for pair in used for name in pair if name} <= {"is_tracing"}, file
 
 
+@pytest.mark.criterion("A21.2")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head", PLAIN)
 def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
@@ -47,6 +49,7 @@ def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
     assert gradients and all(x.is_meta for x in (*tensors.values(), *gradients.values()))
 
 
+@pytest.mark.criterion("A21.2")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head", PLAIN)
 def test_nothing_is_computed_in_float64(head, name, tiny_config):
@@ -64,6 +67,7 @@ def test_nothing_is_computed_in_float64(head, name, tiny_config):
     assert [function for function, dtype in watch.seen if dtype in (torch.float64, torch.complex128)] == []
 
 
+@pytest.mark.criterion("P.j")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):

@@ -160,6 +160,7 @@ def test_a_foreign_file_of_the_same_name_is_refused_and_the_folder_left_as_it_wa
 # ------- loading with the package
 
 
+@pytest.mark.criterion("A7.1")
 @pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
 @pytest.mark.parametrize("auto", HEADS)
 def test_auto_classes_give_the_installed_classes(auto, trust, tmp_path):
@@ -176,6 +177,7 @@ def test_auto_classes_build_the_installed_classes_from_a_configuration(auto):
     assert type(getattr(transformers, auto).from_config(DebertaExtConfig(**TINY))) is HEADS[auto]
 
 
+@pytest.mark.criterion("P.b")
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded_models_are_equal(kind, tmp_path):
     auto, fields, save = KINDS[kind]
@@ -333,6 +335,7 @@ def remote(tmp_path_factory):
     }
 
 
+@pytest.mark.criterion("A7.1", "A17.2", "P.a")
 @pytest.mark.parametrize("generation", ["first", "second"])
 @pytest.mark.parametrize("kind", [*KINDS, "hub"])
 def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generation, remote):
@@ -353,6 +356,7 @@ def test_the_encoder_of_a_discriminator_loads_without_the_package(generation, re
     assert_equal(result["answers"], answers(model, as_tensors(tiny_inputs("AutoModel"))))
 
 
+@pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])
 def test_a_model_saved_without_the_package_brings_the_same_files(kind, remote):
     again = remote["folder"] / f"{kind}_2"
@@ -402,6 +406,7 @@ def test_a_configuration_loads_without_the_package(name, generation, remote):
     assert result["config"] == remote["models"]["config"].config.to_dict() | own
 
 
+@pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_saved_without_the_package_still_builds_a_model(name, remote):
     """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""

@@ -12,6 +12,7 @@ OF_TOKENS = {
 }  # fmt: skip
 
 
+@pytest.mark.criterion("A11.1")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", [*OF_SAMPLES, *OF_TOKENS])
 def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_config, shake):
@@ -42,6 +43,7 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
                     assert (there - alone).norm() < 8 * torch.finfo(low or dtype).eps * alone.norm(), (name, row)
 
 
+@pytest.mark.criterion("A16.3")
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_gives_one_result_with_dropout_and_under_deterministic_algorithms(name, head, tiny_config, shake):

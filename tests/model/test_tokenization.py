@@ -223,6 +223,7 @@ def test_spm_special_ids_are_those_of_the_pieces_with_mask_appended(spm):
     assert len(tokenizer) == 1501
 
 
+@pytest.mark.criterion("B9.2")
 def test_spm_without_special_pieces_gets_them_in_the_official_order(spm):
     tokenizer = tokenizer_from_spm(spm("generic"))
     ids = tokenizer.convert_tokens_to_ids(["[UNK]", "<s>", "</s>", "[MASK]", "[SEP]", "[PAD]", "[CLS]"])
@@ -237,6 +238,7 @@ def test_v1_special_ids_are_those_of_the_vocabulary(v1_files):
     assert len(tokenizer) == tokenizer.vocab_size == 600
 
 
+@pytest.mark.criterion("A5.4")
 @pytest.mark.parametrize("kind", ["spm", "v1"])
 def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     tokenizer = tokenizer_from_spm(spm("microsoft")) if kind == "spm" else load_tokenizer(v1_files)
@@ -255,6 +257,7 @@ def test_v1_mask_eats_the_space_before_it(v1_files):
     assert pieces(tokenizer, "the[MASK]") == ["the", "[MASK]"]
 
 
+@pytest.mark.criterion("A10.5")
 def test_v1_add_prefix_space_reads_words_that_are_already_split(v1_files):
     tokenizer = load_tokenizer(v1_files, add_prefix_space=True)
     assert pieces(tokenizer, "the") == ["Ġthe"]
@@ -277,6 +280,7 @@ def test_decode_gives_the_text_back(spm, v1_files):
 # Invariants
 
 
+@pytest.mark.criterion("A10.2")
 @pytest.mark.parametrize("name", ["microsoft", "bytes"])
 def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
     tokenizer = tokenizer_from_spm(spm(name))
@@ -551,6 +555,7 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
 # Errors
 
 
+@pytest.mark.criterion("A10.3")
 def test_check_tokenizer_accepts_more_rows_than_tokens(spm):
     tokenizer = tokenizer_from_spm(spm("microsoft"))
     config = SimpleNamespace(vocab_size=1600, pad_token_id=0)
@@ -560,6 +565,7 @@ def test_check_tokenizer_accepts_more_rows_than_tokens(spm):
     check_tokenizer(tokenizer, SimpleNamespace(vocab_size=1501, pad_token_id=None))
 
 
+@pytest.mark.criterion("A5.3")
 @pytest.mark.parametrize(
     "template",
     [("$A", "$A $B"), ("[CLS] $A", "[CLS] $A $B"), ("$A [SEP]", "$A [SEP] $B [SEP]")],
@@ -578,6 +584,7 @@ def test_check_tokenizer_reports_unset_cls(spm):
         check_tokenizer(tokenizer)
 
 
+@pytest.mark.criterion("A5.3")
 def test_check_tokenizer_reports_a_wrong_pair_layout(spm):
     pair = "[CLS] $A [SEP] [SEP] $B [SEP]"
     tokenizer = with_template(tokenizer_from_spm(spm("microsoft")), "[CLS] $A [SEP]", pair)
@@ -585,12 +592,14 @@ def test_check_tokenizer_reports_a_wrong_pair_layout(spm):
         check_tokenizer(tokenizer)
 
 
+@pytest.mark.criterion("A5.3")
 def test_check_tokenizer_reports_wrong_types(spm):
     tokenizer = with_template(tokenizer_from_spm(spm("microsoft")), "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
     with pytest.raises(ValueError, match=r"must have the types \[0, .*1\], got \[0, 0"):
         check_tokenizer(tokenizer)
 
 
+@pytest.mark.criterion("A10.4")
 @pytest.mark.parametrize("name", ["pad", "mask"])
 def test_check_tokenizer_reports_a_missing_pad_or_mask_token(name, spm):
     tokenizer = tokenizer_from_spm(spm("microsoft"))
@@ -611,6 +620,7 @@ def test_check_tokenizer_reports_another_pad_id(spm):
         check_tokenizer(tokenizer_from_spm(spm("generic")), SimpleNamespace(vocab_size=1600, pad_token_id=0))
 
 
+@pytest.mark.criterion("A10.1")
 def test_load_tokenizer_says_what_it_looked_for(tmp_path):
     with pytest.raises(OSError, match=r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"):
         load_tokenizer(tmp_path)
@@ -654,6 +664,7 @@ def test_tokenizer_from_spm_refuses_other_files(spm, tmp_path):
         tokenizer_from_spm(spm("bpe"))
 
 
+@pytest.mark.criterion("A10.1")
 def test_tokenizer_from_spm_names_the_packages_that_it_needs(spm, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match="pip install sentencepiece protobuf"):

@@ -24,6 +24,7 @@ def checkpointed(model, use_reentrant):
     getattr(model, name or "gradient_checkpointing_enable")({"use_reentrant": use_reentrant})
 
 
+@pytest.mark.criterion("A8.1")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, use_reentrant, tiny_config, batch):
@@ -85,6 +86,7 @@ def train(model, rows, folder, **arguments):
     return record.logs
 
 
+@pytest.mark.criterion("A4.1")
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.6"),
     reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",

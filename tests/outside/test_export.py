@@ -73,6 +73,7 @@ def labels(head, ids):
 # ------- torch.compile
 
 
+@pytest.mark.criterion("A9.2")
 @pytest.mark.parametrize("given", ["mask", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no mask", "labels"))])
 @pytest.mark.parametrize("head", FIRST)
 def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, given, build, inputs):
@@ -104,6 +105,7 @@ def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, g
     torch._dynamo.reset()
 
 
+@pytest.mark.criterion("A9.2")
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_compile_of_other_families_has_no_graph_break(kind, build, inputs):
     model = build(DebertaExtForMaskedLM, kind)
@@ -120,6 +122,7 @@ def test_compile_of_other_families_has_no_graph_break(kind, build, inputs):
 # ------- torch.export
 
 
+@pytest.mark.criterion("A9.1")
 @pytest.mark.parametrize("kind", ["v2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("v1", "v3"))])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_program_equals_its_model_at_shapes_that_were_not_traced(head, kind, build, inputs):
@@ -201,6 +204,7 @@ def test_a_model_is_after_a_failed_export_as_it_was(build, monkeypatch):
     assert model.unpadding is None and model.config._attn_implementation is None
 
 
+@pytest.mark.criterion("A9.1")
 @pytest.mark.parametrize("name", [None, "eager", "sdpa"])
 def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
     """Without `export_program`; it stopped at heads that read the [CLS] state, and chose a form that ONNX cannot have."""
@@ -258,6 +262,7 @@ def test_what_has_no_program_is_refused(build, tiny_config):
 # ------- int8 in torch
 
 
+@pytest.mark.criterion("A21.1")
 @pytest.mark.parametrize("name", [None, "eager", "sdpa", "blocked"])
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_linear_layers_quantised_by_torch_run_on_every_backend(kind, name, build, inputs):

@@ -256,6 +256,7 @@ def need(results, package):
     return results[package]
 
 
+@pytest.mark.criterion("A17.2")
 def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
     scores = need(results, "sentence_transformers")
     for index, pair in enumerate(worker.PAIRS):
@@ -311,6 +312,7 @@ def test_sentence_transformer_saves_the_code_of_the_model(sentence_encoder, fold
 # ------- peft
 
 
+@pytest.mark.criterion("A18.2")
 def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adapted):
     logits = need(results, "peft")
     assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
@@ -320,6 +322,7 @@ def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adap
 # ------- stock deberta-v2
 
 
+@pytest.mark.criterion("A17.4")
 def test_a_stock_folder_goes_through_transformers_and_back(folder, originals, tmp_path):
     """Written as deberta-v2, loaded and saved by transformers' own class, its pipeline, and read here again."""
     save_as_deberta_v2(originals["classifier"], tmp_path / "stock")

@@ -144,6 +144,7 @@ def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
 # ------- dynamic and static masks
 
 
+@pytest.mark.criterion("A19.5")
 def test_dynamic_masks_differ_between_epochs_and_examples_and_recur_for_the_same_seed(collator):
     same = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 8
     seen = [tuple(labels) for epoch in range(4) for _, labels in masks(collator(), same, epoch)]
@@ -159,6 +160,7 @@ def test_static_masks_recur_every_duplicates_epochs_and_differ_within(collator, 
     assert len({tuple(labels) for _, labels in epochs}) == duplicates
 
 
+@pytest.mark.criterion("P11")
 def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
     examples = [numbered(row, i, 1) for i, row in enumerate(rows())]
     together, collate = unpadded(collator()(examples)), collator()
@@ -166,6 +168,7 @@ def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
     assert together[::-1] == unpadded(collate(examples[::-1]))
 
 
+@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_workers_and_order_do_not_change_the_masks(collator, workers, shuffled):
@@ -181,6 +184,7 @@ def test_workers_and_order_do_not_change_the_masks(collator, workers, shuffled):
         assert seen == sorted(masks(collator(), examples, epoch))
 
 
+@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_workers_do_not_change_the_examples_and_masks_of_a_stream(collator, workers):
     datasets = pytest.importorskip("datasets")

@@ -92,12 +92,14 @@ def unit_list(tokenizer, text, whole_words=True):
     return units(ids, MaskingVocabulary.from_tokenizer(tokenizer), whole_words).tolist()
 
 
+@pytest.mark.criterion("A19.1")
 def test_byte_level_words_start_at_spaces_punctuation_and_line_breaks(tokenizers):
     text = "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]"
     expected = [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1]
     assert unit_list(tokenizers["Ġ"], text) == expected
 
 
+@pytest.mark.criterion("A19.1")
 def test_sentence_piece_words_start_at_the_marker_and_at_punctuation(tokenizers):
     text = "[CLS] ▁The re ▁ 国 a 、 国 ▁( a ) [MASK] <0x41> ▁% 国 <0x41> ' t [SEP]"
     expected = [-1, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, -1, 5, 6, 6, 6, 7, 7, -1]
@@ -142,6 +144,7 @@ def test_the_vocabulary_survives_pickling(vocabulary):
     assert (copy.mask_id, copy.pad_id) == (vocabulary.mask_id, vocabulary.pad_id)
 
 
+@pytest.mark.criterion("P11")
 def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary):
     ids = torch.tensor([1, *range(10, 30), 2])
     options = MaskingOptions(rate=0.3, mask_share=0.0, random_share=0.0)
@@ -152,6 +155,7 @@ def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary)
     assert labels[0] == labels[-1] == -100
 
 
+@pytest.mark.criterion("A19.5")
 def test_masks_are_a_function_of_the_generator(large_vocabulary):
     ids = torch.randint(10, 1000, (200,), generator=generator())
     for unit, policy in [*((unit, "uniform") for unit in UNITS), *OFFICIAL]:
@@ -173,6 +177,7 @@ def test_a_span_that_meets_a_special_token_or_the_end_is_numbered_in_pieces():
 # ------- budgets
 
 
+@pytest.mark.criterion("A19.3")
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
     g = generator()
@@ -257,6 +262,7 @@ def observed_lengths(unit, **options):
     return torch.bincount(lengths)[1:]
 
 
+@pytest.mark.criterion("A19.2")
 @pytest.mark.parametrize("max_ngram", [1, 2, 3, 5])
 def test_an_n_gram_of_n_words_has_a_probability_proportional_to_1_over_n(max_ngram):
     observed = observed_lengths("ngram", max_ngram=max_ngram)
@@ -265,6 +271,7 @@ def test_an_n_gram_of_n_words_has_a_probability_proportional_to_1_over_n(max_ngr
     assert max_ngram == 1 or chisquare(observed, weights / weights.sum() * observed.sum()).pvalue > P_VALUE
 
 
+@pytest.mark.criterion("A19.2", "P14")
 @pytest.mark.parametrize(("p", "longest"), [(0.2, 10), (0.5, 4)])
 def test_lengths_of_spans_are_geometric_clipped_and_renormalised(p, longest):
     observed = observed_lengths("span", span_p=p, max_span=longest)
@@ -286,6 +293,7 @@ def kinds(ids, output, mask_id):
     return torch.where(output == mask_id, 0, torch.where(output != ids, 1, 2))
 
 
+@pytest.mark.criterion("A19.4", "P14")
 @pytest.mark.parametrize(
     ("mask_share", "random_share"), [(0.8, 0.1), (0.8, 0.2), (0.5, 0.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
 )
@@ -346,6 +354,7 @@ def test_tokens_of_words_and_n_grams_are_replaced_one_by_one(large_vocabulary):
 # ------- positions
 
 
+@pytest.mark.criterion("P14", "P.g")
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_position_is_masked_equally_often(unit):
     assert chisquare(coverage(unit)).pvalue > P_VALUE
@@ -368,6 +377,7 @@ def test_places_far_from_each_other_are_masked_independently(unit):
     assert both / N / trials == pytest.approx(0.3**2, rel=0.1)
 
 
+@pytest.mark.criterion("P.g")
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_the_test_tells_the_official_masker_from_the_default(unit):
     options = dict(N=256, trials=500, sizes=(1, 1, 1, 2))
@@ -454,6 +464,7 @@ def test_the_official_masker_takes_whole_words_only_with_n_grams():
 # ------- whole examples
 
 
+@pytest.mark.criterion("A3.3")
 @pytest.mark.parametrize("marker", ["Ġ", "▁", "##"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
@@ -499,6 +510,7 @@ def test_a_wrong_option_is_an_error(options, message):
         MaskingOptions(**options)
 
 
+@pytest.mark.criterion("A10.4")
 def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
     tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
     with pytest.raises(ValueError, match=r"neither byte-level BPE \(Ġ\) nor SentencePiece .*'cat', 'the'"):

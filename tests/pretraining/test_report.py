@@ -51,6 +51,7 @@ def test_table_has_a_row_for_generator_and_discriminator():
     assert lines[3] == "| discriminator, all tokens | 0.2500 |  | 0.9500 | 0.7500 | 0.2500 | 1,000 |"
 
 
+@pytest.mark.criterion("B10.1")
 def test_card_is_valid_and_says_what_was_trained(tmp_path):
     from huggingface_hub import ModelCard
 

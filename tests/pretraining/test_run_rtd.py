@@ -130,6 +130,7 @@ def test_special_tokens_are_never_drawn(finished):
     assert DebertaExtForPreTraining.from_pretrained(finished).config.special_token_ids == sorted(tokenizer.all_special_ids)
 
 
+@pytest.mark.criterion("A3.8")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -158,6 +159,7 @@ def test_flags_work_together(flags, run_rtd, text, tmp_path):
 # ------- starting points
 
 
+@pytest.mark.criterion("A3.9", "B9.3")
 def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, text, tmp_path):
     """At a learning rate of zero the losses are those of the checkpoint; held-out masks and replacements are the same."""
     still = dict(learning_rate=0.0, max_steps=1, save_strategy="no")
@@ -173,6 +175,7 @@ def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, tex
         assert ("| generator's start | joint/generator |" in card) == (name == "parts")
 
 
+@pytest.mark.criterion("A3.9")
 def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path):
     """Microsoft's layout, with more rows than the tokenizer has tokens; learning rate zero."""
     folder = tmp_path / "official"
@@ -246,6 +249,7 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
     assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.criterion("A5.1")
 def test_half_precision_checkpoints_are_trained_in_float32(finished, run_rtd, text, tmp_path):
     """A pair, the discriminator alone, and a joint model."""
     for name, source in (("joint", finished), *((part, finished / part) for part in PARTS)):
@@ -267,6 +271,7 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_rtd, te
 # ------- the same run again
 
 
+@pytest.mark.criterion("A3.4", "A16.1")
 @pytest.mark.slow
 @pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, text, tmp_path):

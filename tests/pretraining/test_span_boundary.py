@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The span boundary objective: which tokens it reads, and what its head computes."""
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -9,6 +10,7 @@ from hf_deberta_ext.pretraining.span_boundary import SpanBoundaryHead, span_boun
 NO = -100
 
 
+@pytest.mark.criterion("P14")
 def test_boundaries_are_the_tokens_beside_each_span():
     labels = torch.tensor([[NO, 7, 8, NO, NO, 9, NO, NO], [NO, NO, NO, 5, 6, 7, NO, NO]])
     is_target, before, after, position = span_boundaries(labels)

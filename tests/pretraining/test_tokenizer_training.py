@@ -121,6 +121,7 @@ def in_parts(text, length=2000):
 # Small cases made by hand
 
 
+@pytest.mark.criterion("B9.2")
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
 def test_special_ids_are_as_published_and_mask_is_last(kind, trained):
     tokenizer = trained(kind)

@@ -202,6 +202,7 @@ PRINTED = {
 # ------- the code of cards
 
 
+@pytest.mark.criterion("B10.2")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_of_every_card_runs_without_the_package(name, folders):
     made, results = folders
@@ -246,6 +247,7 @@ def run_folder(folder, **arguments):
     return folder
 
 
+@pytest.mark.criterion("B10.2")
 def test_a_card_tells_what_the_files_of_a_run_tell(tmp_path):
     folder = run_folder(tmp_path / "run")
     card = ModelCard.load(write_model_card(folder, language="en", license="mit", tags=["reviews"]))
@@ -315,6 +317,7 @@ def test_a_pre_training_says_its_tokens_and_versions(tmp_path):
         assert text in card.text, text
 
 
+@pytest.mark.criterion("B10.2")
 def test_what_is_not_known_is_not_invented(folders):
     card = ModelCard.load(folders[0]["masks"] / "README.md")
     data = card.data

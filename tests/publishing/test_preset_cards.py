@@ -255,6 +255,7 @@ def test_the_backbones_on_the_cards_are_those_of_the_readme():
 # ------- the cards
 
 
+@pytest.mark.criterion("P.a")
 def test_committed_cards_are_those_that_would_be_written(tmp_path):
     written = write_preset_cards(tmp_path)
     assert [path.name for path in written] == [*PRESET_CARDS.values(), "README.md"]
@@ -284,6 +285,7 @@ def test_writing_makes_the_folder_and_leaves_other_files(tmp_path, made_once):
     assert (folder / "mine.txt").read_text(encoding="utf-8") == "mine" and len([*folder.iterdir()]) == 12
 
 
+@pytest.mark.criterion("B10.1")
 @every_preset
 def test_metadata_are_read_back_by_the_hubs_client(preset):
     published = PUBLISHED[preset]
@@ -412,6 +414,7 @@ def test_snippets_compile_and_pin_what_they_load(preset):
     assert not re.search(r"\b[0-9a-f]{40}\b", card_of(preset)), "no commit of the official repositories is known here"
 
 
+@pytest.mark.criterion("P13")
 @every_preset
 def test_commands_are_taken_by_their_programs(preset, monkeypatch, capsys):
     found = {words[1].split("/")[-1]: [] for words in commands(preset)}

@@ -101,6 +101,7 @@ def metadata_and_text(card):
 # ------- what is on the Hub
 
 
+@pytest.mark.criterion("B10.3")
 @pytest.mark.parametrize("auto", HEADS)
 def test_one_commit_holds_weights_configuration_code_tokenizer_and_card(hub, tokenizer, auto, tmp_path):
     model = tiny_model(HEADS[auto])
@@ -412,6 +413,7 @@ def published(tmp_path_factory):
         yield hub, models, other, tokenizer, results | again
 
 
+@pytest.mark.criterion("P.b")
 @pytest.mark.parametrize("auto", HEADS)
 def test_every_head_answers_as_it_did_before_it_was_pushed(published, auto):
     _, models, _, _, results = published

@@ -49,6 +49,7 @@ def code_of(card):
 # ------- several seeds
 
 
+@pytest.mark.criterion("B6")
 def test_seeds_are_summarised_by_mean_and_standard_deviation():
     runs = {3: METRICS, 1: METRICS | dict(eval_accuracy=0.95, predict_accuracy=0.7)}
     summary = summarise_seeds(runs)
@@ -72,6 +73,7 @@ def test_one_seed_has_no_standard_deviation_and_missing_metrics_are_left_out():
 # ------- the card
 
 
+@pytest.mark.criterion("B10.1")
 def test_metadata_and_text_are_read_back(tmp_path):
     card = card_of(tmp_path / ".", figure="curves.png")
     assert card.data.pipeline_tag == "text-classification" and card.data.library_name == "transformers"

@@ -67,6 +67,7 @@ def classifier(tiny_config, shake):
 # ------- by hand
 
 
+@pytest.mark.criterion("A13.2")
 def test_delta_is_added_to_the_normalised_sum_of_the_embeddings(classifier):
     model = classifier()
     inputs = inputs_of((5, 5), labels=torch.tensor([0, 2]))
@@ -86,6 +87,7 @@ def test_delta_is_added_to_the_normalised_sum_of_the_embeddings(classifier):
     assert result.size.item() == pytest.approx(expected.square().mean().sqrt().item())
 
 
+@pytest.mark.criterion("A13.2")
 def test_one_step_is_the_gradient_over_its_norm_and_the_ball_cuts_it(classifier):
     model, inputs = classifier(), inputs_of((6, 6))
     steps = {}
@@ -142,6 +144,7 @@ def sift_divergence(outputs, perturbed, inputs, model):
 # ------- what must hold
 
 
+@pytest.mark.criterion("A13.3")
 @pytest.mark.parametrize("form", ["virtual", "adversarial"])
 def test_the_ascent_changes_the_outputs_more_than_noise_of_the_same_size(classifier, form):
     model = classifier()
@@ -165,6 +168,7 @@ def test_the_official_preset_is_mostly_noise(classifier):
     assert ascended.loss.item() == pytest.approx(noise_alone.loss.item(), rel=1e-3)
 
 
+@pytest.mark.criterion("A13.4")
 def test_dropout_noise_of_the_passes_is_one_and_the_loop_draws_what_it_would_without_sift(classifier):
     model = classifier(train=True, dropout=0.3)
     inputs = inputs_of(labels=torch.tensor([0, 2]))
@@ -184,6 +188,7 @@ def test_dropout_noise_of_the_passes_is_one_and_the_loop_draws_what_it_would_wit
     assert not torch.equal(torch.rand(3), following)
 
 
+@pytest.mark.criterion("A13.3")
 def test_no_parameter_gets_a_gradient_from_the_ascent_and_nothing_is_left_behind(classifier):
     model = classifier(train=True, dropout=0.1)
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -293,6 +298,7 @@ def heads(kind, config):
     return AutoModelForMultipleChoice, {}, dict(labels=torch.tensor([1]))
 
 
+@pytest.mark.criterion("A13.6")
 @pytest.mark.parametrize("form", ["virtual", "adversarial"])
 @pytest.mark.parametrize("kind", ["classification", "regression", "multi-label", "tokens", "answers", "choices"])
 @pytest.mark.parametrize("family", ["deberta-ext", "bert", "albert", "electra"])
@@ -323,6 +329,7 @@ def test_the_norm_over_the_embeddings_is_found(family):
     assert embedding_norm(model, "embeddings.LayerNorm") == (name, module)
 
 
+@pytest.mark.criterion("A13.6")
 def test_embeddings_in_place_of_ids_and_masks_of_pairs(classifier):
     model = classifier()
     ids = inputs_of((6, 4))
@@ -354,6 +361,7 @@ def test_gradient_checkpointing_changes_nothing(classifier):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.criterion("A13.5")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_mixed_precision(classifier, dtype):
     model, inputs = classifier(), inputs_of((9, 5), labels=torch.tensor([0, 1]))

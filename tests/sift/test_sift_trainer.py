@@ -89,6 +89,7 @@ def train(trainer, **more):
     return logs, {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
+@pytest.mark.criterion("A13.1")
 def test_weight_0_is_trainer_to_the_last_bit(tiny_config, tmp_path):
     plain = train(Trainer(model_of(tiny_config), arguments(tmp_path, TrainingArguments), train_dataset=Rows()))
     other = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
@@ -97,6 +98,7 @@ def test_weight_0_is_trainer_to_the_last_bit(tiny_config, tmp_path):
     assert not any(name.startswith("sift") for entry in other[0] for name in entry)
 
 
+@pytest.mark.criterion("A13.4")
 def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_path):
     plain, _ = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
     args = arguments(tmp_path, sift_weight=1.0, sift_start_step=2)
@@ -108,6 +110,7 @@ def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_p
     assert logs[3]["loss"] != plain[3]["loss"]
 
 
+@pytest.mark.criterion("A13.2", "A13.7")
 def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path):
     model = model_of(tiny_config)
     args = arguments(tmp_path, sift_weight=2.0, logging_steps=2)
@@ -125,6 +128,7 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
     assert passes == [False]
 
 
+@pytest.mark.criterion("A4.3", "A13.5")
 @pytest.mark.parametrize("kind", [*HEADS])
 @pytest.mark.skipif(DIVIDES_TWICE, reason="this transformers divides counted losses twice")
 def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, tmp_path, kind):
@@ -176,6 +180,7 @@ def fixed_noise(trainer):
     trainer.sift._first_delta = first
 
 
+@pytest.mark.criterion("A13.5")
 def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
     config = DebertaV2Config(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=3,
@@ -193,6 +198,7 @@ def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=0.05) and losses["bf16"] != losses["plain"]
 
 
+@pytest.mark.criterion("P8")
 @pytest.mark.slow
 def test_torch_compile_changes_nothing(tiny_config, tmp_path):
     losses = []
@@ -226,6 +232,7 @@ def test_label_smoothing_and_a_loss_of_ones_own(tiny_config, tmp_path):
                 assert logs[0]["sift_loss"] > 0.9
 
 
+@pytest.mark.criterion("A13.5", "A16.1")
 def test_a_run_that_is_resumed_ends_with_the_same_weights(tiny_config, tmp_path):
     more = dict(sift_weight=1.0, gradient_accumulation_steps=2, save_strategy="steps", save_steps=2)
     _, whole = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path / "whole", **more), train_dataset=Rows()))

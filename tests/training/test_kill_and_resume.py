@@ -105,6 +105,7 @@ def stopped(undisturbed, tmp_path):
 # ------- a checkpoint that is cut
 
 
+@pytest.mark.criterion("P12")
 def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_another_one(stopped, undisturbed, tmp_path):
     """Each file in turn: the checkpoint is passed over, unless a resumed run does not read the file."""
     checkpoint = stopped / "checkpoint-6"
@@ -307,6 +308,7 @@ def test_what_is_measured_behind_the_training_stands_once_in_the_log(sign, tmp_p
 # ------- real kills
 
 
+@pytest.mark.criterion("A16.1")
 @pytest.mark.slow
 def test_a_run_killed_while_it_writes_checkpoints_ends_as_an_undisturbed_one(tmp_path, monkeypatch):
     """New interpreters, each killed with SIGKILL a moment after a new checkpoint has appeared."""

@@ -45,6 +45,7 @@ def test_new_runs_begin_in_folders_without_results(tmp_path):
             assert resume_checkpoint(tmp_path / name, resume) is None
 
 
+@pytest.mark.criterion("B5")
 @pytest.mark.parametrize("last", [True, "True", "true", "last"])
 def test_the_last_checkpoint_is_found(last, tmp_path):
     checkpoint(tmp_path, 9)
@@ -67,6 +68,7 @@ def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
         resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-10"))
 
 
+@pytest.mark.criterion("B5")
 def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
     made = checkpoint(tmp_path, 10)
     with pytest.raises(ValueError, match=f"is not empty: go on from {made} with --resume_from_checkpoint last, or choose"):
@@ -117,6 +119,7 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over(name, tmp_path):
         resume_checkpoint(tmp_path, str(cut))
 
 
+@pytest.mark.criterion("P12")
 @pytest.mark.parametrize("kept", ["nothing", "half", "all but a byte"])
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_checkpoint_with_a_file_that_is_cut_is_passed_over(name, kept, tmp_path):
@@ -127,6 +130,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_is_passed_over(name, kept, tmp_pat
     assert resume_checkpoint(tmp_path, "last") == str(before)
 
 
+@pytest.mark.criterion("P12")
 def test_a_state_of_another_step_is_not_taken_for_that_of_the_checkpoint(tmp_path):
     made = checkpoint(tmp_path, 4)
     (made / "trainer_state.json").write_text('{"global_step": 2}', encoding="utf-8")

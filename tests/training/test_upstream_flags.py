@@ -62,6 +62,7 @@ def line(flags):
     return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
+@pytest.mark.criterion("B1.1")
 @pytest.mark.parametrize("script", CORE)
 def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkeypatch, capsys):
     """Those that mean something here are taken with their values, and each of the others gets an answer of its own."""
@@ -82,6 +83,7 @@ def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkey
         assert value.capitalize() in found or value in found or float(value) in numbers, (name, value)
 
 
+@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize("script", PRETRAINING)
 @pytest.mark.parametrize("name", sorted({*REMOVED, *ELSEWHERE}))
 def test_pretraining_answers_flags_that_are_gone(name, script, monkeypatch, capsys):
@@ -119,6 +121,7 @@ OF_FINE_TUNING = {
 }  # fmt: skip
 
 
+@pytest.mark.criterion("B8")
 @pytest.mark.parametrize("script", [*FINE_TUNING, *PRETRAINING])
 def test_every_control_is_a_flag(script, monkeypatch):
     flags = dict(CONTROLS)
@@ -133,6 +136,7 @@ def test_every_control_is_a_flag(script, monkeypatch):
         assert values["lora"] is True and values["pad_to_multiple_of"] == 8 and values["sift_weight"] == 1
 
 
+@pytest.mark.criterion("B1.3")
 @pytest.mark.parametrize(
     "script", [name if name == "run_rtd" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES]
 )

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collection: every file under tests/ that defines tests is run, and no test hides another one."""
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+from criteria import TESTS, test_functions
+
+# run_transformers_mixins.py runs these beside the tests of transformers.
+RUN_BY_A_PROGRAM = {"mixin_tests.py", "pipeline_tests.py"}
+FILES = {file: names for file in sorted(TESTS.rglob("*.py")) if (names := [node.name for node in test_functions(file)])}
+
+
+@pytest.mark.criterion("P.k")
+def test_every_file_that_defines_tests_is_collected(request):
+    config = request.config
+    files = [file for file in FILES if file.name not in RUN_BY_A_PROGRAM and file.name != "criteria.py"]
+    patterns = config.getini("python_files")
+    assert [str(file) for file in files if not any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)] == []
+    ignored = config.getini("norecursedirs")
+    rooms = {part for file in files for part in file.relative_to(TESTS).parent.parts}
+    assert [room for room in rooms if any(fnmatch.fnmatch(room, pattern) for pattern in ignored)] == []
+    assert config.getini("testpaths") == ["tests"]
+    assert "collect_ignore" not in (TESTS / "conftest.py").read_text(encoding="utf-8")
+
+
+def test_a_run_of_all_tests_has_some_of_every_file(request):
+    config = request.config
+    whole = [Path(argument).resolve() for argument in config.args] == [TESTS]
+    if not whole or config.option.keyword or config.option.markexpr:
+        pytest.skip("only a part of the tests was selected")
+    collected = {item.path for item in request.session.items}
+    # A package that is not installed skips the whole file, and `-ra` says so.
+    optional = {file for file in FILES if "\npytest.importorskip(" in file.read_text(encoding="utf-8")}
+    missing = {file for file in FILES if fnmatch.fnmatch(file.name, "test_*.py")} - collected - optional
+    assert missing == set()
+
+
+def test_no_two_files_have_one_name():
+    """pytest imports by the base name, with folders that are no packages."""
+    names = [file.name for file in TESTS.rglob("*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_no_test_has_the_name_of_another_one_of_its_file():
+    repeated = {file.name: {name for name in names if names.count(name) > 1} for file, names in FILES.items()}
+    assert {file: names for file, names in repeated.items() if names} == {}
