@@ -8,19 +8,19 @@ __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
 HELP = "write README.md, the model card, into a model's folder, complete the one that is there, or check it"
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
-deberta-ext card --check sst2
-deberta-ext card --presets model_cards"""
+deberta-ext card --check sst2"""
 UNREADABLE = "mend its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"
+PRESET_CARDS = "Markdown files in the folder model_cards of the repository of hf_deberta_ext"
 # Of the metadata, what a flag sets in a card that is there, and an example.
 FLAGS = {"license": "apache-2.0", "language": "en", "base_model": "OWNER/NAME", "datasets": "OWNER/NAME"}
 METADATA = ("language", "license", "base_model", "datasets", "tags")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of a model; with --presets that of the cards")
+    parser.add_argument("folder", type=Path, help="of a model")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="write nothing: say what is wrong with the card")
-    what.add_argument("--presets", action="store_true", help="write the cards of the official checkpoints")
+    what.add_argument("--presets", action="store_true", help=argparse.SUPPRESS)
     what.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
     parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
     parser.add_argument("--license", help="as the Hub calls it: apache-2.0, mit, cc-by-4.0, other, ...")
@@ -35,16 +35,11 @@ def run(arguments: argparse.Namespace) -> int | None:
     Raises:
         ValueError: what `write_model_card` finds wrong; metadata where nothing is written; --check without a card.
     """
-    given = [f"--{name}" for name in METADATA if getattr(arguments, name)]
-    if given and (arguments.check or arguments.presets):
-        mode = "--check" if arguments.check else "--presets"
-        raise ValueError(f"{mode} sets no metadata: leave {' and '.join(given)} out")
     if arguments.presets:
-        from ..publishing.preset_cards import write_preset_cards
-
-        for file in write_preset_cards(arguments.folder):
-            print(file)
-        return 0
+        raise ValueError(f"--presets writes no cards any more: those of the official checkpoints are {PRESET_CARDS}")
+    given = [f"--{name}" for name in METADATA if getattr(arguments, name)]
+    if given and arguments.check:
+        raise ValueError(f"--check sets no metadata: leave {' and '.join(given)} out")
     file = arguments.folder / "README.md"
     if not arguments.check:
         from ..publishing.model_card import write_model_card
