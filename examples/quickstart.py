@@ -61,6 +61,10 @@ def parse_args() -> argparse.Namespace:
     args.finetune_seeds = args.finetune_seeds or ([1] if args.short else [1, 2, 3])
     if min(args.pretrain_steps, args.finetune_epochs) < 1 or (args.max_minutes is not None and args.max_minutes <= 0):
         parser.error("--pretrain_steps, --finetune_epochs and --max_minutes must be greater than 0")
+    try:
+        claim_output_dir(args.output_dir)
+    except ValueError as error:
+        parser.error(str(error))
     return args
 
 
@@ -366,10 +370,6 @@ def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
 
 def main():
     args = parse_args()
-    try:
-        claim_output_dir(args.output_dir)
-    except ValueError as error:
-        sys.exit(f"quickstart: {error}")
     # Imported this late so that --help does not wait for torch.
     import math
 

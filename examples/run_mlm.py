@@ -55,6 +55,7 @@ from hf_deberta_ext.tokenization import check_tokenizer
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import fixed_arguments, refuse_unknown
 from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 from hf_deberta_ext.training.weights import readable_weights
 
 
@@ -62,13 +63,9 @@ def main(argv: list[str] | None = None):
     parser = HfArgumentParser(
         (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments), description=__doc__.split("\n\n")[0]
     )
-    try:
+    with ExitOnUserError():
         refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
-        parsed = parser.parse_args_into_dataclasses(argv)
-        return run(*parsed)
-    except (ValueError, OSError) as error:
-        # What a user can mend; anything else deserves its traceback.
-        sys.exit(f"run_mlm: {error}")
+        return run(*parser.parse_args_into_dataclasses(argv))
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, masking_args: MaskingArguments, args: PretrainingArguments):

@@ -60,6 +60,7 @@ from hf_deberta_ext.training.atomic_writes import replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import fixed_arguments, given_flags, option, refuse_unknown
 from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 from hf_deberta_ext.training.weights import readable_weights
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None):
     kinds = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
     parser = HfArgumentParser(kinds, description=__doc__.split("\n\n")[0])
     parser.set_defaults(masking="token", mask_share=1.0, random_share=0.0)
-    try:
+    with ExitOnUserError():
         refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
         given = given_flags(parser, argv)
         recipe, table = given.get("recipe"), ""
@@ -104,9 +105,6 @@ def main(argv: list[str] | None = None):
         if table and args.process_index == 0:
             print(table, flush=True)
         return run(*parsed, args)
-    except (ValueError, OSError) as error:
-        # What a user can mend; anything else deserves its traceback.
-        sys.exit(f"run_rtd: {error}")
 
 
 def run(model_args, joint_args, data_args, masking_args, args):

@@ -11,17 +11,21 @@ import difflib
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from logging import ERROR, getLogger
 from types import ModuleType
 
+from safetensors import SafetensorError
+
 from .._version import __version__
+from ..training.user_errors import ExitOnUserError
 
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
+# RuntimeError: weights that do not fit, a truncated .bin file, no memory.
+EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 COMMANDS = ("convert", "info", "card", "push", "explain")
 DESCRIPTION = "DeBERTa v1, v2, v3 and mDeBERTa for transformers: checkpoints, model cards, the Hub, and figures."
 
@@ -30,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; `argv` are the arguments without the program's name, by default those of the process.
 
     Returns:
-        `int`: the exit status: 0, what the command returned, 1 for an error (one line on stderr), 2 for wrong usage,
-        130 where Ctrl-C stopped it.
+        `int`: the exit status: 0, what the command returned, 2 for an error (one line on stderr), 130 where Ctrl-C
+        stopped it.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     # No option before the command takes a value.
@@ -42,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
             _parser().error(f"there is no command {name!r}; {advice}")
         arguments = _parser(name).parse_args(argv)
-    except SystemExit as left:
-        return int(left.code or 0)
-    return _run(importlib.import_module(f".{name}", __name__), name, arguments)
+        return _run(importlib.import_module(f".{name}", __name__), name, arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
@@ -88,44 +92,18 @@ def _texts(module: ModuleType) -> dict:
 
 
 def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
-    try:
-        with contextlib.nullcontext() if arguments.debug else _quiet():
-            status = module.run(arguments)
-        # Here and not at the exit, where nothing could be done about a reader that has gone.
-        sys.stdout.flush()
-        return int(status or 0)
-    except KeyboardInterrupt:
-        print(f"{PROGRAM} {name}: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `deberta-ext info x | head -1`: nobody reads on. The exit would flush, and complain, once more.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if not _is_expected(error):
-            raise
-        if arguments.debug:
-            traceback.print_exc()
-        print(f"{PROGRAM} {name}: {_message(error)}", file=sys.stderr)
-        return 1
-
-
-def _is_expected(error: Exception) -> bool:
-    """Whether it is something that a user can cause. Anything else is our mistake and keeps its traceback."""
-    from safetensors import SafetensorError
-
-    # RuntimeError: weights that do not fit, a .bin file that is cut off, no memory.
-    expected = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
-    # The Hub's client lets errors of the connection through, of a package that changes with its version.
-    return isinstance(error, expected) or type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "\n  ".join(lines) or type(error).__name__
+    with ExitOnUserError(f"{PROGRAM} {name}", expected=EXPECTED, show_traceback=arguments.debug):
+        try:
+            with contextlib.nullcontext() if arguments.debug else _quiet():
+                status = module.run(arguments)
+            # Here and not at the exit, where nothing could be done about a reader that has gone.
+            sys.stdout.flush()
+            return int(status or 0)
+        except BrokenPipeError:
+            # `deberta-ext info x | head -1`: nobody reads on. The exit would flush, and complain, once more.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
 
 
 @contextlib.contextmanager

@@ -8,9 +8,6 @@ import copy
 import dataclasses
 import importlib.util
 import json
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from ..sift import SiftArguments, embedding_norm
 from ..training.atomic_writes import has_weights
 from ..training.distributed import leave_together
 from ..training.flags import fixed_arguments
+from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .cards import summarise_seeds, summary_table
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
@@ -63,8 +61,8 @@ def main(
     *,
     description: str,
 ) -> dict[str, Any]:
-    """A script: its flags, then `run`. What a user can mend ends as one line and exit status 2; once the training has begun,
-    behind the place in the code.
+    """Parse the flags of a script, then `run`. An error of the user ends the program as `ExitOnUserError` says, with a
+    traceback once the training has begun.
 
     Args:
         read (`Callable`): (data arguments, model arguments) -> the task's data, read and checked.
@@ -72,23 +70,12 @@ def main(
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
     """
-    begun = None
-    try:
+    with ExitOnUserError() as program:
         data_args, model_args, args, given = parse(argv, data_arguments, description=description)
         begun = _begin(read, data_args, model_args, args, given)
+        program.show_traceback = True
+        program.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
         return _work(begun)
-    except KeyboardInterrupt:
-        again = "; go on with --resume_from_checkpoint last if there is a checkpoint" if begun is not None else ""
-        print(f"\n{Path(sys.argv[0]).name}: stopped{again}", file=sys.stderr)
-        sys.exit(130)
-    # ImportError: an --optim or --attn_implementation whose package is not installed.
-    except (ValueError, OSError, ImportError) as error:
-        if begun is not None and not isinstance(error, ImportError):
-            traceback.print_exc()
-        rank = int(os.environ.get("RANK", 0))
-        place = f" (process {rank})" if rank else ""
-        print(f"{Path(sys.argv[0]).name}: error{place}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 def run(

@@ -194,7 +194,7 @@ def test_layer_head_and_reach_are_chosen(folders, tmp_path):
 def test_a_tokenizer_from_elsewhere(folders, tmp_path):
     tiny_model(DebertaExtModel).save_pretrained(tmp_path / "model")
     flags = ["--model", tmp_path / "model", "--attention", "--text", TEXT, "--output_dir", tmp_path / "figures"]
-    assert explain(*flags) == 1
+    assert explain(*flags) == 2
     assert explain(*flags, "--tokenizer", folders / "base") == 0
     assert numbers_of(tmp_path / "figures")["attention"]["tokens"] == TOKENS
 
@@ -269,7 +269,7 @@ def test_a_folder_without_a_readable_run_is_named(state, message, tmp_path, caps
     folder.mkdir()
     if state is not None:
         (folder / "trainer_state.json").write_text(state, encoding="utf-8")
-    assert explain("--curves", folder, "--output_dir", tmp_path / "figures") == 1
+    assert explain("--curves", folder, "--output_dir", tmp_path / "figures") == 2
     error = capsys.readouterr().err
     assert message in error and str(folder) in error and files_in(tmp_path / "figures") == set()
 
@@ -280,13 +280,13 @@ def test_a_folder_without_a_readable_run_is_named(state, message, tmp_path, caps
 def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys):
     flags = ["--model", folders / "base", "--attention", "--text", TEXT, "--output_dir", tmp_path]
     (tmp_path / "attention.svg").write_text("mine", encoding="utf-8")
-    assert explain(*flags, "--formats", "png", "svg") == 1
+    assert explain(*flags, "--formats", "png", "svg") == 2
     message = capsys.readouterr().err
     assert f"{tmp_path / 'attention.svg'} would be overwritten: give --overwrite" in message
     assert files_in(tmp_path) == {"attention.svg"} and (tmp_path / "attention.svg").read_text(encoding="utf-8") == "mine"
     # Another format is another file; the numbers are the same.
     assert explain(*flags) == 0
-    assert explain(*flags, "--formats", "pdf") == 1
+    assert explain(*flags, "--formats", "pdf") == 2
     assert f"numbers in {tmp_path / 'explain.json'} would be overwritten" in capsys.readouterr().err
     assert explain(*flags, "--formats", "png", "svg", "--overwrite") == 0
     assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
@@ -310,7 +310,7 @@ def test_figures_of_one_text_are_added_to_a_folder_and_those_of_another_refused(
     assert numbers_of(tmp_path)["attention"] == attention
     (tmp_path / "position_profile.png").unlink()
     for text in (TEXT, "w7 w8"):
-        assert explain(*flags, "--position_profile", "--text", text) == 1
+        assert explain(*flags, "--position_profile", "--text", text) == 2
         assert "would be overwritten" in capsys.readouterr().err
     assert explain(*flags, "--position_profile", "--text", "w7 w8", "--overwrite") == 0
     # The other figure's text is not this one's.
@@ -335,9 +335,9 @@ def test_figures_of_one_text_are_added_to_a_folder_and_those_of_another_refused(
 )
 def test_what_cannot_be_drawn_is_named_and_nothing_is_written(kind, flags, message, folders, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert explain("--model", folders / kind, "--output_dir", out, *flags) == 1
+    assert explain("--model", folders / kind, "--output_dir", out, *flags) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("deberta-ext explain: ") and message in printed.err and printed.err.count("\n") == 1
+    assert printed.err.startswith("deberta-ext explain: error: ") and message in printed.err and printed.err.count("\n") == 1
     assert printed.out == "" and not out.exists()
 
 
@@ -360,7 +360,7 @@ def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatc
         ("--model", "cut"): "is not a valid JSON file",
     }
     for flags, message in cases.items():
-        assert explain(*flags) == 1, flags
+        assert explain(*flags) == 2, flags
         error = capsys.readouterr().err
         assert message in error and "Traceback" not in error
     assert not Path("figures").exists()
@@ -372,7 +372,7 @@ def test_weights_of_another_model_are_not_drawn_with_random_numbers_among_them(f
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes((folders / "joint" / "model.safetensors").read_bytes())
     save_tokenizer(tmp_path)
-    assert explain("--model", tmp_path, "--output_dir", tmp_path / "figures") == 1
+    assert explain("--model", tmp_path, "--output_dir", tmp_path / "figures") == 2
     error = capsys.readouterr().err
     assert "are these the weights of another model?" in error or "are not those of its config.json" in error
     assert error.count("\n") == 1 and not (tmp_path / "figures").exists()
@@ -381,14 +381,14 @@ def test_weights_of_another_model_are_not_drawn_with_random_numbers_among_them(f
 def test_a_tokenizer_that_does_not_fit_is_refused(folders, tmp_path, capsys):
     tiny_model(DebertaExtModel, vocab_size=40).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", tmp_path / "figures") == 1
+    assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", tmp_path / "figures") == 2
     assert "40" in capsys.readouterr().err and not (tmp_path / "figures").exists()
 
 
 def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert explain("--model", tmp_path / "nowhere", "--output_dir", tmp_path) == 1
+    assert explain("--model", tmp_path / "nowhere", "--output_dir", tmp_path) == 2
     assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
 
 

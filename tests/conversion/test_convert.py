@@ -61,10 +61,10 @@ def fails(capsys):
 
     def call(*arguments):
         capsys.readouterr()
-        assert main(["convert", *map(str, arguments)]) == 1
+        assert main(["convert", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("deberta-ext convert: ")
-        return error.removeprefix("deberta-ext convert: ").strip()
+        assert error.startswith("deberta-ext convert: error: ")
+        return error.removeprefix("deberta-ext convert: error: ").strip()
 
     return call
 
@@ -438,7 +438,7 @@ def test_where_it_fails_nothing_is_left_and_what_was_there_stays(step, error, of
         raise error
 
     monkeypatch.setattr(convert, step, failing)
-    expected = 130 if isinstance(error, KeyboardInterrupt) else 1
+    expected = 130 if isinstance(error, KeyboardInterrupt) else 2
     assert main(["convert", str(source), str(output), "--overwrite"]) == expected
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -561,7 +561,7 @@ def test_as_a_program(official, tmp_path):
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert f"written: {tmp_path / 'ours'} (deberta-ext, DebertaExtForMaskedLM, " in done.stdout
     done = subprocess.run(command, **options)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 def test_a_repository_is_converted(tmp_path, monkeypatch, run):

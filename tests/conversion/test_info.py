@@ -430,7 +430,7 @@ def test_weights_of_other_frameworks_are_told(tmp_path):
 
 
 def one_line(arguments, capsys):
-    assert main(["info", *arguments]) == 1
+    assert main(["info", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     return printed.err
@@ -536,7 +536,7 @@ def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkey
     [
         (dict(status=403, headers={"X-Error-Code": "GatedRepo"}), "user/name is gated: ask for access on its page"),
         (dict(status=401, headers={"X-Error-Code": "RepoNotFound"}), "no such repository on the Hub (or it is private"),
-        (dict(kind="cut"), "deberta-ext info: "),
+        (dict(kind="cut"), "deberta-ext info: error: "),
     ],
     ids=["gated", "private", "cut"],
 )

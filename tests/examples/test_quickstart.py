@@ -190,7 +190,7 @@ def test_max_minutes_ends_a_run_and_says_so(tmp_path):
 def test_foreign_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     code, _, complaints = run("--output_dir", tmp_path, "--short")
-    assert code == 1 and "choose another --output_dir" in complaints and "Traceback" not in complaints
+    assert code == 2 and "choose another --output_dir" in complaints and "Traceback" not in complaints
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

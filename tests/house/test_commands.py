@@ -137,29 +137,29 @@ def test_the_status_is_what_the_command_returns(returned, status, command):
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, OSError, ImportError, RuntimeError])
-def test_an_error_is_one_line_and_status_1(error, command, capsys):
+def test_an_error_is_one_line_and_status_2(error, command, capsys):
     command(fails(error("x is wrong; give y")))
-    assert main(["info", "x"]) == 1
+    assert main(["info", "x"]) == 2
     printed = capsys.readouterr()
-    assert printed.err == "deberta-ext info: x is wrong; give y\n" and printed.out == ""
+    assert printed.err == "deberta-ext info: error: x is wrong; give y\n" and printed.out == ""
 
 
 def test_an_error_of_the_system_names_the_file(command, capsys):
     command(lambda arguments: open(arguments.source))
-    assert main(["info", "no such file"]) == 1
-    assert capsys.readouterr().err == "deberta-ext info: no such file: No such file or directory\n"
+    assert main(["info", "no such file"]) == 2
+    assert capsys.readouterr().err == "deberta-ext info: error: no such file: No such file or directory\n"
 
 
 def test_the_lines_of_a_longer_message_follow_the_first(command, capsys):
     command(fails(ValueError("two problems:\n\n- a\n- b\n")))
-    assert main(["info", "x"]) == 1
-    assert capsys.readouterr().err == "deberta-ext info: two problems:\n  - a\n  - b\n"
+    assert main(["info", "x"]) == 2
+    assert capsys.readouterr().err == "deberta-ext info: error: two problems:\n  - a\n  - b\n"
 
 
 def test_an_error_without_words_is_named(command, capsys):
     command(fails(ValueError()))
-    assert main(["info", "x"]) == 1
-    assert capsys.readouterr().err == "deberta-ext info: ValueError\n"
+    assert main(["info", "x"]) == 2
+    assert capsys.readouterr().err == "deberta-ext info: error: ValueError\n"
 
 
 def test_damaged_weights_and_lost_connections_are_errors_of_the_user_too(command, capsys):
@@ -168,8 +168,8 @@ def test_damaged_weights_and_lost_connections_are_errors_of_the_user_too(command
     lost = type("ConnectError", (Exception,), {"__module__": "httpx"})
     for error in (SafetensorError("header too small"), lost("no route to host")):
         command(fails(error))
-        assert main(["info", "x"]) == 1
-        assert capsys.readouterr().err == f"deberta-ext info: {error}\n"
+        assert main(["info", "x"]) == 2
+        assert capsys.readouterr().err == f"deberta-ext info: error: {error}\n"
 
 
 def test_our_own_mistakes_keep_their_traceback(command):
@@ -181,9 +181,9 @@ def test_our_own_mistakes_keep_their_traceback(command):
 @pytest.mark.parametrize("arguments", [["--debug", "info", "x"], ["info", "x", "--debug"]])
 def test_debug_shows_the_traceback_before_the_line(arguments, command, capsys):
     command(fails(ValueError("x is wrong")))
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("Traceback") and printed.endswith("deberta-ext info: x is wrong\n")
+    assert printed.startswith("Traceback") and printed.endswith("deberta-ext info: error: x is wrong\n")
 
 
 def test_ctrl_c_is_one_line_and_status_130(command, capsys):

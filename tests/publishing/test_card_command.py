@@ -155,15 +155,15 @@ def test_the_card_is_printed_when_asked(folder, capsys):
 )
 def test_errors_are_one_line_and_nothing_is_written(arguments, said, folder, capsys):
     before = files_of(folder)
-    assert card(*(argument.format(folder) for argument in arguments)) == 1
+    assert card(*(argument.format(folder) for argument in arguments)) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("deberta-ext card: ") and said.format(folder) in printed.err
+    assert printed.err.startswith("deberta-ext card: error: ") and said.format(folder) in printed.err
     assert printed.err.count("\n") == 1 and printed.out == "" and files_of(folder) == before
 
 
 def test_what_is_no_text_is_named(folder, capsys):
     (folder / "README.md").write_bytes(b"\xff\xfe")
-    assert card("--check", folder) == 1
+    assert card("--check", folder) == 2
     assert "README.md is not UTF-8" in capsys.readouterr().err
 
 

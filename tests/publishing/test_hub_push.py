@@ -714,5 +714,5 @@ def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(command, hub
     assert repo.private and repo.tags == {"v1.0": repo.branches["main"]}
     assert {*repo.files()} - {".gitattributes"} == {*published_files(whole)[0]} and on_disk(whole) == before
     refused = run("--public")
-    assert refused.returncode == 1 and "is there already and private" in refused.stderr
+    assert refused.returncode == 2 and "is there already and private" in refused.stderr
     assert refused.stderr.count("\n") == 1 and len(repo.commits) == 2

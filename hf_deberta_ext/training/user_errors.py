@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the user: one line on stderr, `program: error: ...`, and exit status 2, in every script and command."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+__all__ = ["ExitOnUserError", "error_line"]
+
+# A value, a file or an answer of the Hub, an optional package that is not installed.
+EXPECTED = (ValueError, OSError, ImportError)
+# The Hub's client lets errors of the connection through, of a package that changes with its version.
+HTTP_PACKAGES = ("httpx", "httpx2", "requests")
+
+
+class ExitOnUserError:
+    """Context in which an error of the user ends the program with one line and exit status 2, and Ctrl-C with 130.
+
+    The SystemExit has the line as its text. Any other error is a mistake in the code, and keeps its traceback.
+
+    Args:
+        program (`str`, *optional*): the name before the error; default: the file name of the script.
+        expected (`tuple`): types of exceptions that a user can cause, beside those of the connection to the Hub.
+        show_traceback (`bool`): print the traceback above the line; may be set later, when a long job has begun.
+
+    Attributes:
+        resume_advice (`str`): the end of the line after Ctrl-C.
+    """
+
+    def __init__(
+        self, program: str | None = None, *, expected: tuple[type[Exception], ...] = EXPECTED, show_traceback: bool = False
+    ):
+        self.program = Path(sys.argv[0]).name if program is None else program
+        self.expected = expected
+        self.show_traceback = show_traceback
+        self.resume_advice = ""
+
+    def __enter__(self) -> "ExitOnUserError":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._exit(f"{self.program}: stopped{self.resume_advice}", 130, error)
+        package = type(error).__module__.split(".")[0]
+        if isinstance(error, self.expected) or (isinstance(error, Exception) and package in HTTP_PACKAGES):
+            if self.show_traceback and not isinstance(error, ImportError):
+                traceback.print_exception(error)
+            rank = int(os.environ.get("RANK", 0))
+            process = f" (process {rank})" if rank else ""
+            self._exit(f"{self.program}: error{process}: {error_line(error)}", 2, error)
+
+    def _exit(self, text: str, status: int, error: BaseException):
+        print(text, file=sys.stderr)
+        ended = SystemExit(text)
+        ended.code = status
+        raise ended from error
+
+
+def error_line(error: BaseException) -> str:
+    """Message of an error in one line; but a list, after a first line that ends with a colon, keeps its lines."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return ("\n  " if lines[0].endswith(":") else " ").join(lines)
