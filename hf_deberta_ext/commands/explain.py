@@ -324,7 +324,7 @@ def _curves(model: _Model | None, inputs: dict | None, arguments: argparse.Names
 
 def _history(folder: Path) -> list[dict]:
     """The log of a run: that of its end, or of its last checkpoint."""
-    from ..training.atomic_writes import checkpoint_step
+    from ..model.checkpoint_files import checkpoint_step
 
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     files = [place / "trainer_state.json" for place in (folder, *checkpoints)]

@@ -204,7 +204,7 @@ def _tokenizer(source: str, folder: Path, config: Any) -> dict[str, Any]:
 
 def _run(folder: Path) -> dict[str, Any]:
     """The checkpoints of a run, and whether this is one of them."""
-    from ..training.atomic_writes import checkpoint_step
+    from ..model.checkpoint_files import checkpoint_step
     from ..training.run_folder import ARGUMENTS_FILE, resume_checkpoint
 
     facts: dict[str, Any] = {}

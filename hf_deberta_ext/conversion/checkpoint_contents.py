@@ -21,7 +21,18 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import cached_file
 
-from ..model.checkpoint_files import WEIGHT_FILES, Tensor, header_tensor, read_index, read_json, read_tensors
+from ..model.checkpoint_files import (
+    GENERATOR_CONFIG_FILE,
+    GENERATOR_FILE,
+    UNREADABLE_WEIGHTS,
+    WEIGHT_FILES,
+    Tensor,
+    header_tensor,
+    read_index,
+    read_json,
+    read_shards,
+    read_tensors,
+)
 from ..model.checkpoint_layouts import convert_official
 from ..model.configuration_deberta_ext import PRESETS, DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
@@ -50,10 +61,8 @@ HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
     "multiple-choice": DebertaExtForMultipleChoice,
     "pretraining": DebertaExtForPreTraining,
 }
-GENERATOR_FILE = "pytorch_model.generator.bin"
 # Everything of a repository but weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
-OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx", "pytorch.model-*.bin")
 # The fields that make the shape of a published size; dropout and the like do not.
 SHAPE_FIELDS = {
     "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -219,7 +228,7 @@ def _fetch_weights(source: str, folder: Path):
         if path is None:
             continue
         if name.endswith(".json"):
-            for shard in sorted({*read_index(Path(path)).values()}):
+            for shard in read_shards(path):
                 cached_file(source, shard, **options)
         break
     cached_file(source, GENERATOR_FILE, **options)
@@ -260,7 +269,7 @@ def _read_weights(contents: CheckpointContents):
     remote = {} if os.path.isdir(contents.source) else _remote_sizes(contents)
     name = next((name for name in WEIGHT_FILES if (folder / name).exists() or name in remote), None)
     if name is None:
-        others = sorted({file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern)})
+        others = sorted({file.name for pattern in UNREADABLE_WEIGHTS for file in folder.glob(pattern)})
         beside = f"; {', '.join(others)} cannot be read here" if others else ""
         contents.problems.append(f"no weights: none of {', '.join(WEIGHT_FILES)}{beside}")
         return
@@ -369,7 +378,7 @@ def _compare(contents: CheckpointContents):
 
 def _new_in_generator(contents: CheckpointContents, config: DebertaExtConfig) -> list[str]:
     """Parameters that the generator beside an official discriminator has and its file has not."""
-    stock = read_json(contents.folder / "generator_config.json")
+    stock = read_json(contents.folder / GENERATOR_CONFIG_FILE)
     own = DebertaExtConfig.from_dict(stock) if stock else config.generator_config()
     tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.generator_tensors.items()}
     found = {name: tuple(tensor.shape) for name, tensor in convert_official(tensors, own)[0].items()}

@@ -9,17 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from transformers.utils import cached_file
 
-from .damaged_checkpoints import read_json, read_weights, shards_of
+from .checkpoint_files import GENERATOR_CONFIG_FILE, GENERATOR_FILE, WEIGHT_FILES, read_json, read_shards, read_weights
 
 __all__ = ["LoadingReport", "check_index", "convert_official", "read_generator", "read_state_dict"]
-
-# In the order in which transformers looks for them.
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 
 # Of both families, whole keys; in the order in which they apply.
 _RENAMES = [
@@ -113,7 +105,7 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
         if not name.endswith(".json"):
             return read_weights(path)
         state_dict: dict = {}
-        for shard in shards_of(path):
+        for shard in read_shards(path):
             state_dict.update(read_weights(cached_file(name_or_path, shard, **download)))
         return state_dict
     raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
@@ -127,17 +119,17 @@ def check_index(folder: str | os.PathLike, subfolder: str = ""):
     """
     there = [path for path in (os.path.join(folder, subfolder, name) for name in WEIGHT_FILES) if os.path.isfile(path)]
     if there and there[0].endswith(".json"):
-        shards_of(there[0])
+        read_shards(there[0])
 
 
 def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:
     """The generator that the v3 repos hold beside the discriminator: its tensors, and its configuration where there is one;
     None without it."""
     optional = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False, **download)
-    weights = cached_file(name_or_path, "pytorch_model.generator.bin", **optional)
+    weights = cached_file(name_or_path, GENERATOR_FILE, **optional)
     if weights is None:
         return None
-    stock = cached_file(name_or_path, "generator_config.json", **optional)
+    stock = cached_file(name_or_path, GENERATOR_CONFIG_FILE, **optional)
     if stock is None:
         return read_weights(weights), None
     return read_weights(weights), read_json(stock)

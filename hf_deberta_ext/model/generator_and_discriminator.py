@@ -12,12 +12,13 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .checkpoint_layouts import convert_official, read_generator
+from .checkpoint_loading import DOWNLOAD_ARGUMENTS, config_dict
 from .configuration_deberta_ext import DebertaExtConfig, is_joint
 from .embedding_sharing import GradientDisentangledEmbedding
 from .input_validation import check_labels, require_tensor
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import OFFICIAL_TYPES
-from .pretrained_model import DOWNLOAD_ARGUMENTS, DebertaExtPreTrainedModel, attention_masks, config_dict
+from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 
 logger = logging.get_logger(__name__)

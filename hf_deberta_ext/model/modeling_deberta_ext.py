@@ -23,8 +23,8 @@ from .attention_eager import disentangled_attention_eager  # noqa: F401
 from .base_model import DebertaExtModel
 from .checkpoint_files import read_tensors  # noqa: F401
 from .checkpoint_layouts import LoadingReport  # noqa: F401
+from .checkpoint_loading import LoadingMixin  # noqa: F401
 from .configuration_deberta_ext import DebertaExtConfig
-from .damaged_checkpoints import not_numbers  # noqa: F401
 from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401

@@ -2,22 +2,19 @@
 # hf_deberta_ext model code
 """`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
 
-import copy
-import os
-import re
 from pathlib import Path
 
 import torch
 from huggingface_hub import CommitInfo
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
-from transformers.utils import cached_file, logging
 
 from .attention import DisentangledSelfAttention, choose_backend
-from .checkpoint_layouts import LoadingReport, check_index, convert_official, read_state_dict
-from .configuration_deberta_ext import DebertaExtConfig, copy_code, is_joint, json_object
-from .damaged_checkpoints import MismatchedSizesError, not_numbers, read_json, without_sizes
+from .checkpoint_files import checkpoint_step
+from .checkpoint_layouts import LoadingReport
+from .checkpoint_loading import LoadingMixin
+from .configuration_deberta_ext import DebertaExtConfig, copy_code
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_validation import (
@@ -29,23 +26,18 @@ from .input_validation import (
     require_tensor,
     values_at_hand,
 )
-from .official_configurations import OFFICIAL_TYPES
 from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
-logger = logging.get_logger(__name__)
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states"]
 
-__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "config_dict"]
-
-JOINT = "DebertaExtForPreTraining"
-DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 PUSH_ARGUMENTS = (
     "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
 )  # fmt: skip
 
 
-class DebertaExtPreTrainedModel(PreTrainedModel):
+class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
     """Loading, saving and initialisation that all models share."""
 
     config: DebertaExtConfig
@@ -301,7 +293,7 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
         if not kwargs.get("is_main_process", True):
             return
         folder = Path(save_directory)
-        if "state_dict" in kwargs and re.fullmatch(r"checkpoint-\d+", folder.name):
+        if "state_dict" in kwargs and checkpoint_step(folder) >= 0:
             # Of Trainer, which copies weights and config.json into the folder above before it pushes that: the code belongs
             # there as well.
             copy_code(folder.parent, self.config.name_or_path, yielding=True)
@@ -355,164 +347,6 @@ class DebertaExtPreTrainedModel(PreTrainedModel):
             tags=tags,
             max_shard_size=max_shard_size,
         )
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """As in transformers. Takes official `deberta` and `deberta-v2` checkpoints, folder or repo id, as they are.
-
-        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`,
-        tables of a generator by name ("word_embeddings"), is for a discriminator that was saved with its deltas alone.
-
-        Raises:
-            ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
-                configuration has no counterpart, of which nothing fits or sizes differ, a joint checkpoint of generator
-                and discriminator for another class, an adapter for a v1 checkpoint, or a damaged file.
-        """
-        download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
-        source = pretrained_model_name_or_path
-        _refuse_adapter_of_v1(source, download)
-        given = "state_dict" in kwargs or "gguf_file" in kwargs
-        delta_bases = kwargs.pop("delta_bases", None)
-        there = {} if source is None or given else config_dict(source, download) or {}
-        if is_joint(there) and cls.base_model_prefix:
-            parts = [os.path.join(source, name) for name in ("discriminator", "generator")]
-            exported = [part for part in parts if os.path.isfile(os.path.join(part, "config.json"))]
-            raise ValueError(
-                f"{source} holds a generator and a discriminator; for {cls.__name__}, take one of them out: "
-                f"{JOINT}.from_pretrained({str(source)!r}).export_discriminator().save_pretrained(folder), or "
-                f"export_generator(){'; it was done already: ' + ', '.join(exported) if exported else ''}"
-            )
-        if there.get("model_type") not in OFFICIAL_TYPES:
-            with_info = kwargs.pop("output_loading_info", False)
-            if source is not None and not given:
-                check_index(source, kwargs.get("subfolder") or "")
-            model, info = cls._load(source, source, *model_args, config=config, **kwargs)
-            changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-            if source is not None and not given and changed >= {name for name, _ in model.named_parameters()}:
-                raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
-            return (model, info) if with_info else model
-        kwargs |= dict(config=config, download=download, delta_bases=delta_bases)
-        return cls._from_official_checkpoint(source, *model_args, **kwargs)
-
-    @classmethod
-    def _load(cls, place, source, *model_args, **kwargs):
-        """The model and transformers' loading info; damaged files of `place` are named, and NaN is warned about."""
-        load = super().from_pretrained
-        try:
-            model, info = load(source, *model_args, **kwargs, output_loading_info=True)
-        except Exception as error:
-            if "ignore_mismatched_sizes" in str(error):
-                again = kwargs | dict(ignore_mismatched_sizes=True, output_loading_info=True)
-                sizes = load(source, *model_args, **again)[1]["mismatched_keys"]
-                raise MismatchedSizesError(without_sizes(str(place), sizes)) from error
-            damage = cls._damage(source, error, kwargs)
-            if damage is None:
-                raise
-            raise damage from error
-        model._freeze_unread_positions()
-        if broken := not_numbers(model):
-            more = f" and {len(broken) - 5} more" if broken[5:] else ""
-            logger.warning(
-                f"{place}: NaN or infinity in {', '.join(broken[:5])}{more}; such a model computes nothing. Did its "
-                "training diverge?"
-            )
-        return model, info
-
-    @staticmethod
-    def _damage(source, error: Exception, kwargs: dict) -> Exception | None:
-        """What is wrong with the files of `source`, where transformers failed with an error that does not say."""
-        says = isinstance(error, ImportError | NotImplementedError | torch.OutOfMemoryError) or "keyword" in str(error)
-        if source is None or says or (isinstance(error, OSError | ValueError) and str(source) in str(error)):
-            return None
-        names = (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant")
-        try:
-            read_state_dict(str(source), **{name: kwargs[name] for name in names if name in kwargs})
-        except (OSError, ValueError) as damage:
-            return damage
-        if isinstance(error, LookupError | AttributeError):
-            return ValueError(f"{source} could not be loaded: {type(error).__name__}: {error}; is one of its files damaged?")
-        return None
-
-    @classmethod
-    def _from_official_checkpoint(cls, source, *model_args, config, download, delta_bases, **kwargs):
-        state_dict = read_state_dict(
-            str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
-        )
-        decoder_chosen = bool({"emd_layers", "emd_input"} & kwargs.keys())
-        # Not for the configuration, where "auto" is no dtype.
-        own = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}
-        for name in ("code_revision", "trust_remote_code"):
-            kwargs.pop(name, None)
-        if isinstance(config, PreTrainedConfig):
-            config = copy.deepcopy(config)
-        else:
-            config, kwargs = cls.config_class.from_pretrained(config or source, return_unused_kwargs=True, **kwargs)
-        try:
-            state_dict, report = convert_official(state_dict, config, delta_bases)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
-        report.source = str(source)
-        positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
-        decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
-        if not (positions or decoder_chosen or config.position_biased_input):
-            config.emd_layers, config.emd_input = 1, "hidden"
-            report.notes.append(
-                "the checkpoint has no absolute position table (transformers' own classes drop it), so masked-language "
-                "modelling decodes the plain last layer: emd_layers = 1, emd_input = 'hidden'"
-            )
-
-        for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors"):
-            kwargs.pop(name, None)
-        with_info = kwargs.pop("output_loading_info", False)
-        model, info = cls._load(source, None, *model_args, config=config, state_dict=state_dict, **own, **kwargs)
-        model.name_or_path = model.config.name_or_path = str(source)
-        report.complete({*model.state_dict()}, info)
-        if not report.loaded:
-            some = ", ".join(sorted(state_dict)[:3])
-            raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {some}")
-        if hasattr(model, "lm_predictions") and any(key.startswith("mask_predictions.") for key in state_dict):
-            report.notes.append(
-                "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill in masks; its generator "
-                "was: DebertaExtForPreTraining.from_checkpoints(...).generator, where the generator's file is beside it"
-            )
-        model.loading_report = report
-        logger.warning(f"{report.summary()}; model.loading_report has the list")
-        for note in report.notes:
-            logger.warning(note)
-        return (model, info) if with_info else model
-
-
-def _refuse_adapter_of_v1(source, download: dict):
-    """transformers would load the base of the adapter by itself, without splitting v1's fused weights."""
-    path = source and cached_file(
-        source,
-        "adapter_config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-        **download,
-    )
-    if not path:
-        return
-    base = read_json(path).get("base_model_name_or_path")
-    if base and (config_dict(base, {}) or {}).get("model_type") == "deberta":
-        raise ValueError(
-            f"{source} is an adapter for the official v1 checkpoint {base}: load that first, then the adapter, "
-            "peft.PeftModel.from_pretrained(model, adapter)"
-        )
-
-
-def config_dict(source, download: dict) -> dict | None:
-    """The config.json of a folder or repo; None without one.
-
-    Raises:
-        ValueError: it holds no JSON object.
-    """
-    try:
-        return json_object(source, PreTrainedConfig.get_config_dict, source, **download)[0]
-    except OSError:
-        # transformers loads weights alone where it is given a config, or says what is missing.
-        return None
 
 
 def _rows(table) -> int | None:

@@ -3,7 +3,6 @@
 """`push_to_hub`: weights, configuration, code, tokenizer and model card in one commit, from a model alone."""
 
 import json
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from .checkpoint_files import TOKENIZER_FILES, stale_weights
 from .configuration_deberta_ext import AUTO_MAP
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["AUTOMATIC", "new_card", "push_model", "stale_weights"]
+__all__ = ["AUTOMATIC", "new_card", "push_model"]
 
-# One file, shards, and their index. Not variants (model.fp16.safetensors), which nobody loads unasked.
-WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
-ADAPTER = re.compile(r"adapter_(config\.json|model\.(safetensors|bin))")
-TOKENIZER_FILES = {"tokenizer.json", "spm.model", "vocab.json", "vocab.txt"}
 # What transformers writes into a repository without a card of its own, config.push_to_hub and tokenizer.push_to_hub too.
 AUTOMATIC = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
@@ -104,7 +100,7 @@ def push_model(
         there = api.model_info(repo_id, revision=revision)
         published = {sibling.rfilename for sibling in there.siblings or ()}
 
-        has_tokenizer = bool(TOKENIZER_FILES & {*published, *files})
+        has_tokenizer = bool({*TOKENIZER_FILES} & {*published, *files})
         if not has_tokenizer:
             logger.warning(f"{repo_id} has no tokenizer: model.push_to_hub({repo_id!r}, tokenizer=tokenizer) brings it too")
         about = dict(tags=[*(model.model_tags or ()), *(tags or ())], has_tokenizer=has_tokenizer)
@@ -126,15 +122,6 @@ def push_model(
             # What was looked at: nobody's push in between is undone.
             parent_commit=there.sha,
         )
-
-
-def stale_weights(published: set[str], new: Any) -> list[str]:
-    """Files on the Hub that would be loaded instead of the `new` ones, or beside them: of a model its shards, index or whole
-    file of earlier, and an adapter, which would be put on top; of an adapter only an older one."""
-    new = {*new}
-    is_adapter = "adapter_config.json" in new
-    gone = [name for name in published - new if ADAPTER.fullmatch(name) or (not is_adapter and WEIGHTS.fullmatch(name))]
-    return sorted(gone)
 
 
 def _make_branch(api: HfApi, repo_id: str, revision: str, create_pr: bool):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .published_files import stale_weights
+from ..model.checkpoint_files import shown_size, stale_weights
 
-__all__ = ["FileChange", "PushReport", "compare_files", "is_same", "shown_size", "stale_graphs"]
+__all__ = ["FileChange", "PushReport", "compare_files", "is_same", "stale_graphs"]
 
 CHANGES = ("new", "changed", "deleted", "unchanged")
 
@@ -68,18 +68,6 @@ class PushReport:
                 f"{self.pull_request or self.url}: commit {self.commit}" + (f", tag {self.tag}" if self.tag else "")
             )
         return "\n".join(lines)
-
-
-def shown_size(size: int) -> str:
-    """ "812 B" or "1.2 MB": decimal, as on the Hub."""
-    if size < 1000:
-        return f"{size} B"
-    value = size / 1000
-    for unit in ("kB", "MB"):
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 def compare_files(files: Mapping[str, Path], there: Mapping[str, Any]) -> tuple[FileChange, ...]:

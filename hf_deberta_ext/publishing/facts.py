@@ -12,8 +12,8 @@ from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
     Tensor,
-    read_index,
     read_json,
+    read_shards,
     read_tensors,
     tokenizer_files,
 )
@@ -144,15 +144,11 @@ def _tensors(folder: Path, adapter: bool) -> dict[str, Tensor]:
     name = next((name for name in names if (folder / name).is_file()), "")
     if ".safetensors" not in name:
         return {}
-    try:
-        files = sorted({*read_index(folder / name).values()}) if name.endswith(".json") else [name]
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            if not (folder / file).is_file():
-                raise ValueError(f"{file} is not there, a part of the weights that {name} names")
-            tensors |= read_tensors(folder / file)
-    except ValueError as error:
-        raise ValueError(f"the weights in {folder}: {error}") from error
+    tensors: dict[str, Tensor] = {}
+    for file in read_shards(folder / name) if name.endswith(".json") else [name]:
+        if not (folder / file).is_file():
+            raise ValueError(f"{folder / file} is not there, a shard of the weights that {name} names")
+        tensors |= read_tensors(folder / file)
     return tensors
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from .card import PUBLISHED_LINES, UNPINNED_LINES, pin_loading_lines
 
 __all__ = [
-    "CODE_MARK", "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files", "stale_weights",
+    "CODE_MARK", "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files",
 ]  # fmt: skip
 
 # Second line of the code that goes with a model.
@@ -23,10 +24,7 @@ MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]\w*")
 # What is published of a model's folder and of these folders in it.
 MODEL_FILES = (
     "config.json", "generation_config.json",
-    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json",
-    "adapter_config.json", "adapter_model.*", "*.onnx", "*.onnx.data", "*.onnx_data",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spm.model",
-    "sentencepiece*.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template*",
+    *WEIGHT_PATTERNS, *TOKENIZER_PATTERNS, "*.onnx", "*.onnx.data", "*.onnx_data",
     "README.md", "LICENSE*", "*_results.json",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
@@ -57,11 +55,6 @@ LEFT_OUT = {
     "__pycache__/": "Python's cache",
     "*.part": "a file that was not written to its end",
 }
-# Weights of a model, whole or in shards, without variants (model.fp16.safetensors); and an adapter.
-WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
-ADAPTER = re.compile(r"adapter_(config\.json|model\.(safetensors|bin))")
-# Where a graph of ONNX has its weights.
-GRAPH_DATA = re.compile(r"(.*\.onnx)[._]data")
 NOT_OURS = "not a file of a model: --include {} adds it"
 # How a card loads a model that is a folder of a repository.
 PART_LINES = """from huggingface_hub import snapshot_download
@@ -190,22 +183,3 @@ def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned:
     whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
     note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
     return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
-
-
-def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
-    """Files in a repository that would be loaded instead of the `new` ones, or beside them, folder by folder: of a model its
-    shards, index or whole file of earlier, and an adapter, which would be put on top; of an adapter only an older one. And
-    the data of a graph of ONNX that is replaced; other graphs are models of their own."""
-    new, gone = {*new}, []
-    for name in sorted({*published} - new):
-        folder, slash, file = name.rpartition("/")
-        if (data := GRAPH_DATA.fullmatch(name)) and data[1] in new:
-            gone.append(name)
-            continue
-        beside = {other.removeprefix(folder + slash) for other in new if other.rpartition("/")[0] == folder}
-        is_adapter = "adapter_config.json" in beside
-        if not is_adapter and not any(WEIGHTS.fullmatch(other) for other in beside):
-            continue
-        if ADAPTER.fullmatch(file) or (not is_adapter and WEIGHTS.fullmatch(file)):
-            gone.append(name)
-    return gone

@@ -5,14 +5,14 @@ import contextlib
 import filecmp
 import json
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header
+
 __all__ = [
-    "checkpoint_step",
     "has_weights",
     "is_part",
     "remove_folder",
@@ -24,10 +24,6 @@ __all__ = [
 ]
 
 STATE_FILE, CONFIG_FILE, CARD = "trainer_state.json", "config.json", "README.md"
-# Without these no model is loaded from a folder; with an index, the shards that it names are.
-WEIGHTS = re.compile(
-    r"(model|adapter_model)(-\d+-of-\d+)?\.safetensors(\.index\.json)?|pytorch_model.*\.bin(\.index\.json)?"
-)
 SINGLE_WEIGHTS = (
     "model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin", "pytorch_model_fsdp.bin",
 )  # fmt: skip
@@ -69,8 +65,8 @@ def replaced_model(folder: Path) -> Iterator[Path]:
     part = _new_part(folder / "model")
     yield part
     files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
-    new = {name for name in files if WEIGHTS.fullmatch(str(name))}
-    old = {Path(file.name) for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)}
+    new = {name for name in files if is_weight_file(str(name))}
+    old = {Path(file.name) for file in folder.iterdir() if is_weight_file(file.name)}
     if old and (old != new or not all(filecmp.cmp(part / name, folder / name, shallow=False) for name in new)):
         # The index first: shards without it are no model.
         for name in sorted(old, key=_is_index, reverse=True):
@@ -121,15 +117,9 @@ def _is_index(name: Path) -> bool:
 # ------- reading
 
 
-def checkpoint_step(folder: Path) -> int:
-    """The step after which Trainer wrote a checkpoint, by its name; -1 for a folder of another name."""
-    number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
-    return int(number[1]) if number else -1
-
-
 def has_weights(folder: Path) -> bool:
     """Whether a model was saved into the folder: `replaced_model` puts its weights there last."""
-    return any(WEIGHTS.fullmatch(file.name) for file in folder.iterdir())
+    return any(is_weight_file(file.name) for file in folder.iterdir())
 
 
 def why_not_whole(checkpoint: Path) -> str | None:
@@ -172,26 +162,10 @@ def _why_cut(file: Path) -> str | None:
         if file.suffix == ".json":
             json.loads(file.read_text(encoding="utf-8"))
         elif file.suffix == ".safetensors":
-            _check_safetensors(file)
+            read_header(file)
         elif file.suffix in (".pt", ".pth", ".bin"):
             # torch.save writes the directory of its archive last.
             zipfile.ZipFile(file).close()
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return f"its {file.name} is cut"
     return None
-
-
-def _check_safetensors(file: Path):
-    """
-    Raises:
-        ValueError: the file does not end where its header says.
-    """
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        size = file.stat().st_size
-        if not 0 < length <= size - 8:
-            raise ValueError(f"{file} has no header")
-        header = json.loads(opened.read(length))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    if size != 8 + length + max(ends, default=0):
-        raise ValueError(f"{file} is cut")

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from .atomic_writes import checkpoint_step, is_part, replace_text, why_not_whole
+from ..model.checkpoint_files import checkpoint_step
+from .atomic_writes import is_part, replace_text, why_not_whole
 
 logger = logging.get_logger(__name__)
 

@@ -532,7 +532,9 @@ def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
     source = official()
     file = source / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:3000])
-    assert fails(source, out).startswith(f"{source} cannot be converted:\n  pytorch_model.bin is cut off or damaged")
+    assert fails(source, out).startswith(
+        f"{source} cannot be converted:\n  {source / 'pytorch_model.bin'} is truncated or damaged"
+    )
     (tmp_path / "empty" / "config.json").write_text('{"model_type": "bert"}')
     assert "config.json has model_type 'bert'" in fails(tmp_path / "empty", out)
     assert not out.exists()

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -357,7 +358,7 @@ def test_tensors_that_the_index_names_are_looked_for(tmp_path):
     problems = describe(str(folder))["problems"]
     assert problems == ["1 tensors that model.safetensors.index.json names are in no shard, such as ghost.weight"]
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert describe(str(folder))["problems"] == ["model.safetensors.index.json has no weight_map"]
+    assert describe(str(folder))["problems"][0].startswith("the weight_map of ")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -365,7 +366,7 @@ def test_a_safetensors_file_that_is_cut_off_is_told_from_its_header(keep, tmp_pa
     folder = write(tmp_path, "v3", microsoft("v3"), "model.safetensors")
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:keep])
-    assert "model.safetensors is cut off" in describe(str(folder))["problems"][0]
+    assert "model.safetensors is truncated" in describe(str(folder))["problems"][0]
 
 
 @pytest.mark.parametrize("keep", [10, 3000])
@@ -374,7 +375,7 @@ def test_a_bin_file_that_is_cut_off_is_told(keep, tmp_path):
     file = folder / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:keep])
     problem = describe(str(folder))["problems"][0]
-    assert problem.startswith(("pytorch_model.bin is cut off or damaged", "pytorch_model.bin is damaged"))
+    assert re.search(r"pytorch_model\.bin is (truncated or )?damaged", problem)
 
 
 def test_a_git_lfs_pointer_is_told(tmp_path):

@@ -16,7 +16,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.model.damaged_checkpoints import not_numbers
+from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -347,7 +347,9 @@ def test_a_file_that_is_cut_off_is_named(kind, file, length, tmp_path):
     """SafetensorError, EOFError, KeyError or "Invalid argument", and never a name."""
     path = whole(kind, file, tmp_path / "model")
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"no whole .* download or save it again|is damaged, or holds pickled") as error:
+    with pytest.raises(
+        ValueError, match=r"is truncated or damaged .* download or save it again|is damaged, or holds pickled"
+    ) as error:
         DebertaExtForMaskedLM.from_pretrained(tmp_path / "model")
     assert str(path) in str(error.value)
 
@@ -384,15 +386,15 @@ def test_a_folder_of_ours_with_the_weights_of_another_model_is_refused(tmp_path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON file"),
+        ("{", "is not JSON"),
         ("[]", "must hold a JSON object"),
-        ("{}", "must have a weight_map"),
-        ('{"weight_map": {"a": 5}}', "must have a weight_map"),
+        ("{}", "the weight_map of .* must name a file for each tensor"),
+        ('{"weight_map": {"a": 5}}', "must name a file for each tensor"),
         (
             '{"weight_map": {"a": "../secret.safetensors"}}',
-            r"names the file '\.\./secret\.safetensors', which is not beside it",
+            r"names the file '\.\./secret\.safetensors', which is not in the same folder",
         ),
-        ('{"weight_map": {"a": "..\\\\secret.safetensors"}}', "which is not beside it"),
+        ('{"weight_map": {"a": "..\\\\secret.safetensors"}}', "which is not in the same folder"),
     ],
 )
 @pytest.mark.parametrize("kind", ["v3", "ours"])
@@ -435,15 +437,15 @@ def test_narrow_weights_are_looked_at_as_well(dtype):
     """RuntimeError: promotion for float8 types is not supported; that is how quantized weights are stored."""
     model = torch.nn.Linear(600, 600)
     model.weight.data.fill_(400.0)
-    assert not_numbers(copy.deepcopy(model).to(dtype)) == []
+    assert nonfinite_parameters(copy.deepcopy(model).to(dtype)) == []
     model.weight.data[3, 5] = torch.nan
-    assert not_numbers(model.to(dtype)) == ["weight"]
+    assert nonfinite_parameters(model.to(dtype)) == ["weight"]
 
 
 def test_a_damaged_adapter_configuration_is_named(tmp_path):
     path = whole("ours", "model.safetensors", tmp_path / "model").parent / "adapter_config.json"
     path.write_text("{")
-    with pytest.raises(ValueError, match="is no JSON file") as error:
+    with pytest.raises(ValueError, match="is not JSON") as error:
         DebertaExtForMaskedLM.from_pretrained(path.parent)
     assert str(path) in str(error.value)
 

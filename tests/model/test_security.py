@@ -109,6 +109,12 @@ def test_the_scan_finds_what_code_could_touch(code):
 
 LOADING, SAVING, PUSHING = "reads the checkpoint", "saves the model's code with it", "a push, which the user asks for"
 JUSTIFIED = {
+    ("checkpoint_files.py", "", "pickle"): "for the name of its error",
+    ("checkpoint_files.py", "read_header", "open"): LOADING,
+    ("checkpoint_files.py", "read_json", "read_text"): LOADING,
+    ("checkpoint_files.py", "read_weights", "load_file"): LOADING,
+    ("checkpoint_files.py", "refuse_pointer", "open"): LOADING,
+    ("checkpoint_loading.py", "refuse_adapter_of_v1", "cached_file"): LOADING,
     ("checkpoint_layouts.py", "read_generator", "cached_file"): LOADING,
     ("checkpoint_layouts.py", "read_state_dict", "cached_file"): LOADING,
     ("configuration_deberta_ext.py", "_beginning", "read_text"): SAVING,
@@ -118,10 +124,6 @@ JUSTIFIED = {
     ("configuration_deberta_ext.py", "copy_code", "glob"): SAVING,
     ("configuration_deberta_ext.py", "copy_code", "mkdir"): SAVING,
     ("configuration_deberta_ext.py", "save_pretrained", "glob"): SAVING,
-    ("damaged_checkpoints.py", "", "pickle"): "for the name of its error",
-    ("damaged_checkpoints.py", "read_json", "open"): LOADING,
-    ("damaged_checkpoints.py", "read_weights", "load_file"): LOADING,
-    ("pretrained_model.py", "_refuse_adapter_of_v1", "cached_file"): LOADING,
     ("publishing.py", "_card", "hf_hub_download"): PUSHING,
     ("publishing.py", "_card", "read_text"): PUSHING,
     ("publishing.py", "_make_branch", "HfApi"): PUSHING,
@@ -137,7 +139,7 @@ def test_shipped_code_touches_what_is_listed_and_nothing_else():
 
 
 def test_pickle_is_imported_for_its_error_alone():
-    tree = ast.parse((CODE / "damaged_checkpoints.py").read_text(encoding="utf-8"))
+    tree = ast.parse((CODE / "checkpoint_files.py").read_text(encoding="utf-8"))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"}
     assert used == {"UnpicklingError"}
 

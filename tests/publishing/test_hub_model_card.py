@@ -475,19 +475,19 @@ def header(text):
         ("config.json", b"{", "config.json is not JSON"),
         ("config.json", b"[1]", "config.json must hold a JSON object, not a list"),
         ("trainer_state.json", b"{", "trainer_state.json is not JSON"),
-        ("model.safetensors", b"", "model.safetensors is cut off within its header, after 0 bytes"),
+        ("model.safetensors", b"", "model.safetensors is truncated within its header, after 0 bytes"),
         ("model.safetensors", header(b"no json"), "model.safetensors is no safetensors file: its header is not JSON"),
         ("model.safetensors", header(b"[1]"), "model.safetensors is no safetensors file: its header is a JSON list"),
         ("model.safetensors", header(b'{"a": {}}'), "model.safetensors is damaged"),
         (
             "model.safetensors",
             header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}') + b"1234",
-            "model.safetensors is cut off: 73 bytes, where its header tells of 77",
+            "model.safetensors is truncated: 73 bytes, expected 77 by its header",
         ),
         (
             "model.safetensors.index.json",
             b'{"weight_map": ["a"]}',
-            "weight_map of model.safetensors.index.json must",
+            "model.safetensors.index.json must name a file",
         ),
         (
             "model.safetensors.index.json",

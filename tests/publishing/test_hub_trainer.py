@@ -9,7 +9,7 @@ from local_hub import LocalHub
 from test_push_to_hub import OLD
 from test_trainer_push import make_trainer
 
-from hf_deberta_ext.publishing.published_files import stale_weights
+from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 REPO = "user/run"

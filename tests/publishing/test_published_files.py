@@ -4,9 +4,10 @@
 import pytest
 
 from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.model.configuration_deberta_ext import CODE_MARK as MARK_OF_THE_MODEL
 from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
-from hf_deberta_ext.publishing.published_files import CODE_MARK, published_card, published_files, stale_weights
+from hf_deberta_ext.publishing.published_files import CODE_MARK, published_card, published_files
 
 CODE = f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n"
 MODEL = (

@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import publishing
-from hf_deberta_ext.publishing import published_files, write_model_card
+from hf_deberta_ext.model.checkpoint_files import stale_weights
+from hf_deberta_ext.publishing import write_model_card
 from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
@@ -229,15 +230,9 @@ def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub
     assert ("model.safetensors" in repo.files()) == shards
 
 
-@pytest.mark.parametrize("new", [{"model.safetensors"}, {"adapter_config.json", "adapter_model.bin"}, {"config.json"}])
-def test_the_code_that_travels_and_the_trainers_agree_on_what_is_stale(new):
-    expected = publishing.stale_weights({*OLD}, new)
-    assert published_files.stale_weights(OLD, new) == ([] if new == {"config.json"} else expected)
-
-
 def test_an_adapter_replaces_an_adapter_only():
     new = {"adapter_config.json", "adapter_model.bin"}
-    assert publishing.stale_weights({*OLD}, new) == ["adapter_model.safetensors"]
+    assert stale_weights({*OLD}, new) == ["adapter_model.safetensors"]
 
 
 def test_stale_weights_are_looked_for_folder_by_folder():
@@ -247,7 +242,7 @@ def test_stale_weights_are_looked_for_folder_by_folder():
         "discriminator/model.safetensors.index.json",
         "discriminator/model-00001-of-00001.safetensors",
     ]
-    assert published_files.stale_weights(there, new) == ["discriminator/model.safetensors"]
+    assert stale_weights(there, new) == ["discriminator/model.safetensors"]
 
 
 # ------- cards
