@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..analysis.plots import plot_comparison, plot_curves
-from ..data.tables import named_files, shown_files
+from ..data.files import named_files, shown_files
 from ..publishing.card import shown_source
 from ..training.atomic_writes import replace_text
 from ..training.batch_size import hardware_facts

@@ -682,7 +682,7 @@ def test_nested_files_with_mistakes_are_refused(tmp_path):
         data(train_file=[str(file)])
 
 
-@pytest.mark.parametrize("content, message", [("", "is empty"), ("{", "not JSON")])
+@pytest.mark.parametrize("content, message", [("", "has no rows"), ("{", "not JSON")])
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_files_that_hold_nothing_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.tables import check_cells, check_columns, read_files, read_hub, shown_files
+from ...data.columns import check_cells, check_columns
+from ...data.files import read_files, shown_files
+from ...data.hub import read_hub
 
 if TYPE_CHECKING:
     from datasets import Dataset

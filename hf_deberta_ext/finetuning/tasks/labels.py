@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers.utils import logging
 
-from ...data.tables import cells, label_order
+from ...data.columns import cells, label_order
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -19,7 +19,9 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
 
-from ...data.tables import FLAGS, check_columns, first, read_files, read_hub, shown_files
+from ...data.columns import check_columns, first
+from ...data.files import FLAGS, read_files, shown_files
+from ...data.hub import read_hub
 from ...training.flags import option
 from ..arguments import DataArguments
 from ..input_lengths import longest_input

@@ -8,7 +8,7 @@ second segment of each choice, the number of the right one or None, and the grou
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...data.tables import as_numbers, check_cells, check_columns
+from ...data.columns import as_numbers, check_cells, check_columns
 from .race import LETTERS, choice_list
 
 if TYPE_CHECKING:

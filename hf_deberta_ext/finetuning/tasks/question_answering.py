@@ -16,7 +16,8 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 from transformers.utils import logging
 
-from ...data.tables import read_hub, shown_files
+from ...data.files import shown_files
+from ...data.hub import read_hub
 from ...training.flags import option
 from ..arguments import DataArguments, ModelArguments
 from ..input_lengths import longest_input

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.tables import check_cells, check_columns
+from ...data.columns import check_cells, check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset

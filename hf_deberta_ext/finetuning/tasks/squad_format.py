@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
-from ...data.tables import check_cells, check_columns, first, read_files
+from ...data.columns import check_cells, check_columns, first
+from ...data.files import read_files
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...data.tables import as_numbers, cells, check_cells, check_columns
+from ...data.columns import as_numbers, cells, check_cells, check_columns
 from ..arguments import ModelArguments
 from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, TaskData

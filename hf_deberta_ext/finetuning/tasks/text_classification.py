@@ -11,7 +11,9 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 from transformers.utils import logging
 
-from ...data.tables import FLAGS, cells, check_cells, check_columns, first, named_files, read_files, read_hub, shown_files
+from ...data.columns import cells, check_cells, check_columns, first
+from ...data.files import FLAGS, named_files, read_files, shown_files
+from ...data.hub import read_hub
 from ...training.flags import option
 from ..arguments import DataArguments, ModelArguments
 from ..input_lengths import longest_input

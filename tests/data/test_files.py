@@ -4,6 +4,7 @@
 import gzip
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,17 +13,10 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from hf_deberta_ext.data.tables import (
-    as_numbers,
-    check_cells,
-    check_columns,
-    first,
-    label_order,
-    named_files,
-    read_files,
-    read_hub,
-    shown_files,
-)
+from hf_deberta_ext.data.columns import as_numbers, check_cells, check_columns, first, label_order
+from hf_deberta_ext.data.files import named_files, read_files, shown_files
+from hf_deberta_ext.data.hub import read_hub
+from hf_deberta_ext.pretraining import load_corpus
 
 ROWS = [
     {"sentence": "so", "label": 1},
@@ -227,6 +221,52 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
         read_hub(str(folder), "no_such_config", splits, arguments)
 
 
+# ------- pre-training and fine-tuning read alike
+
+
+def read_twice(path):
+    """The column "text" as pre-training and as fine-tuning reads it, or the two messages."""
+    results = []
+    for read in (lambda: load_corpus(path, streaming=True), lambda: read_files(path, what="--train_file")):
+        try:
+            results.append([row["text"] for row in read()])
+        except ValueError as error:
+            results.append(str(error).removeprefix("--train_file: "))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.tsv", 'text\tlabel\n"Hello" she said\t1\n"Bye\t0\n', ['"Hello" she said', '"Bye']),
+        ("a.json", '{"version": 1, "data": [{"text": "A"}, {"text": "B"}]}', ["A", "B"]),
+        ("a.json", '{"text": "A"}\n\n{"text": "B"}\n', ["A", "B"]),
+        ("a.json", '{\n "text": "A"\n}\n', ["A"]),
+        ("a.jsonl", '[{"text": "A"},\n{"text": "B"}]', ["A", "B"]),
+        ("a.jsonl", r'{"text": "half \ud83d, whole \ud83d\ude00"}', ["half ?, whole 😀"]),
+    ],
+    ids=["quotes_in_tsv", "data", "lines_in_json", "one_object", "list_in_jsonl", "half_a_surrogate_pair"],
+)
+def test_a_file_has_the_same_texts_for_pretraining_and_fine_tuning(tmp_path, name, text, expected):
+    assert read_twice(write(tmp_path / name, text)) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "text,label,text\nA,1,B\n", "the header of .*a.csv has the column 'text' twice"),
+        ("a.tsv", 'text\tlabel\n"two\tcells"\t1\n', "line 2 of .*a.tsv has 3 cells, its header 2"),
+        ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
+        ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be an object .*got 7"),
+        ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be an object .*got 7"),
+        ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
+    ],
+)
+def test_a_file_is_refused_alike_by_pretraining_and_fine_tuning(tmp_path, name, text, message):
+    pretraining, fine_tuning = read_twice(write(tmp_path / name, text))
+    assert pretraining == fine_tuning and re.search(message, pretraining)
+
+
 # ------- errors
 
 
@@ -234,27 +274,28 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "x", "must end in .csv, .tsv"),
-        ("a.csv", "", "is empty"),
-        ("a.csv.gz", "", "is empty"),
-        ("a.jsonl", "\n \n", "is empty"),
-        ("a.csv", "sentence,label\n", "a header but no rows"),
-        ("a.tsv", "sentence\tlabel\n\n", "a header but no rows"),
+        ("a.txt", "x", "a.txt must end in .jsonl, .json, .csv, .tsv, .parquet"),
+        ("a.csv", "", "has no rows; expected a header and a row on each line after it"),
+        ("a.csv.gz", "", "a.csv.gz has no rows"),
+        ("a.jsonl", "\n \n", "has no rows; expected one object a line"),
+        ("a.csv", "sentence,label\n", "a.csv has no rows"),
+        ("a.tsv", "sentence\tlabel\n\n", "a.tsv has no rows"),
         ("a.json", "[]", "no rows"),
         ("a.json", '{"data": []}', "no rows"),
-        ("a.csv", "sentence,label\nx,1\ny\n", "line 3 of .* has 1 cells, its header 2"),
-        ("a.tsv", "sentence\tlabel\nx\t1\ty\n", "line 2 of .* has 3 cells, its header 2"),
+        ("a.csv", "sentence,label\nx,1\ny\n", "line 3 of .*a.csv has 1 cells, its header 2 .*put quotes"),
+        ("a.tsv", "sentence\tlabel\nx\t1\ty\n", "line 2 of .* has 3 cells, its header 2 .*write .* to .csv"),
         ("a.csv", "x,x\n1,2\n", "'x' twice"),
-        ("a.csv", 'sentence,label\n"never closed,1\n', "is not csv"),
+        ("a.csv", 'sentence,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data; .*quote"),
         ("a.csv", 'sentence,label\n"He" said,1\n', "line 2 of .* is not csv"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is not JSON"),
-        ("a.json", '[{"a": 1}, {"a"]', "is not JSON"),
+        ("a.json", '[{"a": 1}, {"a"]', "a.json is not JSON: .*expected one object a line"),
+        ("a.json", '{"a"\n{"a": 1}\n', "a.json is not JSON: .* line 2"),
         ("a.jsonl", '{"a": 1}\n[1]\n', r"line 2 of .* must be an object .* got \[1\]"),
         ("a.json", '["text"]', "row 1 of .* must be an object"),
-        ("a.csv", b"sentence,label\ncaf\xe9,1\n", "is not UTF-8"),
+        ("a.csv", b"sentence,label\ncaf\xe9,1\n", r"a.csv is not UTF-8: byte 18 \(line 2\) is 0xe9"),
         ("a.parquet", b"no parquet", "cannot be read as parquet"),
-        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "column 'a' .* a whole number before row 3, which has 'x'"),
-        ("a.jsonl", '{"a": 99999999999999999999999}\n', "column 'a' cannot be read"),
+        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "'a' .* a whole number before row 3 of .*a.jsonl, which has 'x'"),
+        ("a.jsonl", '{"a": 99999999999999999999999}\n', "column 'a' of a.jsonl: "),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(tmp_path, name, text, message):
@@ -265,18 +306,18 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, name, text, message):
 
 def test_damaged_gzip_is_named(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="damaged, or is not gzip"):
+    with pytest.raises(ValueError, match=r"--train_file: .*a\.csv\.gz is damaged or is not gzip"):
         rows_of(tmp_path / "a.csv.gz")
     whole = gzip.compress(csv(ROWS).encode())
     (tmp_path / "a.csv.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="damaged, or is not gzip"):
+    with pytest.raises(ValueError, match=r"--train_file: .*a\.csv\.gz is damaged or is not gzip"):
         rows_of(tmp_path / "a.csv.gz")
 
 
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match="--train_file: there is no file"):
         rows_of(tmp_path / "none.csv")
-    with pytest.raises(ValueError, match=r"takes files, but .* is a folder"):
+    with pytest.raises(ValueError, match=r"--train_file: expected a file, but .* is a folder"):
         rows_of(tmp_path)
     with pytest.raises(ValueError, match="--train_file names no file"):
         rows_of()
@@ -285,7 +326,7 @@ def test_files_that_are_not_there(tmp_path):
 def test_files_of_other_columns_cannot_be_joined(tmp_path):
     one = write(tmp_path / "a.jsonl", jsonl(ROWS))
     two = write(tmp_path / "b.jsonl", jsonl([{"sentence": "x"}]))
-    with pytest.raises(ValueError, match="not the same columns: label in one only"):
+    with pytest.raises(ValueError, match="not the same columns: label in one of them only"):
         rows_of(one, two)
 
 

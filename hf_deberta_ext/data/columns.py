@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of a data set: checks that name the row at fault before anything is trained, and their cells."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
+
+TYPE_NAMES = {
+    str: "text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object",
+}  # fmt: skip
+
+
+def cells(rows: "Dataset", column: str) -> list[Any]:
+    """The cells of a column. A `datasets` column is lazy: to go through it reads row by row, in many times as long."""
+    return rows.with_format(None)[column][:]
+
+
+def check_columns(rows: "Dataset", columns: Sequence[str], *, what: str, flag: str | None = None):
+    """
+    Args:
+        what (`str`): where the rows are from ("--train_file").
+        flag (`str`, *optional*): the one by which another column can be named ("--label_column").
+    Raises:
+        ValueError: one of `columns` is not there; lists those that are.
+    """
+    missing = [column for column in columns if column not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"{what} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, rows.column_names))}"
+            + (f" (name another with {flag})" if flag else "")
+        )
+
+
+def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, what: str):
+    """
+    Args:
+        kind: what each cell must be: str, int, float, list, ... or several; True is no int.
+        what (`str`): where the rows are from ("--train_file").
+    Raises:
+        ValueError: a cell is None or of another type. Row (from 1), column and cell are named.
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    table = rows.data.column(column)
+    if kinds == (str,) and str(table.type) in ("string", "large_string") and table.null_count == 0:
+        return
+    for number, cell in enumerate(cells(rows, column), start=1):
+        if not isinstance(cell, kinds) or (isinstance(cell, bool) and bool not in kinds):
+            shown = repr(cell) if len(repr(cell)) <= 80 else repr(cell)[:77] + "..."
+            expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
+            raise ValueError(f"row {number} of {what} has {shown} in the column {column!r}, expected {expected}")
+
+
+def first(rows: "Dataset", count: int | None) -> "Dataset":
+    """The first `count` rows, or all where there are fewer or `count` is None.
+
+    Raises:
+        ValueError: `count` is below 1.
+    """
+    if count is not None and count < 1:
+        raise ValueError(f"at least one example must be taken, got {count}")
+    if count is None or count >= len(rows):
+        return rows
+    return rows.select(range(count))
+
+
+def as_numbers(rows: "Dataset", column: str) -> "Dataset":
+    """`rows` with the texts of a column as numbers (ints, or else floats), if all are: for labels of .csv and .tsv."""
+    from datasets import Value
+
+    texts = cells(rows, column)
+    for kind, dtype in ((int, "int64"), (float, "float64")):
+        try:
+            if all(isinstance(text, str) for text in texts) and [kind(text) for text in texts]:
+                return rows.cast_column(column, Value(dtype))
+        except (ValueError, OverflowError):
+            continue
+    return rows
+
+
+def label_order(labels: Iterable[Any], *, what: str) -> list[Any]:
+    """Each label once, numbers in the order of numbers and texts in that of texts (of numbers, where all read as such).
+
+    Raises:
+        ValueError: some are text and some numbers.
+    """
+    distinct = {*labels}
+    texts = [label for label in distinct if isinstance(label, str)]
+    if texts and len(texts) < len(distinct):
+        number = min(label for label in distinct if not isinstance(label, str))
+        raise ValueError(f"{what} has labels that are text and labels that are numbers: {min(texts)!r} and {number!r}")
+    if texts and all(label.removeprefix("-").isdecimal() for label in texts):
+        return sorted(texts, key=lambda label: (int(label), label))
+    return sorted(distinct)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of the Hub, in its cache, or in a folder that `datasets` reads."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["load_hub_dataset", "read_hub"]
+
+PROBE_SECONDS = 10
+
+
+def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], arguments: Any) -> dict[str, "Dataset"]:
+    """Splits of a data set for fine-tuning.
+
+    Args:
+        name (`str`): Hub id, or a folder that `datasets.load_dataset` reads.
+        config (`str`, *optional*): which of its configurations.
+        splits: our names -> its names for each, the first of which that it has is used: {"validation": ["validation",
+            "dev"]}. A split that it has under none of them is left out.
+        arguments (`DataArguments`): cache_dir, token and data_revision are used.
+    Raises:
+        ValueError: it cannot be reached, or has no such configuration, or none of the splits. Says how to go on.
+    """
+    loaded = load_hub_dataset(
+        name, config, cache_dir=arguments.cache_dir, token=arguments.token, revision=arguments.data_revision,
+        alternative="; local files are read by --train_file, --validation_file and --test_file",
+    )  # fmt: skip
+    names = {split: next((name for name in candidates if name in loaded), None) for split, candidates in splits.items()}
+    chosen = {split: loaded[name] for split, name in names.items() if name is not None}
+    if not chosen:
+        expected = ", ".join(sorted({name for candidates in splits.values() for name in candidates}))
+        raise ValueError(f"the data set {_shown(name, config)} has none of the splits {expected}, but {', '.join(loaded)}")
+    return chosen
+
+
+def load_hub_dataset(
+    name: str,
+    config: str | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    alternative: str = "",
+    **options: Any,
+) -> Any:
+    """`datasets.load_dataset`, with errors of one line, and at once where the Hub does not answer.
+
+    Args:
+        alternative (`str`): end of the messages, another way to give the data.
+        options: other arguments of `load_dataset`: split, streaming, cache_dir, num_proc.
+    Raises:
+        ValueError: it cannot be reached, or has no such configuration or split, or cannot be read. Says how to go on.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub import HfApi, is_offline_mode
+
+    shown = _shown(name, config)
+    is_folder = os.path.isdir(name)
+    if not is_folder and not is_offline_mode():
+        try:
+            # Without a network, load_dataset would try for half a minute.
+            HfApi(token=token).dataset_info(name, revision=revision, timeout=PROBE_SECONDS)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no answer')}"
+            raise ValueError(
+                f"the data set {shown} cannot be loaded from the Hub ({reason}); for one that is in the cache set "
+                f"HF_HUB_OFFLINE=1{alternative}"
+            ) from error
+    try:
+        return load_dataset(name, config, token=token, revision=revision, **options)
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        # Missing, not in the cache, no such configuration, damaged, or a loading script, which datasets no longer runs.
+        place = "in the cache (HF_HUB_OFFLINE=1 is set)" if is_offline_mode() else "on the Hub"
+        place = "in the folder" if is_folder else place
+        reason = f"{error} {error.__cause__ or ''}".strip()
+        if "scripts are no longer supported" in reason:
+            alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
+        raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place}){alternative}") from error
+
+
+def _shown(name: str, config: str | None) -> str:
+    return repr(name) + (f" ({config})" if config else "")
