@@ -251,6 +251,21 @@ def test_embeddings_are_quantised_when_asked_for(classifier, tmp_path):
         assert row.difference < INT8 * row.largest
 
 
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_sums_of_int8_products_fit_16_bits(embeddings, classifier, tmp_path):
+    """A CPU without VNNI adds two products of an unsigned and a signed byte in 16 bits, and saturates there."""
+    _, file = classifier
+    proto = onnx.load(quantise_onnx(file, tmp_path / "int8.onnx", embeddings=embeddings))
+    weights = [tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    largest = [int(np.abs(onnx.numpy_helper.to_array(tensor).astype(int)).max()) for tensor in weights]
+    # Zero points are int8 too.
+    assert len(weights) > 10 and 2 * 255 * max(largest) <= 2**15 - 1
+    # No bit of the seven is given away.
+    assert max(largest) >= 63
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    assert metadata["quantisation"] == "int8 weights, dynamic" and metadata["reduce_range"] == "true"
+
+
 def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_path):
     model, file = classifier
     big = tmp_path / "big.onnx"
