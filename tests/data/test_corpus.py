@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import time
 
 import pytest
 
@@ -216,17 +215,18 @@ def test_a_missing_file_is_named_with_the_working_directory(source):
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["offline", "no_network"])
-def test_what_may_be_a_data_set_is_reported_as_both_and_at_once(monkeypatch, online):
+def test_what_may_be_a_data_set_is_reported_as_both(monkeypatch, online):
+    """Without a network `load_dataset`, which tries again for half a minute, is not called."""
+
     def unreachable(*args, **options):
         raise OSError("no network")
 
     if online:
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: pytest.fail("load_dataset was called"))
         monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
         monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
-    start = time.perf_counter()
     with pytest.raises(FileNotFoundError, match=r"no file or folder owner/none .* the data set 'owner/none' cannot be"):
         load_corpus("owner/none")
-    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])

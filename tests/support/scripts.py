@@ -3,7 +3,6 @@
 
 import argparse
 import importlib.util
-import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 
 from transformers import HfArgumentParser
 
-__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of", "processor_time"]
+__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {file.stem: file for file in sorted((ROOT / "examples").glob("*.py"))}
@@ -61,9 +60,3 @@ def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
             return {name: value for group in groups for name, value in vars(group).items()}
     # The command line returns its status.
     raise SystemExit(f"{program} refused its flags")
-
-
-def processor_time() -> float:
-    """Seconds of the processor that child processes have taken which ended: other processes of the machine add nothing."""
-    times = os.times()
-    return times.children_user + times.children_system
