@@ -22,9 +22,9 @@ from a folder that run_mlm.py made):
         --max_steps 5 --output_dir tiny
 
 Any model of AutoModelForSequenceClassification will do. A run that was stopped goes on with the same command and
-`--resume_from_checkpoint last`; on CPU its weights are those of a run that was not stopped, to the last bit. The output
-folder holds model and tokenizer, README.md (the model card), curves.png, train_, eval_, predict_ and all_results.json,
-predictions, run_arguments.json (what a resumed run must repeat) and checkpoints.
+`--resume_from_checkpoint last`; on the same CPU, with as many threads, its weights are those of a run that was not stopped,
+to the last bit. The output folder holds model and tokenizer, README.md (the model card), curves.png, train_, eval_,
+predict_ and all_results.json, predictions, run_arguments.json (what a resumed run must repeat) and checkpoints.
 """
 
 from typing import Any

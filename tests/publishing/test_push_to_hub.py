@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from local_hub import LocalHub
+from rounding import assert_equal_outputs, equal_outputs
 from test_remote_code import FILES, HEADS, save_tokenizer, tiny_inputs, tiny_model
 from transformers import AutoTokenizer
 
@@ -87,12 +88,6 @@ def read_back(hub, folder, jobs, token="hf_write"):
 def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):
     kwargs = {key: more.pop(key) for key in ("revision", "token") if key in more}
     return {"name": name, "kind": "model", "repo": repo, "auto": auto, "inputs": tiny_inputs(auto), "kwargs": kwargs} | more
-
-
-def assert_same(got, expected):
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(got[name], value), name
 
 
 def metadata_and_text(card):
@@ -413,27 +408,27 @@ def published(tmp_path_factory):
 def test_every_head_answers_as_it_did_before_it_was_pushed(published, auto):
     _, models, _, _, results = published
     assert results[auto]["class"] == HEADS[auto].__name__ and results[auto]["missing"] == []
-    assert_same(results[auto]["answers"], answers(models[auto], auto))
+    assert_equal_outputs(results[auto]["answers"], answers(models[auto], auto))
 
 
 @pytest.mark.parametrize("name", ["pinned", "short", "tag", "pinned again", "old", "private", "again", "pushed from there"])
 def test_a_pinned_revision_runs_the_code_and_the_weights_of_then(published, name):
     _, models, _, _, results = published
     assert "error" not in results[name], results[name]
-    assert_same(results[name]["answers"], answers(models["AutoModelForMaskedLM"]))
+    assert_equal_outputs(results[name]["answers"], answers(models["AutoModelForMaskedLM"]))
 
 
 @pytest.mark.parametrize("name", ["main", "newer"])
 def test_the_branch_runs_newer_code(published, name):
     _, models, _, _, results = published
     expected = answers(models["AutoModelForMaskedLM"])["logits"] + 1
-    assert torch.equal(results[name]["answers"]["logits"], expected)
+    assert equal_outputs(results[name]["answers"]["logits"], expected)
 
 
 @pytest.mark.parametrize("name", ["branch", "pull request"])
 def test_branches_and_pull_requests_are_models_of_their_own(published, name):
     _, _, other, _, results = published
-    assert_same(results[name]["answers"], answers(other))
+    assert_equal_outputs(results[name]["answers"], answers(other))
 
 
 def test_a_private_repository_is_refused_without_a_token(published):
