@@ -56,7 +56,7 @@ from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
 from hf_deberta_ext.publishing.card import shown_source
 from hf_deberta_ext.tokenization import check_tokenizer
-from hf_deberta_ext.training.atomic_writes import replaced_model
+from hf_deberta_ext.training.checkpoints import replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import fixed_arguments, given_flags, option, refuse_unknown
 from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint

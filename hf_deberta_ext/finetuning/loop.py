@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, TrainerState, set_seed
 from transformers.utils import logging
 
 from ..sift import SiftArguments, embedding_norm
-from ..training.atomic_writes import has_weights
+from ..training.checkpoints import has_weights
 from ..training.distributed import leave_together
 from ..training.flags import fixed_arguments
 from ..training.user_errors import ExitOnUserError

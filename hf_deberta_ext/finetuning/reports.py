@@ -14,8 +14,8 @@ from transformers.utils import logging
 from ..analysis.plots import plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
 from ..publishing.card import shown_source
-from ..training.atomic_writes import replace_text
 from ..training.batch_size import hardware_facts
+from ..training.checkpoints import replace_text
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .cards import TaskFacts, task_limits, write_seeds_card, write_task_card
 from .input_lengths import longest_row

@@ -13,9 +13,9 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from ..sift import SiftArguments, SiftTrainer
-from ..training.checkpoint_trainer import CheckpointTrainer
 from ..training.finite_loss import check_loss
 from ..training.hub_trainer import HubTrainer
+from ..training.trainer import CheckpointTrainer
 from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "set_prefix"]

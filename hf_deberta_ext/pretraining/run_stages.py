@@ -13,8 +13,8 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card import shown_source
 from ..publishing.card_metadata import is_hub_id
 from ..tokenization import check_tokenizer, load_tokenizer
-from ..training.atomic_writes import replace_text, replaced_folder
 from ..training.batch_size import hardware_facts, versions
+from ..training.checkpoints import replace_text, replaced_folder
 from ..training.run_folder import TOKENIZER_FOLDER
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream

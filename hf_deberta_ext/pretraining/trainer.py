@@ -13,10 +13,10 @@ import torch
 from transformers import EvalPrediction, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from ..training.checkpoint_trainer import CheckpointTrainer
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
 from ..training.finite_loss import check_loss
 from ..training.hub_trainer import HubTrainer
+from ..training.trainer import CheckpointTrainer
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 

@@ -10,7 +10,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
-from .atomic_writes import is_part, replace_text, why_not_whole
+from .checkpoints import is_part, replace_text, why_not_whole
 
 logger = logging.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.atomic_writes import why_not_whole
+from hf_deberta_ext.training.checkpoints import why_not_whole
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)

@@ -23,7 +23,7 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.atomic_writes import why_not_whole
+from hf_deberta_ext.training.checkpoints import why_not_whole
 
 SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
 PARTS = ("discriminator", "generator")

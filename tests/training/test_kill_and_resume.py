@@ -23,7 +23,7 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.reports import report_seeds
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
-from hf_deberta_ext.training.atomic_writes import why_not_whole
+from hf_deberta_ext.training.checkpoints import why_not_whole
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):

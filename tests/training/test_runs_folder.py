@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deberta_ext.training import atomic_writes as whole_files
-from hf_deberta_ext.training.atomic_writes import (
+from hf_deberta_ext.training import checkpoints as whole_files
+from hf_deberta_ext.training.checkpoints import (
     has_weights,
     remove_folder,
     replace_text,

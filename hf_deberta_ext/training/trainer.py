@@ -13,7 +13,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
-from .atomic_writes import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
+from .checkpoints import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
 
 logger = logging.get_logger(__name__)
 
