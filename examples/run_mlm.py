@@ -53,11 +53,11 @@ from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.tokenization import check_tokenizer
+from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
-from hf_deberta_ext.training.flags import fixed_arguments, refuse_unknown
-from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.flags import refuse_unknown
+from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, begin_run, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
-from hf_deberta_ext.training.weights import readable_weights
 
 
 def main(argv: list[str] | None = None):
@@ -84,9 +84,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
         tokenizer, tokenizer_facts = stages.get_tokenizer(model_args, data_args)
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
-        weights = ("mlm_weight", "nsp_weight", "sop_weight", "sbo_weight")
-        fixed = fixed_arguments((model_args, data_args, masking_args), args, weights)
-        begin_run(args.output_dir, fixed, checkpoint is not None)
+        arguments = repeated_arguments((model_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
+        begin_run(args.output_dir, arguments, checkpoint is not None)
     corpus, held_out = stages.corpora(data_args, model_args)
 
     # 2. Tokenizer and model

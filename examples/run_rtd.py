@@ -56,12 +56,11 @@ from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
 from hf_deberta_ext.publishing.card import shown_source
 from hf_deberta_ext.tokenization import check_tokenizer
-from hf_deberta_ext.training.checkpoints import replaced_model
+from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
-from hf_deberta_ext.training.flags import fixed_arguments, given_flags, option, refuse_unknown
-from hf_deberta_ext.training.run_folder import begin_run, resume_checkpoint
+from hf_deberta_ext.training.flags import given_flags, option, refuse_unknown
+from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, begin_run, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
-from hf_deberta_ext.training.weights import readable_weights
 
 DISCRIMINATOR_ARGUMENTS = (
     "discriminator_learning_rate",
@@ -127,8 +126,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
         groups = (model_args, joint_args, data_args, masking_args)
-        fixed = fixed_arguments(groups, args, ["stepping", "max_grad_norm", *DISCRIMINATOR_ARGUMENTS])
-        begin_run(args.output_dir, fixed, checkpoint is not None)
+        begin_run(args.output_dir, repeated_arguments(groups, args, free=BATCH_ARGUMENTS), checkpoint is not None)
     corpus, held_out = stages.corpora(data_args, model_args)
 
     # 2. Tokenizer and model

@@ -215,7 +215,7 @@ def _run(folder: Path) -> dict[str, Any]:
             resume_checkpoint(folder, str(folder))
         except ValueError:
             facts["trainer_state"] = "cut off"
-            facts["missing"] = ["a whole checkpoint: training cannot be resumed from here"]
+            facts["missing"] = ["a complete checkpoint: training cannot be resumed from here"]
     checkpoints = sorted((file for file in folder.glob("checkpoint-*") if checkpoint_step(file) >= 0), key=checkpoint_step)
     if not checkpoints and not (folder / ARGUMENTS_FILE).exists():
         return facts

@@ -5,7 +5,6 @@ A script is the name of its data class: `main(TextClassificationData, TextClassi
 """
 
 import copy
-import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ from torch import nn
 from transformers import PretrainedConfig, TrainerState, set_seed
 from transformers.utils import logging
 
-from ..sift import SiftArguments, embedding_norm
+from ..sift import embedding_norm
 from ..training.checkpoints import has_weights
 from ..training.distributed import leave_together
-from ..training.flags import fixed_arguments
+from ..training.run_folder import repeated_arguments
 from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .cards import summarise_seeds, summary_table
@@ -34,14 +33,6 @@ from .trainer import STATE_FILE, TaskTrainer, check_arguments, set_prefix
 __all__ = ["main", "run"]
 
 logger = logging.get_logger(__name__)
-
-# What a resumed run must repeat, beside what `fixed_arguments` knows.
-FIXED = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "label_smoothing_factor", "bf16", "fp16", "recipe", "world_size", "dataloader_drop_last",
-    "train_sampling_strategy", "optim_args", "lr_scheduler_kwargs",
-    *(field.name for field in dataclasses.fields(SiftArguments) if field.name.startswith("sift_")),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,7 +134,7 @@ def _begin(
     model = _get_model(prepared, args, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
-            begin_folder(args, _fixed(prepared, args))
+            begin_folder(args, repeated_arguments((data_args, model_args), args))
     return _Begun(prepared, args, checkpoint, model)
 
 
@@ -196,12 +187,6 @@ def _check_parts(args: FineTuningArguments, counts: Mapping[str, int]):
     for name, count in counts.items():
         if getattr(args, name) and not count:
             raise ValueError(f"--{name} has no data: give --{files[name]}, or a task or data set of the Hub that has some")
-
-
-def _fixed(prepared: PreparedRun, args: FineTuningArguments) -> dict[str, Any]:
-    fixed = fixed_arguments((prepared.data_args, prepared.model_args), args, FIXED)
-    fixed.pop("preprocessing_num_workers")
-    return fixed
 
 
 def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
@@ -341,7 +326,7 @@ def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Modul
         own.seed, own.output_dir = seed, str(Path(args.output_dir, f"seed-{seed}"))
         with args.main_process_first(local=False, desc="making the folder"):
             if args.should_save:
-                begin_seed(own, _fixed(prepared, own))
+                begin_seed(own, repeated_arguments((prepared.data_args, prepared.model_args), own))
         folder = Path(own.output_dir)
         if is_finished(folder):
             results[seed] = _complete(prepared, own, model)

@@ -14,8 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..tokenization import check_tokenizer, load_tokenizer
+from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
-from ..training.weights import readable_weights
 from .arguments import DataArguments, ModelArguments
 
 __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]

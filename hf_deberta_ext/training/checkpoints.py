@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are whole or not there, whenever the process that writes them is killed."""
+"""Checkpoints of a run: atomic writes, their steps, and which of them a run can be resumed from."""
 
 import contextlib
 import filecmp
 import json
 import os
+import pickle
 import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header
+from safetensors import SafetensorError
+
+from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header, read_index
 
 __all__ = [
+    "checkpoint_problem",
     "has_weights",
-    "is_part",
+    "is_partial",
+    "readable_checkpoint",
+    "readable_weights",
     "remove_folder",
+    "remove_partial",
     "replace_text",
     "replaced_folder",
     "replaced_model",
-    "sweep",
-    "why_not_whole",
 ]
 
 STATE_FILE, CONFIG_FILE, CARD = "trainer_state.json", "config.json", "README.md"
@@ -38,7 +43,7 @@ SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
 
 
 def replace_text(file: Path, text: str):
-    """Writes a file that has its old content or the new one, never a part."""
+    """Write a file that has its old content or the new one, never a part."""
     part = _part(file)
     part.write_text(text, encoding="utf-8")
     os.replace(part, file)
@@ -46,7 +51,7 @@ def replace_text(file: Path, text: str):
 
 @contextlib.contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which is `folder` at the end: the old one is gone, or whole."""
+    """A new folder to write into, which replaces `folder` at the end."""
     part = _new_part(folder)
     yield part
     if folder.exists():
@@ -69,9 +74,9 @@ def replaced_model(folder: Path) -> Iterator[Path]:
     old = {Path(file.name) for file in folder.iterdir() if is_weight_file(file.name)}
     if old and (old != new or not all(filecmp.cmp(part / name, folder / name, shallow=False) for name in new)):
         # The index first: shards without it are no model.
-        for name in sorted(old, key=_is_index, reverse=True):
+        for name in sorted(old, key=lambda name: name.suffix == ".json", reverse=True):
             (folder / name).unlink()
-    for name in sorted(files, key=lambda name: (name in new, _is_index(name))):
+    for name in sorted(files, key=lambda name: (name in new, name.suffix == ".json")):
         # The card is the run's; peft saves a template with every adapter.
         if str(name) != CARD or not (folder / CARD).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,22 +85,22 @@ def replaced_model(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path):
-    """Under its name it is whole or gone; `sweep` removes what a kill leaves of it under another."""
+    """Remove a folder that is complete or absent under its name; `remove_partial` removes what a kill leaves of it."""
     removed = _part(folder.with_name(f"{folder.name}.removed"))
     shutil.rmtree(removed, ignore_errors=True)
     os.replace(folder, removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def is_part(name: str) -> bool:
-    """Whether the name is that of something half written, or half removed, by the functions above."""
+def is_partial(name: str) -> bool:
+    """True for the name of a file or folder that the functions above have half written or half removed."""
     return name.startswith(".") and name.endswith(".part")
 
 
-def sweep(folder: Path):
-    """Removes what kills have left half written or half removed in a folder."""
+def remove_partial(folder: Path):
+    """Remove files and folders of a folder that killed processes have half written or half removed."""
     for entry in folder.iterdir():
-        if is_part(entry.name):
+        if is_partial(entry.name):
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
 
 
@@ -110,62 +115,96 @@ def _new_part(folder: Path) -> Path:
     return part
 
 
-def _is_index(name: Path) -> bool:
-    return name.suffix == ".json"
-
-
 # ------- reading
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model was saved into the folder: `replaced_model` puts its weights there last."""
+    """True for a folder into which a model was saved: `replaced_model` puts its weights there last."""
     return any(is_weight_file(file.name) for file in folder.iterdir())
 
 
-def why_not_whole(checkpoint: Path) -> str | None:
-    """What a run could not be resumed with from a checkpoint of Trainer, as "its optimizer.pt is not there"; None = nothing.
+def checkpoint_problem(checkpoint: Path) -> str | None:
+    """The reason why no run can be resumed from a checkpoint of Trainer, as "its optimizer.pt is missing"; None without one.
 
-    Everything that is read when a run is resumed is looked at, none of it is loaded: Trainer writes trainer_state.json
-    last, but a checkpoint can lose its files later, and Trainer trains on without optimizer, schedule or number generators
-    where it finds none.
+    Every file that is read when a run is resumed is checked, none is loaded: Trainer writes trainer_state.json last, but a
+    checkpoint can lose its files later, and Trainer continues without optimizer, schedule or states of the random number
+    generators where their files are missing.
     """
     try:
         step = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"its {STATE_FILE} is not there, or cut"
+        return f"its {STATE_FILE} is missing or truncated"
     if checkpoint_step(checkpoint) not in (-1, step):
         return f"its {STATE_FILE} is of step {step}"
     for index in sorted(checkpoint.glob("*.index.json")):
-        if (problem := _why_cut(index)) is not None:
-            return problem
-        shards = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
-        if missing := sorted(name for name in {*shards.values()} if not (checkpoint / name).is_file()):
-            return f"its {missing[0]} is not there"
+        if _is_truncated(index):
+            return f"its {index.name} is truncated"
+        if missing := sorted(name for name in {*read_index(index).values()} if not (checkpoint / name).is_file()):
+            return f"its {missing[0]} is missing"
     needed = {
         "model.safetensors": (*SINGLE_WEIGHTS, *SHARDED_WEIGHTS, "*.index.json", "*/adapter_model.*"),
         "optimizer.pt": ("optimizer.pt", *SHARDED_OPTIMIZER),
         "scheduler.pt": ("scheduler.pt", "global_step*"),
         "rng_state.pth": ("rng_state.pth", "rng_state_0.pth"),
+        CONFIG_FILE: (CONFIG_FILE, "adapter_config.json"),
     }
     for name, patterns in needed.items():
         if not any(next(checkpoint.glob(pattern), None) for pattern in patterns):
-            why = ", as with --save_only_model" if name == "optimizer.pt" else ""
-            return f"its {name} is not there{why}"
-    ours = (*checkpoint.glob("adapter_config.json"), checkpoint / CONFIG_FILE)
-    if not any(file.is_file() for file in ours):
-        return f"its {CONFIG_FILE} is not there"
-    return next(filter(None, map(_why_cut, sorted(file for file in checkpoint.iterdir() if file.is_file()))), None)
+            return f"its {name} is missing" + (", as with --save_only_model" if name == "optimizer.pt" else "")
+    truncated = (file for file in sorted(checkpoint.iterdir()) if file.is_file() and _is_truncated(file))
+    return next((f"its {file.name} is truncated" for file in truncated), None)
 
 
-def _why_cut(file: Path) -> str | None:
+def _is_truncated(file: Path) -> bool:
     try:
-        if file.suffix == ".json":
+        if file.name.endswith(".index.json"):
+            read_index(file)
+        elif file.suffix == ".json":
             json.loads(file.read_text(encoding="utf-8"))
         elif file.suffix == ".safetensors":
             read_header(file)
         elif file.suffix in (".pt", ".pth", ".bin"):
             # torch.save writes the directory of its archive last.
             zipfile.ZipFile(file).close()
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return f"its {file.name} is cut"
-    return None
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return True
+    return False
+
+
+# ------- errors of files that are damaged
+
+
+@contextlib.contextmanager
+def readable_weights(source: str, config_overrides: str | None) -> Iterator[None]:
+    """Context in which weights that are damaged or do not fit raise a ValueError that names their source."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        # That of torch advises to run them.
+        raise ValueError(
+            f"the weights of {source} are damaged, or hold pickled objects that are not tensors; they are not run. If you "
+            "trust the file, load it with torch yourself and save its tensors as safetensors"
+        ) from error
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"the weights of {source} cannot be read, or do not fit its configuration with --config_overrides "
+            f"{config_overrides}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+@contextlib.contextmanager
+def readable_checkpoint(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
+    """Context in which pickled code raises a ValueError, for the error of torch.load, which advises to run it.
+
+    Args:
+        checkpoint (`str` or path, *optional*): that is resumed from, for the message; None or False without one.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        if not checkpoint:
+            raise
+        raise ValueError(
+            f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run. Resume "
+            "from another checkpoint of this run, or begin anew in another --output_dir"
+        ) from error

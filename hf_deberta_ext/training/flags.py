@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of a script, for `HfArgumentParser`: how they are declared, which were given, which a resumed run must repeat, and
-the answers to those that it does not have."""
+"""Flags of a script, for `HfArgumentParser`: their declaration and parsing, and the answers to unknown and removed ones."""
 
 import argparse
 import dataclasses
@@ -10,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
-__all__ = ["LEAVE_OUT", "REMOVED", "fixed_arguments", "given_flags", "option", "overrides", "refuse_unknown"]
+__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "refuse_unknown"]
 
 LEAVE_OUT = "leave it out"
-# What to give instead of flags that scripts of older transformers had.
+# Flags that scripts of older transformers had -> their replacement.
 REMOVED = {
     "adafactor": "--optim adafactor",
     "dispatch_batches": "--accelerator_config",
@@ -57,35 +56,17 @@ REMOVED = {
 }
 
 
-def option(default: Any, text: str, **more) -> Any:
-    """A field of a dataclass of flags, with its help text; `choices` and the like as in argparse."""
-    return field(default=default, metadata={"help": text, **more})
+def option(default: Any, text: str, **options) -> Any:
+    """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`."""
+    return field(default=default, metadata={"help": text, **options})
 
 
 def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """The flags that stand on the command line, without defaults, by name."""
+    """The flags of the command line, without defaults, by name."""
     names = [field.name for kind in parser.dataclass_types for field in dataclasses.fields(kind) if field.init]
     absent = object()
     parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
     return {name: value for name, value in vars(parsed).items() if value is not absent}
-
-
-def fixed_arguments(groups: Sequence[Any], args: TrainingArguments, names: Sequence[str] = ()) -> dict[str, Any]:
-    """What a resumed run must not change, or it would not be the same run.
-
-    Args:
-        groups: dataclasses of flags, all of whose fields count but those of the machine and of the model card alone.
-        names: fields of `args` that count beside seeds, steps and what the optimizer reads.
-    """
-    free = {"num_proc", "cache_dir", "token", "attn_implementation", "license", "card_language"}
-    ours = {}
-    for group in groups:
-        ours |= {name: value for name, value in dataclasses.asdict(group).items() if name not in free}
-    common = (
-        "seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps",
-        "weight_decay", "optim",
-    )  # fmt: skip
-    return ours | {name: getattr(args, name) for name in (*common, *names)}
 
 
 def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
@@ -107,28 +88,28 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
 
 
 def refuse_unknown(argv: Sequence[str], parser: HfArgumentParser, elsewhere: Mapping[str, str] | None = None):
-    """One line for flags that are gone, and for misspelt ones, which HfArgumentParser would list without advice.
+    """Refuse flags that are gone, and misspelt ones, which HfArgumentParser would list without advice.
 
     Args:
-        elsewhere (`dict[str, str]`, *optional*): flags of other scripts of this kind -> what to give here.
+        elsewhere (`dict[str, str]`, *optional*): flags of other scripts of this kind -> their replacement here.
     Raises:
-        ValueError: names all of them, each with what to give.
+        ValueError: names all of them, each with its replacement.
     """
-    known = [*parser._option_string_actions]
+    flags = [*parser._option_string_actions]
     elsewhere = elsewhere or {}
     problems = []
     for text in argv:
         flag = text.partition("=")[0]
-        if not flag.startswith("--") or any(option.startswith(flag) for option in known):
+        if not flag.startswith("--") or any(option.startswith(flag) for option in flags):
             continue
         name = flag[2:].replace("-", "_")
         instead = elsewhere.get(name) or REMOVED.get(name)
         if instead:
             advice = instead if instead.startswith(LEAVE_OUT) else f"give {instead}"
-            why = "is no flag of this script" if name in elsewhere else "is gone from transformers"
-            problems.append(f"--{name} {why}: {advice}")
+            reason = "is no flag of this script" if name in elsewhere else "is gone from transformers"
+            problems.append(f"--{name} {reason}: {advice}")
         else:
-            close = difflib.get_close_matches(f"--{name}", known, 1)
+            close = difflib.get_close_matches(f"--{name}", flags, 1)
             problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help shows all)"))
     if problems:
         raise ValueError("; ".join(problems))

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CheckpointTrainer`: what it writes is whole or not there, so that a killed run leaves nothing that is taken for more."""
 
-import contextlib
 import json
 import os
-import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,15 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
-from .checkpoints import STATE_FILE, remove_folder, replace_text, replaced_model, sweep, why_not_whole
+from .checkpoints import (
+    STATE_FILE,
+    checkpoint_problem,
+    readable_checkpoint,
+    remove_folder,
+    remove_partial,
+    replace_text,
+    replaced_model,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -46,11 +51,11 @@ class CheckpointTrainer(Trainer):
             ValueError: a file of the checkpoint holds pickled objects that would run code.
         """
         last = f"the last checkpoint of {self.args.output_dir}"
-        with _no_pickled_code(last if resume_from_checkpoint is True else resume_from_checkpoint):
+        with readable_checkpoint(last if resume_from_checkpoint is True else resume_from_checkpoint):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
-        with _no_pickled_code(resume_from_checkpoint):
+        with readable_checkpoint(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any):
@@ -86,7 +91,7 @@ class CheckpointTrainer(Trainer):
             self._limit, self.args.save_total_limit = None, self._limit
         if self.args.should_save:
             self._remove_checkpoints(folder, checkpoint)
-            sweep(folder)
+            remove_partial(folder)
 
     def _remove_checkpoints(self, folder: Path, newest: Path):
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
@@ -96,7 +101,7 @@ class CheckpointTrainer(Trainer):
         present = self.state.global_step
         steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*") if path.is_dir()}
         steps = {path: step for path, step in steps.items() if step >= 0}
-        order = sorted(steps, key=lambda path: (why_not_whole(path) is None, steps[path] <= present, steps[path]))
+        order = sorted(steps, key=lambda path: (checkpoint_problem(path) is None, steps[path] <= present, steps[path]))
         removable = [path for path in order if path.resolve() not in kept]
         for path in removable[: max(0, len(steps) - max(limit, len(kept)))]:
             remove_folder(path)
@@ -138,27 +143,7 @@ class CheckpointTrainer(Trainer):
         part = folder / f".{STATE_FILE}.part"
         self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
-        sweep(folder)
-
-
-@contextlib.contextmanager
-def _no_pickled_code(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
-    """
-    Args:
-        checkpoint (`str` or path, *optional*): what is resumed from, for the message; None or False: nothing is.
-
-    Raises:
-        ValueError: for the error of torch.load, which advises to run what is in the file.
-    """
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        if not checkpoint:
-            raise
-        raise ValueError(
-            f"a file in {checkpoint} is damaged, or holds pickled objects that are no tensors; they are not run. Resume "
-            "from another checkpoint of this run, or begin anew in another --output_dir"
-        ) from error
+        remove_partial(folder)
 
 
 def _measured_once(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:

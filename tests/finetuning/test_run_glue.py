@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.checkpoints import why_not_whole
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -135,7 +135,7 @@ def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, mater
     process = start(*command)
     try:
         for _ in range(2400):
-            if why_not_whole(tmp_path / "run" / "checkpoint-50") is None or process.poll() is not None:
+            if checkpoint_problem(tmp_path / "run" / "checkpoint-50") is None or process.poll() is not None:
                 break
             time.sleep(0.05)
         assert process.poll() is None, process.communicate()[0][-3000:]

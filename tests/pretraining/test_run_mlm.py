@@ -22,7 +22,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.checkpoints import why_not_whole
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -220,7 +220,7 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     processes = [start(sys.executable, str(SCRIPT), *arguments(text, folder, **flags)) for folder in (whole, killed)]
-    while why_not_whole(killed / "checkpoint-25") is not None:
+    while checkpoint_problem(killed / "checkpoint-25") is not None:
         assert processes[1].poll() is None, processes[1].communicate()[0][-3000:]
         time.sleep(0.01)
     processes[1].send_signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.checkpoints import why_not_whole
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
 PARTS = ("discriminator", "generator")
@@ -283,7 +283,7 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, te
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = mlm.start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
-    while why_not_whole(killed / "checkpoint-10") is not None:
+    while checkpoint_problem(killed / "checkpoint-10") is not None:
         assert process.poll() is None, process.communicate()[0][-3000:]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

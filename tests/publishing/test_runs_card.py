@@ -43,7 +43,7 @@ from hf_deberta_ext.publishing.results import (
     set_names,
 )
 from hf_deberta_ext.training.batch_size import hardware_facts, versions
-from hf_deberta_ext.training.flags import fixed_arguments
+from hf_deberta_ext.training.run_folder import repeated_arguments
 
 pytest.importorskip("accelerate")
 
@@ -197,7 +197,7 @@ def test_licence_and_languages_of_a_card_do_not_bind_a_resumed_run():
         card_language: str = "en"
         rate: float = 0.15
 
-    fixed = fixed_arguments([Flags()], TrainingArguments("unused", use_cpu=True))
+    fixed = repeated_arguments([Flags()], TrainingArguments("unused", use_cpu=True))
     assert fixed["rate"] == 0.15 and not {"license", "card_language"} & {*fixed}
 
 

@@ -23,7 +23,7 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.reports import report_seeds
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
-from hf_deberta_ext.training.checkpoints import why_not_whole
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_the_one_that_is_cut(lost, stop
     assert last == str(stopped / "checkpoint-4")
     train(stopped, last)
     assert_same_end(stopped, undisturbed)
-    assert why_not_whole(stopped / "checkpoint-6") is None
+    assert checkpoint_problem(stopped / "checkpoint-6") is None
 
 
 def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed):
@@ -183,12 +183,12 @@ def test_a_checkpoint_that_is_written_again_is_not_whole_meanwhile(stopped, monk
     save = PretrainingTrainer._save_optimizer_and_scheduler
 
     def look_and_save(self, output_dir):
-        seen.append((os.path.basename(output_dir), why_not_whole(type(stopped)(output_dir))))
+        seen.append((os.path.basename(output_dir), checkpoint_problem(type(stopped)(output_dir))))
         save(self, output_dir)
 
     monkeypatch.setattr(PretrainingTrainer, "_save_optimizer_and_scheduler", look_and_save)
     train(stopped, stopped / "checkpoint-4", max_steps=6)
-    assert seen == [("checkpoint-6", f"its {STATE} is not there, or cut")]
+    assert seen == [("checkpoint-6", f"its {STATE} is missing or truncated")]
 
 
 def test_the_last_checkpoints_stay_whenever_their_folders_were_changed(stopped):

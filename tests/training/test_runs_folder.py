@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 from hf_deberta_ext.training import checkpoints as whole_files
 from hf_deberta_ext.training.checkpoints import (
+    checkpoint_problem,
     has_weights,
     remove_folder,
+    remove_partial,
     replace_text,
     replaced_folder,
     replaced_model,
-    sweep,
-    why_not_whole,
 )
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
     with pytest.raises(ValueError, match=f"go on from {whole} with"):
         resume_checkpoint(tmp_path, None)
     with pytest.raises(
-        ValueError, match=r"checkpoint-10 is no whole checkpoint: its trainer_state\.json is not there, or cut"
+        ValueError, match=r"checkpoint-10 is not a complete checkpoint: its trainer_state\.json is missing or truncated"
     ):
         resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-10"))
 
@@ -86,9 +86,9 @@ def test_resuming_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no checkpoint"):
         resume_checkpoint(tmp_path, "last")
     (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(ValueError, match=r"checkpoint-5 is no whole checkpoint: its trainer_state\.json is not there"):
+    with pytest.raises(ValueError, match=r"checkpoint-5 is not a complete checkpoint: its trainer_state\.json is missing"):
         resume_checkpoint(tmp_path, "last")
-    with pytest.raises(ValueError, match="elsewhere is no whole checkpoint"):
+    with pytest.raises(ValueError, match="elsewhere is not a complete checkpoint"):
         resume_checkpoint(tmp_path, str(tmp_path / "elsewhere"))
 
 
@@ -111,11 +111,11 @@ NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "
 def test_a_checkpoint_without_one_of_its_files_is_passed_over(name, tmp_path):
     """As a kill leaves it that comes while Trainer removes the folder, file by file."""
     before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
-    assert why_not_whole(cut) is None and sorted(os.listdir(cut)) == NEEDED
+    assert checkpoint_problem(cut) is None and sorted(os.listdir(cut)) == NEEDED
     (cut / name).unlink()
-    assert why_not_whole(cut).startswith(f"its {name} is not there")
+    assert checkpoint_problem(cut).startswith(f"its {name} is missing")
     assert resume_checkpoint(tmp_path, "last") == str(before)
-    with pytest.raises(ValueError, match=f"checkpoint-4 is no whole checkpoint: its {name} is not there"):
+    with pytest.raises(ValueError, match=f"checkpoint-4 is not a complete checkpoint: its {name} is missing"):
         resume_checkpoint(tmp_path, str(cut))
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_is_passed_over(name, kept, tmp_pat
     before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
     content = (cut / name).read_bytes()
     (cut / name).write_bytes(content[: {"nothing": 0, "half": len(content) // 2, "all but a byte": len(content) - 1}[kept]])
-    assert "cut" in why_not_whole(cut) and name in why_not_whole(cut)
+    assert "truncated" in checkpoint_problem(cut) and name in checkpoint_problem(cut)
     assert resume_checkpoint(tmp_path, "last") == str(before)
 
 
@@ -137,7 +137,7 @@ def test_a_state_of_another_step_is_not_taken_for_that_of_the_checkpoint(tmp_pat
     with pytest.raises(ValueError, match=r"its trainer_state\.json is of step 2"):
         resume_checkpoint(tmp_path, str(made))
     # Elsewhere a checkpoint may have any name.
-    assert why_not_whole(made.rename(tmp_path / "best")) is None
+    assert checkpoint_problem(made.rename(tmp_path / "best")) is None
 
 
 def test_a_checkpoint_in_shards_needs_all_of_them(tmp_path):
@@ -145,27 +145,27 @@ def test_a_checkpoint_in_shards_needs_all_of_them(tmp_path):
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     (made / "model.safetensors").rename(made / names[0])
     save_file({"bias": torch.zeros(2)}, made / names[1])
-    assert why_not_whole(made) == "its model.safetensors is not there"
+    assert checkpoint_problem(made) == "its model.safetensors is missing"
     index = json.dumps(dict(weight_map=dict(weight=names[0], bias=names[1])))
     (made / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    assert why_not_whole(made) is None
+    assert checkpoint_problem(made) is None
     (made / names[1]).unlink()
-    assert why_not_whole(made) == f"its {names[1]} is not there"
+    assert checkpoint_problem(made) == f"its {names[1]} is missing"
     (made / "model.safetensors.index.json").write_text(index[:20], encoding="utf-8")
-    assert why_not_whole(made) == "its model.safetensors.index.json is cut"
+    assert checkpoint_problem(made) == "its model.safetensors.index.json is truncated"
 
 
 def test_checkpoints_of_adapters_and_of_sharded_training_are_whole(tmp_path):
     adapter = checkpoint(tmp_path, 2)
     (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
     (adapter / "config.json").rename(adapter / "adapter_config.json")
-    assert why_not_whole(adapter) is None
+    assert checkpoint_problem(adapter) is None
     fsdp = checkpoint(tmp_path, 4)
     for name, folder in {"model.safetensors": "pytorch_model_fsdp_0", "optimizer.pt": "optimizer_0"}.items():
         (fsdp / name).unlink()
         (fsdp / folder).mkdir()
     (fsdp / "rng_state.pth").rename(fsdp / "rng_state_0.pth")
-    assert why_not_whole(fsdp) is None
+    assert checkpoint_problem(fsdp) is None
 
 
 def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
     made = checkpoint(tmp_path, 4)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (made / name).unlink()
-    with pytest.raises(ValueError, match=r"its optimizer\.pt is not there, as with --save_only_model"):
+    with pytest.raises(ValueError, match=r"its optimizer\.pt is missing, as with --save_only_model"):
         resume_checkpoint(tmp_path, str(made))
 
 
@@ -212,7 +212,7 @@ def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.undo()
     # Nobody takes what is left for a checkpoint.
     assert not made.exists() and not [*tmp_path.glob("checkpoint-*")] and len(os.listdir(tmp_path)) == 1
-    sweep(tmp_path)
+    remove_partial(tmp_path)
     assert not os.listdir(tmp_path)
     for content in ("old", "new"):
         with replaced_folder(tmp_path / "tokenizer") as part:

@@ -88,7 +88,7 @@ def test_pretraining_answers_flags_that_are_gone(name, script, monkeypatch, caps
     given = ["--train_data", "a.txt", "--output_dir", "out", f"--{name}=1"]
     if name == "max_length" or name in TrainingArguments.__dataclass_fields__:
         pytest.skip("a flag of the script, or of this transformers")
-    with pytest.raises(SystemExit, match=rf"{script}: --{name} is (gone from|no flag of)") as ended:
+    with pytest.raises(SystemExit, match=rf"{script}: error: --{name} is (gone from|no flag of)") as ended:
         flags_of(script, given, monkeypatch)
     (message,) = str(ended.value).splitlines()
     known = flags_of(script, given[:4], monkeypatch)
@@ -104,7 +104,7 @@ def test_texts_of_pretraining_are_files_or_a_data_set(script, monkeypatch):
 
 @pytest.mark.parametrize("script", PRETRAINING)
 def test_pretraining_answers_slips_with_the_nearest_flag(script, monkeypatch):
-    with pytest.raises(SystemExit, match=rf"{script}: unknown flag --masking_rat3: is it --masking_rate\?"):
+    with pytest.raises(SystemExit, match=rf"{script}: error: unknown flag --masking_rat3: is it --masking_rate\?"):
         flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--masking_rat3", "0.1"], monkeypatch)
 
 
