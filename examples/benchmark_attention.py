@@ -43,11 +43,17 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from hf_deberta_ext import DebertaExtConfig, DebertaExtModel, DisentangledSelfAttention, RelativePosition
+from hf_deberta_ext import (
+    ATTENTION_BACKENDS,
+    DebertaExtConfig,
+    DebertaExtModel,
+    DisentangledSelfAttention,
+    RelativePosition,
+)
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
-BACKENDS = ("auto", "eager", "sdpa", "blocked", "flex", "triton")
+BACKENDS = ("auto", *ATTENTION_BACKENDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # By how much of their norm outputs may differ.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}

@@ -17,6 +17,7 @@ from transformers import (
 
 from ._version import __version__
 from .model.attention import DisentangledSelfAttention
+from .model.attention_backends import BACKENDS as ATTENTION_BACKENDS
 from .model.attention_blocked import disentangled_attention_blocked
 from .model.attention_eager import disentangled_attention_eager
 from .model.attention_sdpa import disentangled_attention_sdpa
@@ -41,6 +42,7 @@ from .pretraining.span_boundary import SpanBoundaryHead
 from .replace_attention import ReplacedAttention, replace_attention, restore_attention
 
 __all__ = [
+    "ATTENTION_BACKENDS",
     "DebertaExtConfig",
     "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice",

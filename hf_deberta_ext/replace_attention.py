@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our attention backends inside of transformers' own DeBERTa models: `replace_attention` and `restore_attention`."""
+"""Attention backends for transformers' own DeBERTa models: `replace_attention` and `restore_attention`."""
 
 import math
 from types import MethodType
@@ -10,18 +10,18 @@ from torch import nn
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from .model.attention import BACKENDS, DisentangledSelfAttention, backend_function, choose_backend
-from .model.attention_eager import disentangled_attention_eager
+from .model.attention import DisentangledSelfAttention, same_values
+from .model.attention_backends import check_backend, choose_backend
 
 __all__ = ["ReplacedAttention", "replace_attention", "restore_attention"]
 
 
 class ReplacedAttention(NamedTuple):
-    """What `replace_attention` did.
+    """Result of `replace_attention`.
 
     Attributes:
         replaced (`list[str]`): names of the self-attention modules that compute with our backends.
-        left_alone (`dict[str, str]`): names of those that stay as they are, and why.
+        left_alone (`dict[str, str]`): names of those that stay as they are, each with the reason.
     """
 
     replaced: list[str]
@@ -29,20 +29,20 @@ class ReplacedAttention(NamedTuple):
 
 
 def replace_attention(model: nn.Module, attn_implementation: str | None = None) -> ReplacedAttention:
-    """Makes every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` compute with our backends.
+    """Make every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` compute with our backends.
 
     The modules stay the same objects with the same parameters, names, hooks and state dict: only their class changes, to a
     subclass of it. Their projections are called as modules, so LoRA works, added before or after. Outputs and gradients at
     real tokens are those of the stock model, at every length; states at padding differ. `save_pretrained` writes the same
     checkpoint as before; a pickle of the whole module needs this package where it is loaded.
 
-    Each replaced module says in `last_backend` what served its last call, and why. Where a call has something that only the
-    stock code knows (relative positions of its own, queries of another length), that code serves it.
+    `last_backend` of a replaced module names the backend of its last call and the reason for the choice. Calls that only the
+    stock code can serve (custom relative positions, queries of another length) go to that code.
 
     Args:
         model (`nn.Module`): any module that holds such attention: a task head, a peft model, a cross-encoder, a GLiNER.
-        attn_implementation (`str`, *optional*): "eager", "sdpa", "blocked", "flex" or "triton"; None or "auto": the best
-            for each call. Call again to choose another one.
+        attn_implementation (`str`, *optional*): a name in `ATTENTION_BACKENDS`; None or "auto": the best for each call. Call
+            again to choose another one.
 
     Returns:
         `ReplacedAttention`. `restore_attention` undoes it.
@@ -52,136 +52,124 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
             replaced then. Also raised by a call that a backend asked for by name cannot serve.
     """
     name = None if attn_implementation == "auto" else attn_implementation
-    if name is not None and name not in BACKENDS:
-        raise ValueError(
-            f"attn_implementation = {name!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the best one is "
-            "chosen for each call"
-        )
-    modules = _named_modules(model)
-    found = {where: module for where, module in modules.items() if isinstance(module, tuple(ATTENTION))}
-    left_alone = {where: _why_not(module) for where, module in found.items()}
-    left_alone = {where: reason for where, reason in left_alone.items() if reason is not None}
-    replaced = [where for where in found if where not in left_alone]
+    if name is not None:
+        check_backend(name)
+    modules = named_modules(model)
+    attentions = {path: module for path, module in modules.items() if isinstance(module, tuple(ATTENTION))}
+    reasons = {path: reason_to_leave_alone(module) for path, module in attentions.items()}
+    left_alone = {path: reason for path, reason in reasons.items() if reason is not None}
+    replaced = [path for path in attentions if path not in left_alone]
     if not replaced:
-        saw = "; ".join(f"{where}: {reason}" for where, reason in left_alone.items()) or "none"
+        seen = "; ".join(f"{path}: {reason}" for path, reason in left_alone.items()) or "none"
         raise ValueError(
             "expected a model that holds self-attention of transformers' DebertaModel or DebertaV2Model, got "
-            f"{type(model).__name__} (seen and left alone: {saw}); DebertaExt models need no replacement: they have "
+            f"{type(model).__name__} (seen and left alone: {seen}); DebertaExt models need no replacement: they have "
             "attn_implementation and set_attn_implementation"
         )
     if name is not None:
-        for where in replaced:
-            weight = next(weight for weight in found[where].parameters() if weight.is_floating_point())
-            # Checked as a call will be, whose message tells which backends would do.
-            choose_backend(name, device=weight.device, dtype=weight.dtype, head_size=found[where].attention_head_size)
-    for where in replaced:
-        module = found[where]
-        _change_class(module, ATTENTION.get(type(module), type(module)))
+        for path in replaced:
+            weight = next(weight for weight in attentions[path].parameters() if weight.is_floating_point())
+            choose_backend(name, device=weight.device, dtype=weight.dtype, head_size=attentions[path].attention_head_size)
+    for path in replaced:
+        module = attentions[path]
+        change_class(module, ATTENTION.get(type(module), type(module)))
         module.attn_implementation = name
-        module.reach = _rises_and_reach(*_table(module))[1] if module.relative_attention else None
+        module.reach = rises_and_reach(*table_of(module))[1] if module.relative_attention else None
     for module in modules.values():
         if type(module) in ENCODERS:
-            _change_class(module, ENCODERS[type(module)])
+            change_class(module, ENCODERS[type(module)])
     return ReplacedAttention(replaced, left_alone)
 
 
 def restore_attention(model: nn.Module) -> list[str]:
-    """Undoes `replace_attention`: the classes of transformers again, nothing else changes.
+    """Undo `replace_attention`: the classes of transformers again; nothing else changes.
 
     Returns:
         `list[str]`: names of the self-attention modules that were restored.
     """
     restored = []
-    for where, module in _named_modules(model).items():
-        if isinstance(module, _Replaced):
+    for path, module in named_modules(model).items():
+        if isinstance(module, Replaced):
             for attribute in ADDED:
                 vars(module).pop(attribute, None)
-            _change_class(module, module.stock_class)
+            change_class(module, module.stock_class)
             if isinstance(module, tuple(ATTENTION)):
-                restored.append(where)
+                restored.append(path)
     return restored
 
 
-def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}; give the module inside of it")
     return dict(model.named_modules())
 
 
-def _why_not(module: nn.Module) -> str | None:
-    """Why a stock attention module cannot be replaced; None if it can, or is already."""
-    if type(module) not in ATTENTION and not isinstance(module, _Replaced):
+def reason_to_leave_alone(module: nn.Module) -> str | None:
+    """Return the reason why a stock attention module cannot be replaced; None if it can, or is already."""
+    if type(module) not in ATTENTION and not isinstance(module, Replaced):
         return f"{type(module).__name__} is a subclass with code of its own"
-    if _own_forward(module):
+    # accelerate's hooks keep the forward of the class as `_old_forward`.
+    forward = vars(module).get("_old_forward", vars(module).get("forward"))
+    if forward is not None and not is_forward_of(forward, module):
         return "its forward was replaced by someone else"
     if getattr(module, "talking_head", False):
         return "talking heads mix the scores of all heads"
-    if module.relative_attention and not _rises_and_reach(*_table(module))[0]:
+    if module.relative_attention and not rises_and_reach(*table_of(module))[0]:
         return "its position_buckets and max_relative_positions give buckets that do not rise with the distance"
     return None
 
 
-def _own_forward(module: nn.Module) -> bool:
-    """Whether an instance has a forward that is not of its class. accelerate's hooks keep that one as `_old_forward`."""
-    held = vars(module).get("_old_forward", vars(module).get("forward"))
-    return held is not None and not _is_forward_of(held, module)
-
-
-def _is_forward_of(function, module: nn.Module) -> bool:
+def is_forward_of(function, module: nn.Module) -> bool:
     return getattr(function, "__self__", None) is module and function.__func__ is type(module).forward
 
 
-def _change_class(module: nn.Module, cls: type):
-    held = [name for name in ("_old_forward", "forward") if _is_forward_of(vars(module).get(name), module)]
+def change_class(module: nn.Module, cls: type):
+    """Change the class of an instance, and the forwards of the old class that hooks hold."""
+    bound = [name for name in ("_old_forward", "forward") if is_forward_of(vars(module).get(name), module)]
     module.__class__ = cls
-    for name in held:
+    for name in bound:
         vars(module)[name] = MethodType(cls.forward, module)
 
 
-# ------- relative positions, as the stock code has them
+# ------- relative positions of the stock code
 
 
-def _table(module: nn.Module) -> tuple[int, int]:
+def table_of(module: nn.Module) -> tuple[int, int]:
     """b (-1 = no buckets) and M of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
-def _span(buckets: int, max_distance: int) -> int:
-    """Half the rows of the relative table."""
-    return buckets if buckets > 0 else max_distance
-
-
-def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
-    """[2N - 1] what stock `build_relative_position` gives for r = i - j = 1 - N ... N - 1, which is [1, N, N] there."""
+def relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
+    """[2N - 1] values of stock `build_relative_position` for r = i - j = 1 - N ... N - 1; there the result is [1, N, N]."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
         r = v2.make_log_bucket_position(r, buckets, max_distance).long()
     return r
 
 
-def _as_stock(relative_positions: torch.Tensor) -> torch.Tensor:
+def as_stock(r: torch.Tensor) -> torch.Tensor:
     """[2N - 1] -> [1, N, N]"""
-    N = (len(relative_positions) + 1) // 2
-    i = torch.arange(N, device=relative_positions.device)
-    return relative_positions[i[:, None] - i + N - 1][None]
+    N = (len(r) + 1) // 2
+    i = torch.arange(N, device=r.device)
+    return r[i[:, None] - i + N - 1][None]
 
 
-def _rows(relative_positions: torch.Tensor, span: int) -> torch.Tensor:
-    """delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, where `RelativePosition` reads the row of 1 - M."""
-    return (relative_positions + span).clamp(0, 2 * span - 1)
+def table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, and `RelativePosition` the row of 1 - M."""
+    span = buckets if buckets > 0 else max_distance
+    return (r + span).clamp(0, 2 * span - 1)
 
 
-def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
-    """Whether delta(i, j) never falls as i - j rises, and the distance from which on it stays at either end of the table;
-    None if that is far away."""
+def rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
+    """True if delta(i, j) never falls as i - j rises, and the distance from which on it is constant, or None if that is more
+    than 4M."""
     if buckets == 1:
         return False, None
     far = 4 * max_distance
-    span = _span(buckets, max_distance)
-    delta = _rows(_relative_positions(far + 1, buckets, max_distance), span)
+    delta = table_rows(relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
     steps = delta.diff()
     rises = bool((steps >= 0).all()) and bool(steps.any())
-    if not rises or delta[0] != 0 or delta[-1] != 2 * span - 1:
+    if not rises or delta[0] != 0 or delta[-1] != 2 * (buckets if buckets > 0 else max_distance) - 1:
         return rises, None
     changes = steps.nonzero().squeeze(1) - far
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
@@ -189,36 +177,36 @@ def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]
 
 # ------- the classes that modules change to
 
-# What an instance has beside the attributes of its stock class; the last two are kept for inference alone.
-ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", "kept_rel_embedding")
-KEPT = ADDED[-2:]
+# Attributes of an instance beside those of its stock class; the last two are caches of inference.
+ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", "cached_rel_embedding")
+CACHES = ADDED[-2:]
 
 
-def _traced() -> bool:
-    """Whether what is read from sizes and values would become constants of a graph."""
+def traced() -> bool:
+    """True where sizes and values would become constants of a graph."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-class _Replaced:
-    """Stands before the stock class. At inference on CPU, the relative table and its projections are kept."""
+class Replaced:
+    """Base of the replacing classes. At inference on CPU, the relative table and its projections are cached."""
 
     stock_class: type
     projected_positions = None
-    kept_rel_embedding = None
+    cached_rel_embedding = None
 
-    def keeps(self, device: torch.device) -> bool:
-        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or _traced())
+    def caches(self, device: torch.device) -> bool:
+        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or traced())
 
     def train(self, mode: bool = True):
-        for attribute in KEPT:
+        for attribute in CACHES:
             vars(self).pop(attribute, None)
         return super().train(mode)
 
     def __getstate__(self):
-        return {name: value for name, value in super().__getstate__().items() if name not in KEPT}
+        return {name: value for name, value in super().__getstate__().items() if name not in CACHES}
 
 
-class _ReplacedSelfAttention(_Replaced):
+class ReplacedSelfAttention(Replaced):
     """The stock module's projections around our backends."""
 
     attn_implementation: str | None = None
@@ -226,6 +214,7 @@ class _ReplacedSelfAttention(_Replaced):
     last_backend: tuple[str, str] | None = None
 
     project_positions = DisentangledSelfAttention.project_positions
+    attend = DisentangledSelfAttention.attend
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -239,14 +228,14 @@ class _ReplacedSelfAttention(_Replaced):
         self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
     ) -> dict:
         """K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
-        buckets, M = _table(self)
-        span = _span(buckets, M)
+        buckets, M = table_of(self)
+        span = buckets if buckets > 0 else M
         if relative_pos is None or relative_pos.dim() > 1:
-            relative_pos = _relative_positions(N, buckets, M, device)
-        delta = _rows(relative_pos.to(device), span)
+            relative_pos = relative_positions(N, buckets, M, device)
+        delta = table_rows(relative_pos.to(device), buckets, M)
         # Short sequences need only the middle of the table, where each distance has a row of its own.
-        short = not _traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
-        half = N if short and not self.keeps(rel_embeddings.device) else span
+        short = not traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
+        half = N if short and not self.caches(rel_embeddings.device) else span
         if len(rel_embeddings) > 2 * half:
             rel_embeddings = rel_embeddings[span - half : span + half]
             delta = delta - (span - half)
@@ -254,13 +243,13 @@ class _ReplacedSelfAttention(_Replaced):
         return dict(K_r=K_r, Q_r=Q_r, delta=delta, terms=self.terms)
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
-        """Why a call is one for the stock code, or None."""
+        """Return the reason why only the stock code can serve a call, or None."""
         if query_states is not None and not self.takes_query_states:
             return "v1 with a query stream"
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
-            standard = _as_stock(_relative_positions(N, *_table(self), relative_pos.device))
+            standard = as_stock(relative_positions(N, *table_of(self), relative_pos.device))
             if relative_pos.numel() != N * N or not torch.equal(relative_pos.long().view(1, N, N), standard):
                 return "relative positions of the caller's own"
         return None
@@ -278,7 +267,7 @@ class _ReplacedSelfAttention(_Replaced):
         Args:
             hidden_states (`torch.Tensor`): [B, N, hidden].
             attention_mask (`torch.Tensor`, *optional*): broadcastable to [B, H, N, N]; 0 or False = may not attend.
-            query_states (`torch.Tensor`, *optional*): a query stream of its own, [B, N, hidden].
+            query_states (`torch.Tensor`, *optional*): a separate query stream, [B, N, hidden].
             relative_pos (`torch.Tensor`, *optional*): as in stock, up to [B, H, N, N], or for each i - j [2N - 1].
             rel_embeddings (`torch.Tensor`, *optional*): the relative table, [R, hidden].
 
@@ -300,39 +289,19 @@ class _ReplacedSelfAttention(_Replaced):
             if attention_mask is None:
                 attention_mask = torch.ones(B, 1, 1, N, dtype=torch.bool, device=hidden_states.device)
             if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = _as_stock(relative_pos)
+                relative_pos = as_stock(relative_pos)
             return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
 
         Q_c, K_c, V_c = self.project(hidden_states, query_states)
-        options = dict(
-            scale=self.scale,
-            mask=None if attention_mask is None else attention_mask.bool(),
-            dropout_p=self.dropout.p if self.dropout.training else 0.0,
-        )
+        options = dict(mask=None if attention_mask is None else attention_mask.bool(), scale=self.scale, reach=self.reach)
         if self.has_positions(relative_pos, rel_embeddings):
             options |= self.positions(N, rel_embeddings, relative_pos, Q_c.device)
-        name, why = choose_backend(
-            self.attn_implementation,
-            device=Q_c.device,
-            dtype=Q_c.dtype,
-            head_size=self.attention_head_size,
-            needs_probs=output_attentions,
-            needs_grad=torch.is_grad_enabled() and Q_c.requires_grad,
-            dropout_p=options["dropout_p"],
-        )
-        if not torch.compiler.is_compiling():
-            self.last_backend = name, why
-        probs = None
-        if output_attentions:
-            context, probs = disentangled_attention_eager(Q_c, K_c, V_c, **options)
-        else:
-            context = backend_function(name)(Q_c, K_c, V_c, reach=self.reach, **options)
-        return context.transpose(1, 2).flatten(2), probs
+        return self.attend(self.attn_implementation, Q_c, K_c, V_c, output_attentions=output_attentions, **options)
 
 
-class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelfAttention):
+class ReplacedDebertaV2SelfAttention(ReplacedSelfAttention, v2.DisentangledSelfAttention):
     """Self-attention of DeBERTa-v2, v3 and mDeBERTa on our backends."""
 
     stock_class = v2.DisentangledSelfAttention
@@ -354,7 +323,7 @@ class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelf
         return tuple(map(self.split_heads, (queries, self.key_proj(hidden_states), self.value_proj(hidden_states))))
 
 
-class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAttention):
+class ReplacedDebertaSelfAttention(ReplacedSelfAttention, v1.DisentangledSelfAttention):
     """Self-attention of DeBERTa (v1) on our backends."""
 
     stock_class = v1.DisentangledSelfAttention
@@ -369,7 +338,7 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return bool(self.terms) and relative_pos is not None and rel_embeddings is not None
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The modules that make K_r and Q_r; None where no term needs it."""
+        """The modules that compute K_r and Q_r; None where no term needs it."""
         return self.pos_proj if "c2p" in self.terms else None, self.pos_q_proj if "p2c" in self.terms else None
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -380,21 +349,21 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return (Q_c + q_bias).to(K_c.dtype), K_c, (V_c + v_bias).to(K_c.dtype)
 
 
-class _ReplacedEncoder(_Replaced):
-    """Gives its layers a mask of keys and [2N - 1] relative positions, instead of [B, 1, N, N] and [1, N, N], as long as
-    they all know what to do with them."""
+class ReplacedEncoder(Replaced):
+    """Encoder that gives its layers a mask of keys and [2N - 1] relative positions, instead of [B, 1, N, N] and [1, N, N],
+    if the self-attention of every layer is replaced."""
 
     def on_backends(self) -> bool:
         attentions = (getattr(getattr(layer, "attention", None), "self", None) for layer in self.layer)
-        return all(isinstance(module, _ReplacedSelfAttention) for module in attentions)
+        return all(isinstance(module, ReplacedSelfAttention) for module in attentions)
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
         """[B, N] -> [B, 1, 1, N], or on CPU None without padding; all other masks as in stock."""
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
-        may_look = mask.device.type == "cpu" and not _traced()
-        return None if may_look and bool(mask.all()) else mask[:, None, None]
+        readable = mask.device.type == "cpu" and not traced()
+        return None if readable and bool(mask.all()) else mask[:, None, None]
 
     def get_rel_pos(
         self,
@@ -402,30 +371,29 @@ class _ReplacedEncoder(_Replaced):
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """[2N - 1] where the caller has neither relative positions nor queries of its own, which are as in stock."""
-        given = query_states is not None or relative_pos is not None
-        if given or not self.relative_attention or not self.on_backends():
+        """[2N - 1]; with query states or relative positions of the caller as in stock."""
+        custom = query_states is not None or relative_pos is not None
+        if custom or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
-        return _relative_positions(hidden_states.shape[-2], *_table(self), hidden_states.device)
+        return relative_positions(hidden_states.shape[-2], *table_of(self), hidden_states.device)
 
     def get_rel_embedding(self) -> torch.Tensor | None:
-        """The relative table; at inference on CPU the same object while it is the same, so that layers keep projections."""
+        """The relative table; at inference on CPU one object while its values stay: the layers cache its projections."""
         P = super().get_rel_embedding()
-        if P is None or not self.keeps(P.device):
+        if P is None or not self.caches(P.device):
             return P
-        kept = self.kept_rel_embedding
-        if kept is None or kept.dtype != P.dtype or not torch.equal(kept, P):
-            self.kept_rel_embedding = P.clone()
-        return self.kept_rel_embedding
+        if not same_values(self.cached_rel_embedding, P):
+            self.cached_rel_embedding = P.clone()
+        return self.cached_rel_embedding
 
 
-class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):
+class ReplacedDebertaV2Encoder(ReplacedEncoder, v2.DebertaV2Encoder):
     """Encoder of DeBERTa-v2, v3 and mDeBERTa whose self-attention runs on our backends."""
 
     stock_class = v2.DebertaV2Encoder
 
 
-class ReplacedDebertaEncoder(_ReplacedEncoder, v1.DebertaEncoder):
+class ReplacedDebertaEncoder(ReplacedEncoder, v1.DebertaEncoder):
     """Encoder of DeBERTa (v1) whose self-attention runs on our backends."""
 
     stock_class = v1.DebertaEncoder

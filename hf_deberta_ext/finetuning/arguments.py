@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
+from ..model.attention_backends import BACKENDS
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
 from ..training.distributed import use_cpu_without_accelerator
@@ -86,7 +87,7 @@ class ModelArguments:
         "float32", "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
         choices=["float32", "bfloat16", "float16"],
     )  # fmt: skip
-    attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton, ...; default: the model's choice")
+    attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}, ...; default: the model's choice")
     lora: bool = option(False, "train low-rank adapters and the head alone (needs peft)", aliases=["--use_lora"])
     lora_r: int = option(8, "rank of the adapters")
     lora_alpha: float = option(16.0, "they are scaled by lora_alpha / lora_r")

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn import functional
 
-__all__ = ["disentangled_attention_blocked"]
+__all__ = ["blocked_unavailable", "disentangled_attention_blocked"]
 
 # Up to this length, a sequence is one tile.
 SHORT = 128
@@ -31,6 +31,11 @@ C2P_ROWS = 64
 CHUNK = 2**19
 # A cache line of float32.
 LINE = 16
+
+
+def blocked_unavailable(**call) -> str | None:
+    """Return the reason why the backend cannot serve a call now, or None: it takes every device, dtype and head size."""
+    return "torch.compile cannot trace it" if torch.compiler.is_compiling() else None
 
 
 def disentangled_attention_blocked(

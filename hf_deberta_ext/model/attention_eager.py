@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""Disentangled attention as the equation says it: the reference for every other backend."""
+"""Disentangled attention as the equation is written: the reference for every other backend."""
 
 from contextlib import nullcontext
 
@@ -22,6 +22,7 @@ def disentangled_attention_eager(
     mask: torch.Tensor | None = None,
     query_positions: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    reach: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Disentangled attention, DeBERTa (He et al. 2021) Eq. (4), dense.
 
@@ -41,6 +42,7 @@ def disentangled_attention_eager(
             zeros (as the official code; stock transformers gives the mean of V_c).
         query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
         dropout_p (`float`): dropout of the probabilities.
+        reach (`int`, *optional*): delta is constant for i - j >= reach and for i - j <= -reach; not used here.
 
     Returns:
         out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are

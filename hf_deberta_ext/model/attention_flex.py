@@ -17,21 +17,21 @@ VARIANTS = 128
 
 def flex_unavailable(
     device: torch.device,
-    head_dim: int,
+    head_size: int,
     dtype: torch.dtype,
     needs_grad: bool = False,
     dropout_p: float = 0.0,
     query_stream: bool = False,
 ) -> str | None:
-    """Why flex_attention cannot serve a call, or None where it can.
+    """Return the reason why flex_attention cannot serve a call, or None where it can.
 
     Args:
         device (`torch.device`): where the tensors are.
-        head_dim (`int`): d.
+        head_size (`int`): d.
         dtype (`torch.dtype`): of Q_c, K_c and V_c.
-        needs_grad (`bool`): whether a backward pass will follow.
+        needs_grad (`bool`): a backward pass will follow.
         dropout_p (`float`): dropout of the probabilities.
-        query_stream (`bool`): whether query_positions are given.
+        query_stream (`bool`): there are query_positions.
     """
     if dropout_p > 0:
         return "flex_attention has no dropout"
@@ -45,11 +45,11 @@ def flex_unavailable(
         return "flex_attention has no backward on cpu"
     if device.type == "cpu" and TOO_OLD_FOR_CPU:
         return f"flex_attention on cpu needs torch 2.13 or newer, here it is {torch.__version__}"
-    # torch.compile cannot trace this question, and compiling has its own error for it.
+    # torch.compile cannot trace this check, and compiling has its own error for it.
     if device.type == "cpu" and not torch.compiler.is_compiling() and not torch.cpu._is_avx2_supported():
         return "flex_attention needs AVX2 on cpu"
-    if device.type == "cuda" and head_dim < 16:
-        return f"flex_attention needs a head size of at least 16 on cuda, not {head_dim}"
+    if device.type == "cuda" and head_size < 16:
+        return f"flex_attention needs a head size of at least 16 on cuda, not {head_size}"
     return None
 
 
@@ -77,18 +77,8 @@ def disentangled_attention_flex(
 
     Called inside torch.compile it becomes a part of that graph; called elsewhere it compiles itself once, for all lengths.
 
-    Args:
-        Q_c (`torch.Tensor`): content queries, [B, H, Q, d].
-        K_c, V_c (`torch.Tensor`): content keys and values, [B, H, N, d].
-        K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
-        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N, delta(i, j) = delta[i - j + L - 1], in [0, R).
-        terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
-        scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms.
-        mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, Q, N]; True = may attend. A row with no True
-            gives zeros.
-        query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
-        dropout_p (`float`): must be 0.
-        reach (`int`, *optional*): not used: a look-up costs the same for every distance.
+    Arguments as in `disentangled_attention_eager`; dropout_p must be 0, and reach is not used, because a look-up costs the
+    same for every distance.
 
     Returns:
         out [B, H, Q, d] in the dtype of Q_c; logits and softmax in float32.
@@ -196,5 +186,5 @@ def attention_dense_scores(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, q
         return torch.ops.aten._unsafe_masked_index(A, place >= 0, [place], 0.0)
 
     # Vectors of size 0 leave the whole score to the score_mod.
-    nothing = (torch.zeros(B, H, size, 0, dtype=dtype, device=device) for size in (Q, N))
-    return flex_attention(*nothing, V_c.to(dtype), score_mod=score_mod, scale=1.0)
+    empty = (torch.zeros(B, H, size, 0, dtype=dtype, device=device) for size in (Q, N))
+    return flex_attention(*empty, V_c.to(dtype), score_mod=score_mod, scale=1.0)

@@ -23,6 +23,7 @@ def disentangled_attention_sdpa(
     mask: torch.Tensor | None = None,
     query_positions: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    reach: int | None = None,
 ) -> torch.Tensor:
     """Disentangled attention, DeBERTa Eq. (4); arguments as in `disentangled_attention_eager`.
 

@@ -993,8 +993,8 @@ def _differentiate(ctx, grad, _):
 attend_op.register_autograd(_differentiate, setup_context=_save)
 
 
-def triton_unavailable(device: torch.device, head_dim: int, dtype: torch.dtype) -> str | None:
-    """Why `disentangled_attention_triton` cannot serve tensors like these; None where it can."""
+def triton_unavailable(device: torch.device, head_size: int, dtype: torch.dtype, **call) -> str | None:
+    """Return the reason why the kernels cannot serve tensors like these, or None where they can."""
     if triton is None:
         return "the package triton is not installed"
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
@@ -1002,8 +1002,8 @@ def triton_unavailable(device: torch.device, head_dim: int, dtype: torch.dtype) 
         return f"triton 3.4 or later is needed, found {triton.__version__}"
     if torch.device(device).type != "cuda" and not INTERPRETED:
         return f"it runs on CUDA, not on {torch.device(device).type}"
-    if not 16 <= head_dim <= 128:
-        return f"it serves head sizes from 16 to 128, not {head_dim}"
+    if not 16 <= head_size <= 128:
+        return f"it serves head sizes from 16 to 128, not {head_size}"
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"it serves float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
     return None
@@ -1040,7 +1040,7 @@ def disentangled_attention_triton(
     query_positions: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     reach: int | None = None,
-    boundaries: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Disentangled attention, DeBERTa (He et al. 2021) Eq. (4), in Triton kernels; forward and backward in O(N) memory.
 
@@ -1050,7 +1050,7 @@ def disentangled_attention_triton(
     Args:
         Q_c, K_c, V_c (`torch.Tensor`): content projections, [B, H, N, d], 16 <= d <= 128, any strides.
         K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
-        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `boundaries`, at least the tokens of
+        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `cu_seqlens`, at least the tokens of
             the longest document; delta(i, j) = delta[i - j + L - 1], in [0, R), non-decreasing.
         terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
         scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms.
@@ -1059,8 +1059,8 @@ def disentangled_attention_triton(
         query_positions (`torch.LongTensor`, *optional*): not served.
         dropout_p (`float`): dropout of the probabilities, regenerated in the backward from one seed.
         reach (`int`, *optional*): delta(i, j) is constant for i - j >= reach and for i - j <= -reach; None: nowhere.
-        boundaries (`torch.IntTensor`, *optional*): [D + 1] from 0 to N; B = 1: document n holds the tokens
-            boundaries[n] ... boundaries[n + 1] - 1 of one stream, and documents do not attend to each other.
+        cu_seqlens (`torch.IntTensor`, *optional*): [D + 1] from 0 to N; B = 1: document n holds the tokens
+            cu_seqlens[n] ... cu_seqlens[n + 1] - 1 of one stream, and documents do not attend to each other.
 
     Returns:
         out [B, H, N, d] in the dtype of Q_c; logits and softmax are computed in float32.
@@ -1079,8 +1079,8 @@ def disentangled_attention_triton(
             f"{'' if query_positions is None else ' with query_positions'}; the blocked backend serves it"
         )
     B, H, N, _ = Q_c.shape
-    if boundaries is not None and B != 1:
-        raise ValueError(f"boundaries describe one stream of documents, [1, H, N, d], got a batch of {B}")
+    if cu_seqlens is not None and B != 1:
+        raise ValueError(f"cu_seqlens describe one stream of documents, [1, H, N, d], got a batch of {B}")
     device_type = Q_c.device.type
     with torch.autocast(device_type, enabled=False):
         q, k, v = (x.to(Q_c.dtype) for x in (Q_c, K_c, V_c))
@@ -1097,15 +1097,15 @@ def disentangled_attention_triton(
         Q_r = Q_r.to(q.dtype) if "p2c" in terms else None
         if mask is not None:
             mask = mask.view(torch.uint8).expand(B, H, N, N)
-        documents = None if boundaries is None else document_ranges(boundaries, N)
+        documents = None if cu_seqlens is None else document_ranges(cu_seqlens, N)
         seed = draw_seed(q.device) if dropout_p > 0 else None
         # 0: no far tiles
         far = reach if terms and reach is not None and reach <= span else 0
         return attend_op(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, far, scale, dropout_p)[0]
 
 
-def document_ranges(boundaries: torch.Tensor, N: int) -> torch.Tensor:
+def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:
     """int32 [2, N]: where the document of each token begins and ends."""
-    boundaries = boundaries.long()
-    index = torch.searchsorted(boundaries, torch.arange(N, device=boundaries.device), right=True)
-    return torch.stack([boundaries[index - 1], boundaries[index]]).int()
+    cu_seqlens = cu_seqlens.long()
+    index = torch.searchsorted(cu_seqlens, torch.arange(N, device=cu_seqlens.device), right=True)
+    return torch.stack([cu_seqlens[index - 1], cu_seqlens[index]]).int()

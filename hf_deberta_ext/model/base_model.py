@@ -7,7 +7,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
 from .configuration_deberta_ext import DebertaExtConfig
-from .encoder import DebertaExtEmbeddings, DebertaExtEncoder
+from .embeddings import DebertaExtEmbeddings
+from .encoder import DebertaExtEncoder
 from .input_validation import check_switches
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences

@@ -11,6 +11,7 @@ from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
 from .input_validation import check_switches
+from .layer_sharing import run_layer
 from .losses import cross_entropy
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences
@@ -76,8 +77,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         last = encoder.num_layers - 1
 
         def layer(queries, query_positions):
-            where = dict(query_positions=query_positions)
-            return encoder.run_layer(last, hidden_states, mask, rel_embeddings, queries, **where, **options)[0]
+            tensors = (hidden_states, mask, rel_embeddings, queries)
+            return run_layer(encoder.layer, last, *tensors, query_positions=query_positions, **options)[0]
 
         return self.mask_decoder(hidden_states, positions, layer, query_positions)
 

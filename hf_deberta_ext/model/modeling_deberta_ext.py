@@ -19,17 +19,24 @@ from transformers.utils import can_return_tuple
 
 # transformers <= 5.9 copies only the direct imports of this file from a local folder: so every file is named here.
 from .attention import DisentangledSelfAttention  # noqa: F401
+from .attention_backends import choose_backend  # noqa: F401
+from .attention_blocked import disentangled_attention_blocked  # noqa: F401
 from .attention_eager import disentangled_attention_eager  # noqa: F401
+from .attention_flex import disentangled_attention_flex  # noqa: F401
+from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
 from .base_model import DebertaExtModel
 from .checkpoint_files import read_tensors  # noqa: F401
 from .checkpoint_layouts import LoadingReport  # noqa: F401
 from .checkpoint_loading import LoadingMixin  # noqa: F401
 from .configuration_deberta_ext import DebertaExtConfig
+from .convolution import ConvLayer  # noqa: F401
 from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
+from .embeddings import DebertaExtEmbeddings  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining
 from .input_validation import check_batch, check_labels, require_tensor
+from .layer_sharing import run_layer  # noqa: F401
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import from_official  # noqa: F401
@@ -40,10 +47,7 @@ from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 from .unpadding import PackedSequences  # noqa: F401
 
 if TYPE_CHECKING:
-    # Loaded where they are needed, and named here for the same reason.
-    from .attention_blocked import disentangled_attention_blocked  # noqa: F401
-    from .attention_flex import disentangled_attention_flex  # noqa: F401
-    from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
+    # Imported at its first call, because it imports Triton.
     from .attention_triton import disentangled_attention_triton  # noqa: F401
 
 __all__ = [

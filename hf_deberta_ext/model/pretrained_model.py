@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 
-from .attention import DisentangledSelfAttention, choose_backend
+from .attention import DisentangledSelfAttention
+from .attention_backends import choose_backend
 from .checkpoint_files import checkpoint_step
 from .checkpoint_layouts import LoadingReport
 from .checkpoint_loading import LoadingMixin
@@ -98,7 +99,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         head_size = self.config.hidden_size // self.config.num_attention_heads
         call = dict(device=device, dtype=torch.float32, head_size=head_size)
-        choose_backend(requested_attention, what="this model here", **call)
+        choose_backend(requested_attention, served="this model here", **call)
         return requested_attention
 
     def set_attn_implementation(self, attn_implementation: str | dict | None, *args, **kwargs):
@@ -404,7 +405,7 @@ def cls_states(
 ) -> torch.Tensor:
     """[B, hidden], the state of each row's first real token (of each packed document's first token)."""
     if packed is not None:
-        return hidden_states[0].index_select(0, packed.boundaries[:-1].long())
+        return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
     if attention_mask is None or attention_mask.dim() != 2:
         return hidden_states[:, 0]
     first = (attention_mask != 0).int().argmax(1)

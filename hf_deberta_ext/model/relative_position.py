@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""delta(i, j): which row of the relative table belongs to a query at i and a key at j (DeBERTa, Eq. 3; v2's log buckets)."""
+"""Relative positions delta(i, j), rows of the relative table (DeBERTa, Eq. 3), and the log buckets of v2 and v3."""
 
 import math
 
@@ -29,7 +29,7 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
 
 class RelativePosition(nn.Module):
-    """Gives the offset table delta for any length: delta(i, j) = delta[i - j + N - 1], O(N) memory.
+    """The offset table delta of any length: delta(i, j) = delta[i - j + N - 1], O(N) memory.
 
     Args:
         buckets (`int`): b; -1 = no buckets, the table has a row for each distance.
@@ -43,15 +43,14 @@ class RelativePosition(nn.Module):
 
     def compute_rows(self) -> torch.Tensor:
         """[2M] rows of the relative table for r = -M ... M - 1; int64 whatever the default dtype and device."""
-        M = self.max_distance
-        return torch.tensor([self.row(r) for r in range(-M, M)], dtype=torch.int64)
+        M, b = self.max_distance, self.buckets
+        rows = [log_bucket(r, buckets=b, max_distance=M) + b for r in range(-M, M)] if b > 0 else range(2 * M)
+        return torch.tensor(rows, dtype=torch.int64)
 
     def row(self, r: int) -> int:
-        """The row of the relative table for r = i - j."""
+        """The row of the relative table for r = i - j, without a tensor."""
         M, b = self.max_distance, self.buckets
-        if b > 0:
-            return max(0, min(log_bucket(r, buckets=b, max_distance=M) + b, 2 * b - 1))
-        return max(-M, min(r, M - 1)) + M
+        return log_bucket(r, buckets=b, max_distance=M) + b if b > 0 else max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
         """[2N - 1] int64 for N = `length`; values in [0, rows of the table)."""

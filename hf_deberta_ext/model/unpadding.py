@@ -28,7 +28,7 @@ class PackedSequences:
         self.token_index, self.shape = token_index, shape
         self.lengths = lengths.tolist()
         ends = lengths.cumsum(0)
-        self.boundaries = torch.cat([ends.new_zeros(1), ends]).int()
+        self.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).int()
         # [T] of each token its document, the place of that document's first token in the stream, and the position in it.
         self.documents = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
             lengths, output_size=len(token_index)
@@ -97,7 +97,7 @@ class PackedSequences:
             group its number of documents, their padded length, and a mask [D, 1, 1, length] if lengths differ.
         """
         order = sorted(range(len(self.lengths)), key=lambda document: -self.lengths[document])
-        starts = self.boundaries.tolist()
+        starts = self.cu_seqlens.tolist()
         index, mask, groups = [], [], []
         while order:
             longest = self.lengths[order[0]]

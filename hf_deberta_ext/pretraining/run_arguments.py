@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
 from ..training.flags import LEAVE_OUT, option, overrides
@@ -58,7 +59,7 @@ class ModelArguments:
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
     vocab_size: int = option(32000, "of --train_tokenizer")
     byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
-    attn_implementation: str | None = option(None, "eager, sdpa, blocked, flex, triton; default: the best for each call")
+    attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
     revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     cache_dir: str | None = option(None, "for downloads and packed data")

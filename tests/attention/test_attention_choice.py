@@ -6,14 +6,14 @@ import io
 import json
 import pickle
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, DisentangledSelfAttention
-from hf_deberta_ext.model import attention
-from hf_deberta_ext.model.attention import backend_unavailable, choose_backend
+from hf_deberta_ext.model.attention_backends import BACKENDS, backend_unavailable, choose_backend
 
 CPU = torch.device("cpu")
 CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
@@ -329,7 +329,7 @@ def table_projections(model):
 def forget(model):
     """The model with nothing kept."""
     model = copy.deepcopy(model)
-    model.encoder.kept_rel_embedding = None
+    model.encoder.cached_rel_embedding = None
     for module in model.modules():
         if isinstance(module, DisentangledSelfAttention):
             module.projected_positions = None
@@ -516,13 +516,13 @@ def test_kept_projections_are_in_no_copy_and_no_file(model, batch):
     with torch.no_grad():
         model(batch(1, 20)[0])
     module = model.encoder.layer[0].attention.self
-    assert model.encoder.kept_rel_embedding is not None and module.projected_positions is not None
+    assert model.encoder.cached_rel_embedding is not None and module.projected_positions is not None
     assert set(model.state_dict()) == names
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
-        assert other.encoder.kept_rel_embedding is None
+        assert other.encoder.cached_rel_embedding is None
         assert other.encoder.layer[0].attention.self.projected_positions is None
         with torch.no_grad():
             assert torch.equal(other(batch(1, 20)[0])[0], model(batch(1, 20)[0])[0])
@@ -533,7 +533,7 @@ def test_train_drops_what_is_kept(model, batch):
     with torch.no_grad():
         model(batch(1, 20)[0])
     model.train()
-    assert model.encoder.kept_rel_embedding is None
+    assert model.encoder.cached_rel_embedding is None
     assert all(x.projected_positions is None for x in model.modules() if isinstance(x, DisentangledSelfAttention))
 
 
@@ -561,7 +561,7 @@ def test_kept_projections_follow_adapters(kind, tiny_config, shake, batch):
             states = model(input_ids=ids).last_hidden_state
             copied = copy.deepcopy(model)
             for module in copied.modules():
-                for name in ("kept_rel_embedding", "projected_positions"):
+                for name in ("cached_rel_embedding", "projected_positions"):
                     if hasattr(module, name):
                         setattr(module, name, None)
             assert torch.equal(states, copied(input_ids=ids).last_hidden_state)
@@ -601,8 +601,12 @@ def test_a_module_alone_keeps_projections_of_the_table_it_was_given(tiny_config,
         assert module.project_positions(tables[0])[0] is kept[0]
 
 
-def test_backends_are_all_listed():
-    assert attention.BACKENDS == ("eager", "sdpa", "blocked", "flex", "triton")
+def test_the_readme_has_the_table_of_backends():
+    lines = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ")[:2] for line in lines if line.startswith('| `"') and line.count(" | ") == 2]
+    first = rows.index([f'| `"{next(iter(BACKENDS))}"`', BACKENDS["eager"].description])
+    expected = [[f'| `"{name}"`', backend.description] for name, backend in BACKENDS.items()]
+    assert rows[first : first + len(BACKENDS)] == expected
 
 
 def test_transforms_of_torch_func_get_the_equation(tiny_config, shake):

@@ -196,21 +196,21 @@ def test_a_key_that_is_masked_changes_nothing():
 def packed_inputs(**options):
     lengths = [3, 33, 1, 20]
     tensors, kwargs = random_inputs(sum(lengths), **options)
-    boundaries = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
     document = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
-    return tensors, kwargs, boundaries, (document[:, None] == document).to(DEVICE)[None, None]
+    return tensors, kwargs, cu_seqlens, (document[:, None] == document).to(DEVICE)[None, None]
 
 
 @pytest.mark.slow
 def test_packed_documents_equal_runs_of_each(relative_error):
-    tensors, kwargs, boundaries, mask = packed_inputs(H=2)
+    tensors, kwargs, cu_seqlens, mask = packed_inputs(H=2)
 
-    def masked(*args, boundaries, **kwargs):
+    def masked(*args, cu_seqlens, **kwargs):
         return disentangled_attention_eager(*args, mask=mask, **kwargs)
 
-    out, _ = compare(relative_error, tensors, reach=8, boundaries=boundaries, replay=masked, **kwargs)
+    out, _ = compare(relative_error, tensors, reach=8, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
     Q_c, K_c, V_c, K_r, Q_r = tensors
-    for lo, hi in itertools.pairwise(boundaries.tolist()):
+    for lo, hi in itertools.pairwise(cu_seqlens.tolist()):
         alone = [x[:, :, lo:hi] for x in (Q_c, K_c, V_c)]
         delta = RelativePosition(buckets=-1, max_distance=8)(hi - lo).to(DEVICE)
         one, _ = disentangled_attention_eager(*alone, K_r=K_r, Q_r=Q_r, **(kwargs | dict(delta=delta)))
@@ -222,26 +222,26 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relat
     """That is what models give. It was taken for a table of the whole stream and read from a place before its middle, so
     that every packed batch whose documents were shorter than `reach` had wrong positions, and wrong gradients."""
     terms = ("c2p", "p2c", "p2p")
-    tensors, kwargs, boundaries, mask = packed_inputs(max_distance=reach or 64, terms=terms)
+    tensors, kwargs, cu_seqlens, mask = packed_inputs(max_distance=reach or 64, terms=terms)
     longest = RelativePosition(buckets=-1, max_distance=reach or 64)(33).to(DEVICE)
     whole = kwargs.pop("delta")
 
-    def masked(*args, delta, boundaries, **kwargs):
+    def masked(*args, delta, cu_seqlens, **kwargs):
         return disentangled_attention_eager(*args, delta=whole, mask=mask, **kwargs)
 
-    compare(relative_error, tensors, reach=reach, delta=longest, boundaries=boundaries, replay=masked, **kwargs)
+    compare(relative_error, tensors, reach=reach, delta=longest, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
 
 
 @pytest.mark.criterion("P5")
 @pytest.mark.slow
 def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
-    tensors, kwargs, boundaries, _ = packed_inputs()
-    out, grads = run(disentangled_attention_triton, tensors, reach=8, boundaries=boundaries, **kwargs)
+    tensors, kwargs, cu_seqlens, _ = packed_inputs()
+    out, grads = run(disentangled_attention_triton, tensors, reach=8, cu_seqlens=cu_seqlens, **kwargs)
     changed = [x.detach().clone().requires_grad_() for x in tensors]
     with torch.no_grad():
         for x in changed[:3]:
             x[:, :, 3:36] *= -7.0
-    again, again_grads = run(disentangled_attention_triton, changed, reach=8, boundaries=boundaries, **kwargs)
+    again, again_grads = run(disentangled_attention_triton, changed, reach=8, cu_seqlens=cu_seqlens, **kwargs)
     kept = torch.cat([torch.arange(3), torch.arange(36, 57)])
     for x, y in zip([out, *grads[:3]], [again, *again_grads[:3]], strict=True):
         assert torch.equal(x[:, :, kept], y[:, :, kept])
@@ -381,7 +381,7 @@ def test_what_is_not_served_is_said():
         disentangled_attention_triton(Q_c[:, :, :5], K_c, V_c, **kwargs)
     with pytest.raises(ValueError, match="batch of 2"):
         two = [x.expand(2, -1, -1, -1) for x in (Q_c, K_c, V_c)]
-        disentangled_attention_triton(*two, boundaries=torch.tensor([0, 17]), **kwargs)
+        disentangled_attention_triton(*two, cu_seqlens=torch.tensor([0, 17]), **kwargs)
     with pytest.raises(ValueError, match="not float64"):
         disentangled_attention_triton(Q_c.double(), K_c.double(), V_c.double(), **kwargs)
     assert "from 16 to 128, not 8" in triton_unavailable(torch.device(DEVICE), 8, torch.float32)

@@ -36,7 +36,7 @@ def test_from_mask_by_hand():
     packed = PackedSequences.from_mask(MASK)
     assert packed.token_index.tolist() == [0, 1, 2, 4, 8, 9, 10, 11]
     assert packed.lengths == [3, 1, 4] and packed.shape == (3, 4)
-    assert packed.boundaries.tolist() == [0, 3, 4, 8] and packed.boundaries.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == [0, 3, 4, 8] and packed.cu_seqlens.dtype == torch.int32
     assert packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
     assert packed.first_token.tolist() == [0, 0, 0, 3, 4, 4, 4, 4]
     x = torch.arange(12).view(3, 4)
@@ -54,7 +54,7 @@ def test_from_document_ids_by_hand():
     """The numbers are names alone: of any size and order, and another row may use them again, also next to each other."""
     packed = PackedSequences.from_document_ids(torch.tensor([[7, 7, 2, 2, 2], [2, 0, 9, 9, 0]]))
     assert packed.token_index.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
-    assert packed.lengths == [2, 3, 1, 2] and packed.boundaries.tolist() == [0, 2, 5, 6, 8]
+    assert packed.lengths == [2, 3, 1, 2] and packed.cu_seqlens.tolist() == [0, 2, 5, 6, 8]
     assert packed.positions.tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
     assert packed.first_token.tolist() == [0, 0, 2, 2, 2, 5, 6, 6]
 
@@ -113,7 +113,7 @@ def test_groups_hold_each_token_once_and_each_document_in_one_piece(lengths):
         for document, kept in zip(places, real, strict=True):
             tokens = document[kept]
             assert (
-                torch.equal(tokens, torch.arange(tokens[0], tokens[0] + len(tokens))) and int(tokens[0]) in packed.boundaries
+                torch.equal(tokens, torch.arange(tokens[0], tokens[0] + len(tokens))) and int(tokens[0]) in packed.cu_seqlens
             )
             # What is padded comes from the same document, so that no neighbour has a say.
             assert ((document >= tokens[0]) & (document <= tokens[-1])).all()

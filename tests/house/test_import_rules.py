@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
+from hf_deberta_ext import ATTENTION_BACKENDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_deberta_ext"
 MODEL = {file.stem: file for file in sorted((PACKAGE / "model").glob("*.py")) if file.name != "__init__.py"}
 ENTRY, CONFIGURATION = "modeling_deberta_ext", "configuration_deberta_ext"
-BACKENDS = [name for name in MODEL if name.startswith("attention_")]
+TABLE = "attention_backends"
+BACKENDS = [name for name in MODEL if name.startswith("attention_") and name != TABLE]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
@@ -132,11 +135,11 @@ def test_nothing_imports_the_modeling_file():
 @pytest.mark.parametrize("name", BACKENDS)
 def test_attention_backends_import_neither_each_other_nor_the_configuration(name):
     imported = siblings(MODEL[name])
-    assert not imported & {*BACKENDS, CONFIGURATION, "attention"}
+    assert not imported & {*BACKENDS, TABLE, CONFIGURATION, "attention"}
 
 
-def test_there_is_an_eager_backend():
-    assert "attention_eager" in BACKENDS
+def test_the_table_of_backends_has_every_backend():
+    assert siblings(MODEL[TABLE]) == {*BACKENDS} == {f"attention_{name}" for name in ATTENTION_BACKENDS}
 
 
 @pytest.mark.parametrize("name", MODEL)
