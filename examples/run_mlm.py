@@ -36,6 +36,7 @@ from transformers import HfArgumentParser, set_seed
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import (
+    OBJECTIVES,
     DataArguments,
     MaskingArguments,
     MaskingCollator,
@@ -50,6 +51,7 @@ from hf_deberta_ext.pretraining import (
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
+from hf_deberta_ext.pretraining.objectives import pair_objectives
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.tokenization import check_tokenizer
@@ -128,13 +130,15 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
 
 def check_pairs(data_args: DataArguments, args: PretrainingArguments):
     """Refuses pairs that no objective judges, and objectives that have no pairs."""
-    pairs = data_args.packing in PAIR_MODES
-    if pairs and not (args.nsp_weight or args.sop_weight):
+    has_pairs = data_args.packing in PAIR_MODES
+    reads_pairs = [f"--{name}_weight" for name, objective in OBJECTIVES.items() if objective.reads_pairs]
+    if has_pairs == bool(pair_objectives([*args.objectives])):
+        return
+    if has_pairs:
         raise ValueError(
-            f"--packing {data_args.packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences"
+            f"--packing {data_args.packing} makes pairs: give {' or '.join(reads_pairs)}, or choose full_sentences"
         )
-    if not pairs and (args.nsp_weight or args.sop_weight):
-        raise ValueError(f"--packing {data_args.packing} makes no pairs to judge: choose segment_pair or sentence_pair")
+    raise ValueError(f"--packing {data_args.packing} makes no pairs to judge: choose segment_pair or sentence_pair")
 
 
 def check_model(config: DebertaExtConfig, model_args: ModelArguments, args: PretrainingArguments):

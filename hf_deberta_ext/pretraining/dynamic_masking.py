@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from transformers import TrainerCallback
 
 from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask
+from .sentence_pairs import swap_segments
 
 __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator", "spread_seed"]
 
@@ -249,36 +250,7 @@ class MaskingCollator:
         seed = 0 if feature.get("fixed") else self.seed
         generator = example_generator(seed, epoch, feature["example"])
         if self.sentence_order:
-            row = self._reordered(row, generator)
+            row = swap_segments(row, self.vocabulary.special, generator)
         row["input_ids"], row["labels"] = mask(row["input_ids"], self.vocabulary, self.options, generator)
         row["attention_mask"] = torch.ones_like(row["input_ids"])
         return row
-
-    def _reordered(self, row: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
-        """[CLS] A [SEP] B [SEP], or with probability 1/2 [CLS] B [SEP] A [SEP], and its sentence label."""
-        ids, types = row["input_ids"], row.get("token_type_ids", torch.zeros(0))
-        N, first = len(ids), int((types == 0).sum())
-        is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
-        if not is_pair or not self.vocabulary.special[ids[[0, first - 1, -1]]].all():
-            raise ValueError(
-                "sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got "
-                f"input_ids {_shown(ids)} with token_type_ids {_shown(types)}; pack the text as pairs of segments"
-            )
-        if row.get("sentence_labels", 0):
-            raise ValueError(
-                f"sentence_order needs consecutive segments, got sentence_labels {row['sentence_labels']}: the second "
-                "segment is of elsewhere; pack without random second segments"
-            )
-        swap = int(torch.randint(2, (1,), generator=generator))
-        if swap:
-            places = torch.arange(N)
-            order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])
-            row = {name: values[order] for name, values in row.items() if name != "sentence_labels"}
-            row["token_type_ids"] = (places >= N - first + 1).long()
-        return {**row, "sentence_labels": swap}
-
-
-def _shown(values: torch.Tensor) -> str:
-    """The values, or the first of many."""
-    shown = values.tolist()
-    return str(shown) if len(shown) <= 12 else f"{str(shown[:12])[:-1]}, ...]"

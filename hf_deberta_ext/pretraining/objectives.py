@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked-language modelling together with other objectives of the BERT family, in one model."""
+"""Objectives of masked-language pre-training: one table, and the model that is trained on any sum of them.
 
-from collections.abc import Mapping, Sequence
+A new objective is a line of `OBJECTIVES` with its functions in a file of its own. The flag of its weight, evaluations,
+curves, cards and what a resumed run must repeat are read from the table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +14,70 @@ from torch.nn import functional
 from transformers.utils import ModelOutput
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.encoder import ContextPooler
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
-from ..model.pretrained_model import cls_states
-from .span_boundary import SpanBoundaryHead, span_boundaries
+from . import sentence_pairs, span_boundary
 
-__all__ = ["OBJECTIVES", "MultiObjectiveMaskedLM", "MultiObjectiveOutput", "count_targets", "row_statistics"]
+__all__ = [
+    "OBJECTIVES", "MultiObjectiveMaskedLM", "MultiObjectiveOutput", "Objective", "count_targets", "pair_objectives",
+    "row_statistics",
+]  # fmt: skip
 
-# Masked-language modelling, next sentence prediction (BERT), sentence order prediction (ALBERT), span boundary (SpanBERT).
-OBJECTIVES = ("mlm", "nsp", "sop", "sbo")
+Batch = Mapping[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A line of the table of objectives.
+
+    Args:
+        title (`str`): its name in tables and cards.
+        source (`str`): the model that it is from.
+        count_targets: batch -> number of targets, without running the model.
+        add_head (*optional*): (model, configuration) -> None, sets its modules as attributes of the model.
+        predict (*optional*): (model, last hidden states [B, N, d], batch) -> logits [n, C], targets [n], -100 = none, and
+            the row of each [n]. Without it, the masked tokens' own.
+        reads_pairs (`bool`): a row is a pair of segments with "sentence_labels".
+        has_perplexity (`bool`): it predicts tokens.
+        weight (`float`): default of its flag.
+    """
+
+    title: str
+    source: str
+    count_targets: Callable[[Batch], torch.Tensor]
+    add_head: Callable[[nn.Module, DebertaExtConfig], None] | None = None
+    predict: Callable[[nn.Module, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
+    reads_pairs: bool = False
+    has_perplexity: bool = False
+    weight: float = 0.0
+
+
+def _sentence_objective(title: str, source: str) -> Objective:
+    return Objective(
+        title,
+        source,
+        sentence_pairs.count_targets,
+        sentence_pairs.add_head,
+        sentence_pairs.predict_relationship,
+        reads_pairs=True,
+    )
+
+
+# In the order of their heads in a model. The first is part of every sum.
+OBJECTIVES: dict[str, Objective] = {
+    "mlm": Objective(
+        "masked-language modelling", "BERT", lambda batch: (batch["labels"] != -100).sum(), has_perplexity=True, weight=1.0
+    ),
+    "nsp": _sentence_objective("next sentence prediction", "BERT"),
+    "sop": _sentence_objective("sentence order prediction", "ALBERT"),
+    "sbo": Objective(
+        "span boundary objective",
+        "SpanBERT",
+        span_boundary.count_targets,
+        span_boundary.add_head,
+        span_boundary.predict_spans,
+        has_perplexity=True,
+    ),
+}
 
 
 @dataclass
@@ -54,19 +113,10 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         check_objectives(objectives)
         super().__init__(config)
         self.objectives = tuple(name for name in OBJECTIVES if name in objectives)
-        if self.sentence_objective:
-            self.pooler = ContextPooler(config)
-            # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
-            self.sentence_relationship = nn.Linear(config.hidden_size, 2)
-        if "sbo" in self.objectives:
-            self.span_boundary = SpanBoundaryHead(
-                config.hidden_size, config.embedding_size, layer_norm_eps=config.layer_norm_eps
-            )
+        for name in self.objectives:
+            if OBJECTIVES[name].add_head is not None:
+                OBJECTIVES[name].add_head(self, config)
         self.post_init()
-
-    @property
-    def sentence_objective(self) -> str | None:
-        return next((name for name in self.objectives if name in ("nsp", "sop")), None)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, objectives: Sequence[str] = ("mlm",), **kwargs):
@@ -99,45 +149,47 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         Raises:
             ValueError: labels of an objective are missing, or a row of a sentence objective holds several documents.
         """
-        needed = {"labels": labels} | ({"sentence_labels": sentence_labels} if self.sentence_objective else {})
-        if missing := [name for name, given in needed.items() if given is None]:
+        batch: Batch = dict(
+            labels=labels, sentence_labels=sentence_labels, attention_mask=attention_mask, document_ids=document_ids
+        )
+        reads_pairs = pair_objectives(self.objectives)
+        columns = ("labels", "sentence_labels") if reads_pairs else ("labels",)
+        if missing := [name for name in columns if batch[name] is None]:
             raise ValueError(f"the objectives {', '.join(self.objectives)} need {' and '.join(missing)} in each batch")
-        if document_ids is not None and self.sentence_objective:
-            raise ValueError(f"{self.sentence_objective} reads one [CLS] a row: pack sentence pairs, not several documents")
+        if document_ids is not None and reads_pairs:
+            raise ValueError(f"{reads_pairs[0]} reads one [CLS] a row: pack sentence pairs, not several documents")
         needs_last_layer = len(self.objectives) > 1
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         logits, targets, outputs, packed = self.predict(*inputs, False, needs_last_layer, document_ids, labels, sparse=True)
-        B = len(labels)
-        statistics = {"mlm": self._statistics(logits, targets, (labels != -100).nonzero()[:, 0], B)}
+        predictions = {"mlm": (logits, targets, (labels != -100).nonzero()[:, 0])}
         if needs_last_layer:
             states = outputs.last_hidden_state if packed is None else packed.pad(outputs.last_hidden_state)
-        if self.sentence_objective:
-            pooled = self.pooler(cls_states(states, attention_mask, None))
-            rows = torch.arange(B, device=states.device)
-            statistics[self.sentence_objective] = self._statistics(
-                self.sentence_relationship(pooled), sentence_labels.view(B), rows, B
-            )
-        if "sbo" in self.objectives:
-            is_target, before, after, position = span_boundaries(labels, attention_mask, document_ids)
-            rows = is_target.nonzero()[:, 0]
-            y = self.span_boundary(states[rows, before], states[rows, after], position)
-            # By the module's own call: ZeRO gathers its bias for that alone.
-            logits = self.lm_predictions.lm_head(y, transformed=True)
-            statistics["sbo"] = self._statistics(logits, labels[is_target], rows, B)
+        for name in self.objectives[1:]:
+            predictions[name] = OBJECTIVES[name].predict(self, states, batch)
+        statistics = {
+            name: row_statistics(*prediction, len(labels), count_right=not self.training)
+            for name, prediction in predictions.items()
+        }
         means = [rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1) for rows in statistics.values()]
         return MultiObjectiveOutput(loss=sum(means), statistics=statistics)
 
-    def _statistics(self, logits, targets, rows, B: int) -> torch.Tensor:
-        return row_statistics(logits, targets, rows, B, count_right=not self.training)
+
+def pair_objectives(objectives: Sequence[str]) -> list[str]:
+    """Those of `objectives` that need pairs of segments."""
+    return [name for name in objectives if OBJECTIVES[name].reads_pairs]
 
 
 def check_objectives(objectives: Sequence[str]):
+    """
+    Raises:
+        ValueError: an unknown objective, "mlm" missing, or two that need different labels of pairs.
+    """
     if unknown := sorted({*objectives} - {*OBJECTIVES}):
         raise ValueError(f"unknown objectives {', '.join(unknown)}; there are {', '.join(OBJECTIVES)}")
     if "mlm" not in objectives:
         raise ValueError(f"masked-language modelling is part of every sum of objectives: add mlm to {list(objectives)}")
-    if {"nsp", "sop"} <= {*objectives}:
-        raise ValueError("nsp and sop label the same pairs differently: choose one of them")
+    if len(names := pair_objectives(objectives)) > 1:
+        raise ValueError(f"{' and '.join(names)} label the same pairs differently: choose one of them")
 
 
 def row_statistics(
@@ -158,20 +210,11 @@ def row_statistics(
     targets = targets.to(logits.device)
     losses = functional.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="none")
     counted = targets != -100
-    right = (logits.argmax(-1) == targets) if count_right else torch.zeros_like(counted)
-    columns = torch.stack([losses, right.to(losses.dtype), counted.to(losses.dtype)], 1)
+    is_right = (logits.argmax(-1) == targets) if count_right else torch.zeros_like(counted)
+    columns = torch.stack([losses, is_right.to(losses.dtype), counted.to(losses.dtype)], 1)
     return columns.new_zeros(B, 3).index_add(0, rows, columns)
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], objectives: Sequence[str]) -> torch.Tensor:
-    """[number of objectives] float32: how many targets each objective has in a batch, without running the model."""
-    counts = []
-    for name in objectives:
-        if name == "mlm":
-            counts.append((batch["labels"] != -100).sum())
-        elif name == "sbo":
-            is_target, *_ = span_boundaries(batch["labels"], batch.get("attention_mask"), batch.get("document_ids"))
-            counts.append(is_target.sum())
-        else:
-            counts.append((batch["sentence_labels"] != -100).sum())
-    return torch.stack(counts).float()
+    """[number of objectives] float32: the targets of each objective in a batch, without running the model."""
+    return torch.stack([OBJECTIVES[name].count_targets(batch) for name in objectives]).float()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._version import __version__
+from .sentence_pairs import SegmentPair, cut_pairs
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -254,9 +255,9 @@ def _pack_batch(
         }
     if mode == "best_fit":
         return _best_fit(documents, max_length, cls, sep)
-    pairs = _pairs(documents, mode, max_length - 3)
+    pairs = segment_pairs(documents, mode, max_length - 3)
     generator = random.Random(f"{seed} {indices[0]}")
-    labels = _cut_pairs(pairs, max_length - 3, generator, exchange=sentence_pairs == "nsp")
+    labels = cut_pairs(pairs, max_length - 3, generator, exchange=sentence_pairs == "nsp")
     counts["negative_pairs"] = sum(labels)
     return {
         "input_ids": [np.concatenate([cls, pair.A, sep, pair.B, sep]) for pair in pairs],
@@ -420,36 +421,22 @@ def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]
     return sorted(sorted(row) for row in rows)
 
 
-@dataclasses.dataclass
-class _Pair:
-    """Tokens of a document that become A and B, and where they may be parted."""
-
-    document: int
-    tokens: np.ndarray
-    cuts: list[int]
-    A: np.ndarray | None = None
-    B: np.ndarray | None = None
-
-    def cut(self, at: int) -> None:
-        self.A, self.B = self.tokens[:at], self.tokens[at:]
-
-
-def _pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[_Pair]:
-    """The pairs of all documents; a single sentence is parted in its middle."""
+def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[SegmentPair]:
+    """The pairs of all documents; a single sentence is divided in its middle."""
     pairs = []
     for document, (ids, ends) in enumerate(documents):
         spans = _spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
-        _mend_last(spans, ends, room)
+        fit_last_span(spans, ends, room)
         for start, end in spans:
             cuts = [cut - start for cut in ends[bisect_right(ends, start) : bisect_left(ends, end)]]
             if mode == "sentence_pair":
                 cuts = cuts[:1]
-            pairs.append(_Pair(document, ids[start:end], cuts or [(end - start) // 2]))
+            pairs.append(SegmentPair(document, ids[start:end], cuts or [(end - start) // 2]))
     return pairs
 
 
-def _mend_last(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Join a last single sentence to the span before where it fits; give a last single token what it needs for a pair."""
+def fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
+    """Join a last single sentence to the span before it where it fits; make a last single token long enough for a pair."""
     n = ends[-1]
     if len(spans) < 2:
         return
@@ -461,46 +448,3 @@ def _mend_last(spans: list[tuple[int, int]], ends: list[int], room: int) -> None
         borders = [border for border in ends[-3:] if max(start + 2, n - room) <= border <= n - 2]
         border = borders[-1] if borders else n - 2
         spans[-2:] = [(start, border), (border, n)]
-
-
-def _cut_pairs(pairs: list[_Pair], room: int, generator: random.Random, exchange: bool) -> list[int]:
-    """Part each pair in A and B, at random where it may be parted; with `exchange` about half of them exchange their B's.
-
-    Returns:
-        the sentence label of each pair: 1 if its B is of another document.
-    """
-    labels = [0] * len(pairs)
-    drawn = [i for i in range(len(pairs)) if exchange and generator.random() < 0.5]
-    for i, j in _partners(pairs, drawn, room, generator):
-        pairs[i].B, pairs[j].B = pairs[j].B, pairs[i].B
-        labels[i] = labels[j] = 1
-    for pair, label in zip(pairs, labels, strict=True):
-        if not label:
-            pair.cut(generator.choice(pair.cuts))
-    return labels
-
-
-def _partners(pairs: list[_Pair], drawn: list[int], room: int, generator: random.Random) -> Iterator[tuple[int, int]]:
-    """Two by two the drawn pairs that can exchange their B's, cut so that both results fit in `room`."""
-    generator.shuffle(drawn)
-    half = len(drawn) // 2
-    left, right = drawn[:half], drawn[half:]
-    for i in left:
-        for at, j in enumerate(right):
-            if pairs[i].document != pairs[j].document and (cuts := _fitting_cuts(pairs[i], pairs[j], room, generator)):
-                pairs[i].cut(cuts[0])
-                pairs[j].cut(cuts[1])
-                del right[at]
-                yield i, j
-                break
-
-
-def _fitting_cuts(one: _Pair, other: _Pair, room: int, generator: random.Random) -> tuple[int, int] | None:
-    """Random places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
-    n, m = len(one.tokens), len(other.tokens)
-    for a in generator.sample(one.cuts, len(one.cuts)):
-        # a + m - b <= room and b + n - a <= room
-        fitting = other.cuts[bisect_left(other.cuts, a + m - room) : bisect_right(other.cuts, a + room - n)]
-        if fitting:
-            return a, generator.choice(fitting)
-    return None

@@ -11,6 +11,7 @@ from ..publishing.card import base_model_names, shown_number, shown_source, writ
 from ..publishing.card_metadata import is_hub_id
 from ..publishing.loading_code import loading_code
 from ..publishing.results import eval_results
+from .objectives import OBJECTIVES
 
 __all__ = [
     "CURVES_FILE",
@@ -25,13 +26,6 @@ __all__ = [
 ]
 
 CURVES_FILE = "curves.png"
-NAMES = {
-    "mlm": "masked-language modelling",
-    "nsp": "next sentence prediction",
-    "sop": "sentence order prediction",
-    "sbo": "span boundary objective",
-}
-
 # Published models have read billions: 78 GB of text (DeBERTa) to 160 GB (DeBERTaV3).
 FEW_TOKENS = 10_000_000
 
@@ -41,8 +35,9 @@ def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) ->
     lines = ["| objective | loss | perplexity | accuracy | targets |", "| --- | --- | --- | --- | --- |"]
     for name in objectives:
         perplexity = metrics.get(f"eval_{name}_perplexity")
+        shown = "" if perplexity is None else f"{perplexity:.2f}"
         lines.append(
-            f"| {NAMES[name]} | {metrics[f'eval_{name}_loss']:.4f} | {'' if perplexity is None else f'{perplexity:.2f}'} "
+            f"| {OBJECTIVES[name].title} | {metrics[f'eval_{name}_loss']:.4f} | {shown} "
             f"| {metrics[f'eval_{name}_accuracy']:.4f} | {metrics[f'eval_{name}_targets']:,} |"
         )
     return "\n".join(lines)
@@ -66,7 +61,7 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 def plot_objectives(history: Sequence[Mapping[str, Any]], path: str | os.PathLike, objectives: Sequence[str]) -> Path:
     """A panel with the training and the held-out loss of each objective."""
-    panels = [(NAMES[name], ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
+    panels = [(OBJECTIVES[name].title, ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
     return plot_curves({"run": history}, Path(path), panels=panels)
 
 
@@ -108,7 +103,7 @@ def write_model_card(
         license (`str`, *optional*): the Hub's name of it.
         datasets (`list[str]`): the data's ids on the Hub.
     """
-    weights = ", ".join(f"{NAMES[name]} (weight {weight:g})" for name, weight in objectives.items())
+    weights = ", ".join(f"{OBJECTIVES[name].title} (weight {weight:g})" for name, weight in objectives.items())
     results = [
         evaluation_table(metrics, [*objectives]),
         "Each loss is a mean over the targets of its objective, in held-out text. Perplexity is the exponential of the loss "
@@ -123,7 +118,7 @@ def write_model_card(
         facts={"objectives": weights} | dict(facts),
         limits=["It fills masks: for any other task it has to be fine-tuned.", *limits],
         scores={name: metrics[f"eval_mlm_{name}"] for name in ("perplexity", "accuracy")},
-        task=("fill-mask", NAMES["mlm"]),
+        task=("fill-mask", OBJECTIVES["mlm"].title),
         parameters=parameters,
         metadata=dict(base_model=base_model, language=language, license=license, datasets=datasets),
         hardware=hardware,
@@ -203,7 +198,7 @@ def write_replaced_token_cards(
         [table, explained],
         limits=[proposes, *limits],
         scores={name: metrics[f"eval_generator_{name}"] for name in ("perplexity", "accuracy")},
-        task=("fill-mask", NAMES["mlm"]),
+        task=("fill-mask", OBJECTIVES["mlm"].title),
         parameters=parameters["generator"],
         title=f"{folder.resolve().name}: generator",
         **common,

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The span boundary objective (SpanBERT, Joshi et al. 2020, section 3.2): a masked span from the tokens around it."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.nn import functional
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
 
 __all__ = ["SpanBoundaryHead", "span_boundaries"]
 
@@ -17,7 +21,7 @@ def span_boundaries(
     document_ids: torch.Tensor | None = None,
     max_span_tokens: int = MAX_SPAN_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For every token of a masked span (s, e) the places of x_{s-1} and x_{e+1}, and its position i - s + 1 in the span.
+    """The places of x_{s-1} and x_{e+1} for every token i of a masked span (s, e), and its position i - s + 1 in the span.
 
     A span is a run of labels that are not -100. Its tokens are targets where both boundaries are tokens of the same
     document; tokens beyond `max_span_tokens` in their span are not.
@@ -76,8 +80,29 @@ class SpanBoundaryHead(nn.Module):
         self.dense_2 = nn.Linear(hidden_size, embedding_size)
         self.LayerNorm_2 = nn.LayerNorm(embedding_size, layer_norm_eps)
 
-    def forward(self, left: torch.Tensor, right: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_before: torch.Tensor, x_after: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """x_{s-1} and x_{e+1} [n, hidden], i - s + 1 [n] in 1..max_span_tokens -> y [n, E]."""
         p = self.position_embeddings(position - 1)
-        h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([left, right, p], -1))))
+        h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([x_before, x_after, p], -1))))
         return self.LayerNorm_2(functional.gelu(self.dense_2(h)))
+
+
+def add_head(model: nn.Module, config: DebertaExtConfig):
+    model.span_boundary = SpanBoundaryHead(config.hidden_size, config.embedding_size, layer_norm_eps=config.layer_norm_eps)
+
+
+def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    is_target, *_ = span_boundaries(batch["labels"], batch.get("attention_mask"), batch.get("document_ids"))
+    return is_target.sum()
+
+
+def predict_spans(
+    model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [n, V] of the tokens of all masked spans, from states [B, N, d]; their labels [n] and rows [n]."""
+    labels = batch["labels"]
+    is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
+    rows = is_target.nonzero()[:, 0]
+    y = model.span_boundary(states[rows, before], states[rows, after], position)
+    # By the module's own call: ZeRO gathers its bias for that alone.
+    return model.lm_predictions.lm_head(y, transformed=True), labels[is_target], rows

@@ -5,7 +5,7 @@
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
 from ..training.finite_loss import check_loss
+from ..training.flags import option
 from ..training.hub_trainer import HubTrainer
 from ..training.trainer import CheckpointTrainer
 from .dynamic_masking import EpochCallback, spread_seed
@@ -32,6 +33,7 @@ NEEDED = {
     "batch_eval_metrics": (False, "an evaluation averages over all targets"),
     "eval_do_concat_batches": (True, "an evaluation averages over all targets"),
 }
+WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items() if objective.has_perplexity)}
 
 
 @dataclass
@@ -66,14 +68,19 @@ class TargetArguments(TrainingArguments):
         super().__post_init__()
 
 
-@dataclass
-class PretrainingArguments(TargetArguments):
-    """`TargetArguments` with a weight for each objective; 0 = it is not part of the training."""
+WeightArguments = make_dataclass(
+    "WeightArguments",
+    [
+        (f"{name}_weight", float, option(objective.weight, f"weight of {objective.title} ({objective.source})"))
+        for name, objective in OBJECTIVES.items()
+    ],
+    bases=(TargetArguments,),
+)
 
-    mlm_weight: float = field(default=1.0, metadata={"help": "weight of masked-language modelling"})
-    nsp_weight: float = field(default=0.0, metadata={"help": "weight of next sentence prediction (BERT)"})
-    sop_weight: float = field(default=0.0, metadata={"help": "weight of sentence order prediction (ALBERT)"})
-    sbo_weight: float = field(default=0.0, metadata={"help": "weight of the span boundary objective (SpanBERT)"})
+
+@dataclass
+class PretrainingArguments(WeightArguments):
+    """`TargetArguments` with a weight for each objective of `OBJECTIVES`, "mlm_weight" and so on; 0 = it is not trained."""
 
     def __post_init__(self):
         for name in OBJECTIVES:
@@ -325,7 +332,7 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         loss = total / count
         metrics["loss"] += weights[name] * loss
         metrics |= {f"{name}_loss": loss, f"{name}_accuracy": right / count, f"{name}_targets": int(count)}
-        if name in ("mlm", "sbo", "generator"):
+        if name in WITH_PERPLEXITY:
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
 

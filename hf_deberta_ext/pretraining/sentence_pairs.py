@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of segments: next sentence prediction (BERT) and sentence order prediction (ALBERT), their data and their head.
+
+Next sentence prediction (Devlin et al. 2019, section 3.1) exchanges segments of different documents when text is packed,
+sentence order prediction (Lan et al. 2020, section 3.1) swaps the two segments when a batch is made.
+"""
+
+import dataclasses
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.encoder import ContextPooler
+from ..model.pretrained_model import cls_states
+
+__all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
+
+
+# ------- the objective
+
+
+def add_head(model: nn.Module, config: DebertaExtConfig):
+    model.pooler = ContextPooler(config)
+    # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
+    model.sentence_relationship = nn.Linear(config.hidden_size, 2)
+
+
+def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return (batch["sentence_labels"] != -100).sum()
+
+
+def predict_relationship(
+    model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [B, 2] of the state of [CLS] in states [B, N, d]; the sentence labels [B], and the rows 0 to B - 1."""
+    pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
+    rows = torch.arange(len(states), device=states.device)
+    return model.sentence_relationship(pooled), batch["sentence_labels"].view(len(states)), rows
+
+
+# ------- next sentence prediction: pairs of packed text
+
+
+@dataclasses.dataclass
+class SegmentPair:
+    """Tokens of a document that become A and B, and the places at which they may be divided."""
+
+    document: int
+    tokens: np.ndarray
+    cuts: list[int]
+    A: np.ndarray | None = None
+    B: np.ndarray | None = None
+
+    def cut(self, at: int) -> None:
+        self.A, self.B = self.tokens[:at], self.tokens[at:]
+
+
+def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exchange: bool) -> list[int]:
+    """Divide each pair in A and B, at random where it may be divided; with `exchange` about half of them exchange their B's.
+
+    Returns:
+        the sentence label of each pair: 1 if its B is of another document.
+    """
+    labels = [0] * len(pairs)
+    drawn = [i for i in range(len(pairs)) if exchange and generator.random() < 0.5]
+    for i, j in find_partners(pairs, drawn, room, generator):
+        pairs[i].B, pairs[j].B = pairs[j].B, pairs[i].B
+        labels[i] = labels[j] = 1
+    for pair, label in zip(pairs, labels, strict=True):
+        if not label:
+            pair.cut(generator.choice(pair.cuts))
+    return labels
+
+
+def find_partners(
+    pairs: list[SegmentPair], drawn: list[int], room: int, generator: random.Random
+) -> Iterator[tuple[int, int]]:
+    """The drawn pairs two by two that can exchange their B's, cut so that both results fit in `room`."""
+    generator.shuffle(drawn)
+    half = len(drawn) // 2
+    candidates = drawn[half:]
+    for i in drawn[:half]:
+        for place, j in enumerate(candidates):
+            if pairs[i].document != pairs[j].document and (cuts := fitting_cuts(pairs[i], pairs[j], room, generator)):
+                pairs[i].cut(cuts[0])
+                pairs[j].cut(cuts[1])
+                del candidates[place]
+                yield i, j
+                break
+
+
+def fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
+    """Random places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
+    n, m = len(first.tokens), len(second.tokens)
+    for a in generator.sample(first.cuts, len(first.cuts)):
+        # a + m - b <= room and b + n - a <= room
+        fitting = second.cuts[bisect_left(second.cuts, a + m - room) : bisect_right(second.cuts, a + room - n)]
+        if fitting:
+            return a, generator.choice(fitting)
+    return None
+
+
+# ------- sentence order prediction: pairs of a batch
+
+
+def swap_segments(row: dict[str, Any], special: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """[CLS] A [SEP] B [SEP], or with probability 1/2 [CLS] B [SEP] A [SEP], and its sentence label.
+
+    Args:
+        row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns of N.
+        special (`torch.BoolTensor`): [V], the ids of special tokens.
+    Raises:
+        ValueError: the row is no pair, or its segments are not consecutive.
+    """
+    ids, types = row["input_ids"], row.get("token_type_ids", torch.zeros(0))
+    N, first = len(ids), int((types == 0).sum())
+    is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
+    if not is_pair or not special[ids[[0, first - 1, -1]]].all():
+        raise ValueError(
+            "sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got "
+            f"input_ids {_shown(ids)} with token_type_ids {_shown(types)}; pack the text as pairs of segments"
+        )
+    if row.get("sentence_labels", 0):
+        raise ValueError(
+            f"sentence_order needs consecutive segments, got sentence_labels {row['sentence_labels']}: the second "
+            "segment is of elsewhere; pack without random second segments"
+        )
+    swap = int(torch.randint(2, (1,), generator=generator))
+    if swap:
+        places = torch.arange(N)
+        order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])
+        row = {name: values[order] for name, values in row.items() if name != "sentence_labels"}
+        row["token_type_ids"] = (places >= N - first + 1).long()
+    return {**row, "sentence_labels": swap}
+
+
+def _shown(values: torch.Tensor) -> str:
+    """The values, or the first of many."""
+    shown = values.tolist()
+    return str(shown) if len(shown) <= 12 else f"{str(shown[:12])[:-1]}, ...]"
