@@ -8,28 +8,21 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from collections import defaultdict
-
 import pytest
 import torch
+from run_summary import FUZZED, WORST
+from scripts import EXAMPLES, module_of
+from tiny_constants import SPECIAL, TINY
 from transformers import DebertaConfig, DebertaV2Config
 
-from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 
 # The models are tiny: threads would only wait for each other. Two show that no test depends on the order of sums.
 THREADS = int(os.environ.get("DEBERTA_EXT_TEST_THREADS") or 1)
 torch.set_num_threads(THREADS)
 
-WORST = defaultdict(lambda: [0, 0.0])
-# Cases that the fuzzers checked, by test.
-FUZZED: dict[str, int] = {}
 # How many they draw without --run-slow, which draws thousands.
 FEW_CASES = "100"
-
-TINY = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-    max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)  # fmt: skip
 
 
 def pytest_addoption(parser):
@@ -151,6 +144,52 @@ def shake():
         return model.eval()
 
     return apply
+
+
+@pytest.fixture
+def joint(tiny_config, shake):
+    """joint(sharing, **fields): a joint model with noise in every parameter; eval mode."""
+
+    def build(sharing="gdes", **fields):
+        fields = dict(special_token_ids=SPECIAL, num_hidden_layers=4) | fields
+        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)))
+        model.tie_weights()
+        return model
+
+    return build
+
+
+@pytest.fixture
+def masked():
+    """A batch of three rows, the last padded, [CLS] and [SEP] around; positions 3 to 6 and 9 are masked."""
+    ids = torch.randint(5, 63, (3, 16), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[2, 12:] = 0
+    ids[:, 0], ids[:2, -1], ids[2, 11] = 1, 2, 2
+    labels = torch.full_like(ids, -100)
+    for place in (3, 4, 5, 6, 9):
+        labels[:, place] = ids[:, place]
+    inputs = torch.where(labels != -100, 63, ids) * mask
+    return dict(input_ids=inputs, attention_mask=mask, labels=labels), ids * mask
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub of the tests' own, to which huggingface_hub and transformers talk."""
+    from local_hub import LocalHub
+
+    with LocalHub() as hub:
+        hub.connect(monkeypatch, tmp_path / "home")
+        yield hub
+
+
+def _module_fixture(name):
+    return pytest.fixture(scope="session", name=name)(lambda: module_of(name))
+
+
+# run_glue, run_mlm, ...: the module of each example script.
+for name in EXAMPLES:
+    globals()[f"module_of_{name}"] = _module_fixture(name)
 
 
 @pytest.fixture

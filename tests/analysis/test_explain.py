@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`deberta-ext explain` and its example: which figures come of which model, the numbers beside them, and what is refused."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from microsoft_checkpoints import microsoft, write
+from scripts import module_of
+from tiny_models import TINY, save_tokenizer, tiny_model
 
 pytest.importorskip("matplotlib")
 
-from test_checkpoint_layouts import microsoft, write
-from test_remote_code import TINY, save_tokenizer, tiny_model
 from transformers import BertConfig
 from transformers.utils import logging
 
@@ -402,10 +402,7 @@ def test_a_wrong_flag_is_wrong_usage(capsys):
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("explain_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("explain")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from test_attention_backends import call, make_inputs, whole
+from attention_inputs import call, make_inputs, whole
 
 from hf_deberta_ext import disentangled_attention_eager
 

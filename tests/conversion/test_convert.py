@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import upload
 from local_hub import LocalHub
+from microsoft_checkpoints import CONFIGS, microsoft, official_pair, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
-from test_checkpoint_layouts import CONFIGS, microsoft, write
-from test_generator_and_discriminator import joint  # noqa: F401
-from test_info import tiny_tokenizer, upload
-from test_joint_checkpoints import official_pair
+from tiny_models import tiny_tokenizer
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -184,7 +183,7 @@ def test_a_half_precision_pair_is_joined_in_float32(run, tmp_path):
 
 
 @pytest.mark.parametrize("sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("es", "nes")), "all"])
-def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joint, run, tmp_path):  # noqa: F811
+def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joint, run, tmp_path):
     model = joint(sharing).eval()
     model.save_pretrained(tmp_path / "joint")
     assert "head: pretraining" in run(tmp_path / "joint", tmp_path / "same")
@@ -198,7 +197,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
     assert equal_outputs(generator(IDS).logits, model.export_generator()(IDS).logits)
 
 
-def test_a_task_head_needs_the_discriminator_first(joint, fails, tmp_path):  # noqa: F811
+def test_a_task_head_needs_the_discriminator_first(joint, fails, tmp_path):
     joint().save_pretrained(tmp_path / "joint")
     message = fails(tmp_path / "joint", tmp_path / "out", "--head", "question-answering")
     assert "Take the discriminator out first, --head replaced-token-detection" in message

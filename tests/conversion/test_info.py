@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import upload
 from local_hub import LocalHub
+from microsoft_checkpoints import CONFIGS, microsoft, official_pair, write
 from safetensors.torch import save_file
-from test_checkpoint_layouts import CONFIGS, microsoft, write
-from test_generator_and_discriminator import joint  # noqa: F401
-from test_joint_checkpoints import official_pair
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_models import tiny_tokenizer
 from transformers import BertConfig, BertModel, DebertaV2ForMaskedLM, DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import (
@@ -33,17 +32,8 @@ from hf_deberta_ext.commands.info import describe
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS, read_contents
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
-from hf_deberta_ext.tokenization import finish
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def tiny_tokenizer(words=("hello", "world")):
-    """Whole words; the pad token has id 0, as the configurations say."""
-    vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return finish(tokenizer, model_max_length=64)
 
 
 def ours(folder, tiny_config, model_class=DebertaExtForMaskedLM, kind="v3", **fields):
@@ -130,7 +120,7 @@ def test_an_encoder_alone_has_no_head(tiny_config, tmp_path):
     assert facts["classes"]["DebertaExtForQuestionAnswering"] == ["qa_outputs is new"]
 
 
-def test_a_joint_model_has_the_sizes_of_both(joint, tmp_path):  # noqa: F811
+def test_a_joint_model_has_the_sizes_of_both(joint, tmp_path):
     model = joint("gdes")
     model.save_pretrained(tmp_path)
     facts = describe(str(tmp_path))
@@ -142,7 +132,7 @@ def test_a_joint_model_has_the_sizes_of_both(joint, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("sharing", ["es", "nes", "all"])
-def test_joint_models_of_every_sharing_are_whole(sharing, joint, tmp_path):  # noqa: F811
+def test_joint_models_of_every_sharing_are_whole(sharing, joint, tmp_path):
     joint(sharing).save_pretrained(tmp_path)
     facts = describe(str(tmp_path))
     assert facts["heads"] == ["pretraining"] and facts["problems"] == [] and facts["unread"] == []
@@ -565,14 +555,6 @@ def test_bin_files_of_a_repository_are_known_after_a_download(tmp_path, monkeypa
         assert any("pytorch_model.bin, which is on the Hub and not here: --download" in line for line in facts["missing"])
         facts = describe("user/name", download=True)
         assert "pretraining" in facts["heads"] and facts["parameters"]
-
-
-def upload(folder):
-    from huggingface_hub import HfApi, constants
-
-    api = HfApi(endpoint=constants.ENDPOINT, token="hf_write")
-    api.create_repo("user/name")
-    api.upload_folder(repo_id="user/name", folder_path=folder)
 
 
 # ------- classes that other tests do not reach

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from accumulation import exact_accumulation
 from joint_distributed_worker import HALVES, OPTIMIZER, STEPPING, make_trainer
-from test_generator_and_discriminator import SHARING, SPECIAL
-from test_replaced_token_trainer import GREEDY, LAMBDA, accumulates, rows
+from joint_trainer import GREEDY, LAMBDA, rows
+from tiny_constants import SHARING, SPECIAL, TINY
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 
@@ -199,7 +199,7 @@ def test_a_process_without_a_masked_position_takes_part(wrapper, processes):
 
 
 @shards
-@accumulates
+@exact_accumulation
 @pytest.mark.parametrize("sharing, stepping", TRAINER_STEPS)
 def test_trainer_shards_and_trains_as_one_process(sharing, stepping, processes, tmp_path):
     pytest.importorskip("accelerate")

@@ -2,7 +2,6 @@
 """The benchmark with its smallest sizes: what it leaves behind, that its ratios follow from its times, what it refuses."""
 
 import csv
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import module_of
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
@@ -21,10 +21,7 @@ TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab-size", "100", "--repe
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_attention", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("benchmark_attention")
 
 
 @pytest.fixture

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of SiFT runs, and says what it measured."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from scripts import module_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "benchmark_sift.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_sift", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("benchmark_sift")
 
 
 @pytest.mark.criterion("A13.8")

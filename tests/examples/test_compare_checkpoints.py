@@ -2,13 +2,13 @@
 """Fine-tuning several checkpoints: scores and noise by hand, files, whole runs of tiny models, going on, and mistakes."""
 
 import gzip
-import importlib.util
 import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import module_of
 
 pytest.importorskip("datasets")
 pytest.importorskip("matplotlib")
@@ -22,10 +22,7 @@ GOOD, BAD = ["good", "fine", "lovely"], ["bad", "poor", "awful"]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("compare_checkpoints", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("compare_checkpoints")
 
 
 def rows(count, seed=0):

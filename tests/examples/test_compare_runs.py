@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table and the figure of several runs."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from scripts import module_of
 
 pytest.importorskip("matplotlib")
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "compare_runs.py"
@@ -13,10 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "compare_runs.py"
 
 @pytest.fixture(scope="module")
 def compare_runs():
-    spec = importlib.util.spec_from_file_location("compare_runs", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("compare_runs")
 
 
 def finished(folder, *values):

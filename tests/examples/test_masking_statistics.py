@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistics of masks: counted by hand, on text made here, and what the example leaves behind and refuses."""
 
-import importlib.util
 import json
 import random
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import module_of
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
@@ -20,10 +20,7 @@ MASKERS = ["token", "word", "ngram", "span", "official token", "official ngram"]
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("masking_statistics", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("masking_statistics")
 
 
 @pytest.fixture(scope="module")

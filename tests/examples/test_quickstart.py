@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job, end to end with its smallest sizes: what it leaves behind, that it repeats, and what it refuses."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from scripts import module_of
 from transformers import TrainerControl, TrainerState
 
 from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata
@@ -37,10 +37,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def quickstart():
-    spec = importlib.util.spec_from_file_location("quickstart", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("quickstart")
 
 
 @pytest.fixture(scope="module")

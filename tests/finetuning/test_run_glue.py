@@ -2,23 +2,19 @@
 """examples/run_glue.py end to end: files in, model and results out; killed and resumed; two processes; one-line errors."""
 
 import contextlib
-import importlib.util
 import io
 import json
-import os
-import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import glue_script
 import pytest
 import torch
+from glue_script import arguments, reviews, start
 from safetensors.torch import load_file
 
-from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
-from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
@@ -26,58 +22,7 @@ for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "run_glue.py"
-NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
-
-
-@pytest.fixture(scope="module")
-def run_glue():
-    spec = importlib.util.spec_from_file_location("run_glue", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def reviews(count, seed):
-    rng = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        label = rng.randrange(2)
-        rows.append(dict(sentence=f"the {rng.choice(NOUNS)} was {rng.choice((BAD, GOOD)[label])}", label=label))
-    return rows
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    """A folder with train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, whose texts are learned in 40 steps."""
-    folder = tmp_path_factory.mktemp("material")
-    train, dev, test = (reviews(count, seed) for seed, count in enumerate((240, 40, 9)))
-    lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in train)]
-    (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "dev.jsonl").write_text("\n".join(map(json.dumps, dev)), encoding="utf-8")
-    (folder / "test.csv").write_text("\n".join(["sentence", *(row["sentence"] for row in test)]), encoding="utf-8")
-    tokenizer = train_tokenizer("byte-level-bpe", [row["sentence"] for row in train], 300)
-    torch.manual_seed(0)
-    config = DebertaExtConfig(
-        vocab_size=max(tokenizer.get_vocab().values()) + 1, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, position_buckets=16, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    DebertaExtForMaskedLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return folder
-
-
-def arguments(material, folder, *more, **flags):
-    common = dict(
-        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
-        output_dir=folder, max_steps=4, report_to="none", disable_tqdm="true", logging_steps=1, learning_rate=5e-3,
-    )  # fmt: skip
-    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*given, *map(str, more)]
-
-
-def start(*command):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+material = glue_script.material
 
 
 def read(folder, name):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/run_ner.py end to end: entities are learned, saved and found again, and what it refuses."""
 
-import importlib.util
 import itertools
 import os
 from pathlib import Path
@@ -20,14 +19,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_ner.py"
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 PEOPLE, PLACES, VERBS = ["Ada Lovelace", "Alan Turing", "Grace"], ["Paris", "New York"], ["likes", "left"]
-
-
-@pytest.fixture(scope="module")
-def run_ner():
-    spec = importlib.util.spec_from_file_location("run_ner", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def sentences():

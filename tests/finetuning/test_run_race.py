@@ -2,7 +2,6 @@
 """examples/run_race.py end to end: made-up and real questions, what it leaves, and what it refuses."""
 
 import gzip
-import importlib.util
 import itertools
 import json
 import os
@@ -21,14 +20,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_race.py"
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 COLOURS = ["red", "blue", "green", "white"]
-
-
-@pytest.fixture(scope="module")
-def run_race():
-    spec = importlib.util.spec_from_file_location("run_race", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 """examples/run_squad.py end to end: questions learned by heart through windows, what a run leaves, and what it refuses."""
 
 import gzip
-import importlib.util
 import itertools
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import module_of
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
@@ -30,10 +30,7 @@ THINGS = "engine river garden letter bridge window island mountain".split()
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("run_squad", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("run_squad")
 
 
 def made_rows(count, seed=0, unanswerable=False):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/run_superglue.py end to end: a class of texts, answers in groups, a multiple choice, and what it refuses."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -40,14 +39,6 @@ COPA = [
     }
     for n in range(4)
 ]
-
-
-@pytest.fixture(scope="module")
-def run_superglue():
-    spec = importlib.util.spec_from_file_location("run_superglue", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from microsoft_checkpoints import CONFIGS, SIZES, microsoft, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DebertaV2Config
@@ -18,68 +19,6 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
-
-SIZES = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-    max_position_embeddings=64,
-)  # fmt: skip
-CONFIGS = {
-    "v1": dict(SIZES, model_type="deberta", relative_attention=True, position_biased_input=False, pos_att_type="c2p|p2c",
-               max_relative_positions=-1, type_vocab_size=0),
-    "v3": dict(SIZES, model_type="deberta-v2", relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p",
-               position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True, max_relative_positions=-1),
-}  # fmt: skip
-CONFIGS["v2"] = CONFIGS["v3"] | dict(conv_kernel_size=3, conv_act="gelu")
-
-
-def linear(name, out, size, bias=True):
-    return {f"{name}.weight": (out, size)} | ({f"{name}.bias": (out,)} if bias else {})
-
-
-def norm(name):
-    return {f"{name}.weight": (32,), f"{name}.bias": (32,)}
-
-
-def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
-    """A checkpoint with exactly the published key names and shapes (FACTS: sections 1.4 and 2), filled with noise."""
-    shapes = {f"{prefix}.embeddings.word_embeddings.weight": (64, 32)}
-    shapes |= {f"{prefix}.embeddings.position_embeddings.weight": (64, 32)}
-    shapes |= norm(f"{prefix}.embeddings.LayerNorm")
-    shapes |= {f"{prefix}.encoder.rel_embeddings.weight": (128 if kind == "v1" else 32, 32)}
-    if kind != "v1":
-        shapes |= norm(f"{prefix}.encoder.LayerNorm")
-    if kind == "v2":
-        shapes |= {f"{prefix}.encoder.conv.conv.weight": (32, 32, 3), f"{prefix}.encoder.conv.conv.bias": (32,)}
-        shapes |= norm(f"{prefix}.encoder.conv.LayerNorm")
-    for i in range(2):
-        layer = f"{prefix}.encoder.layer.{i}"
-        attention = f"{layer}.attention.self"
-        if kind == "v1":
-            shapes |= linear(f"{attention}.in_proj", 96, 32, bias=False)
-            shapes |= {f"{attention}.q_bias": (32,), f"{attention}.v_bias": (32,)}
-            shapes |= linear(f"{attention}.pos_proj", 32, 32, bias=False) | linear(f"{attention}.pos_q_proj", 32, 32)
-        else:
-            for name in ("query_proj", "key_proj", "value_proj"):
-                shapes |= linear(f"{attention}.{name}", 32, 32)
-        shapes |= linear(f"{layer}.attention.output.dense", 32, 32) | norm(f"{layer}.attention.output.LayerNorm")
-        shapes |= linear(f"{layer}.intermediate.dense", 48, 32) | linear(f"{layer}.output.dense", 32, 48)
-        shapes |= norm(f"{layer}.output.LayerNorm")
-    if "lm" in heads:
-        shapes |= linear("lm_predictions.lm_head.dense", 32, 32) | norm("lm_predictions.lm_head.LayerNorm")
-        shapes |= {"lm_predictions.lm_head.bias": (64,)}
-    if "rtd" in heads:
-        shapes |= linear("mask_predictions.dense", 32, 32) | norm("mask_predictions.LayerNorm")
-        shapes |= linear("mask_predictions.classifier", 1, 32)
-    if "classifier" in heads:
-        shapes |= linear("pooler.dense", 32, 32) | linear("classifier", 3, 32)
-    generator = torch.Generator().manual_seed(seed)
-    return {key: torch.randn(shape, generator=generator) * 0.2 for key, shape in shapes.items()}
-
-
-def write(folder, kind, state_dict, file="pytorch_model.bin", **config):
-    (folder / "config.json").write_text(json.dumps(CONFIGS[kind] | config))
-    save_file(state_dict, folder / file) if file.endswith("safetensors") else torch.save(state_dict, folder / file)
-    return folder
 
 
 @pytest.mark.criterion("A2.1")

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from rounding import equal_outputs
+from tiny_constants import SHARING, SPECIAL
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForPreTraining
@@ -15,36 +16,6 @@ from transformers import AutoModelForPreTraining
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.model.embedding_sharing import GradientDisentangledEmbedding
 from hf_deberta_ext.model.generator_and_discriminator import sample_replacements
-
-SPECIAL = [0, 1, 2, 3, 63]
-SHARING = ["gdes", "es", "nes", "all"]
-
-
-@pytest.fixture
-def joint(tiny_config, shake):
-    """joint(sharing, **fields): a joint model with noise in every parameter; eval mode."""
-
-    def build(sharing="gdes", **fields):
-        fields = dict(special_token_ids=SPECIAL, num_hidden_layers=4) | fields
-        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)))
-        model.tie_weights()
-        return model
-
-    return build
-
-
-@pytest.fixture
-def masked():
-    """A batch of three rows, the last padded, [CLS] and [SEP] around; positions 3 to 6 and 9 are masked."""
-    ids = torch.randint(5, 63, (3, 16), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[2, 12:] = 0
-    ids[:, 0], ids[:2, -1], ids[2, 11] = 1, 2, 2
-    labels = torch.full_like(ids, -100)
-    for place in (3, 4, 5, 6, 9):
-        labels[:, place] = ids[:, place]
-    inputs = torch.where(labels != -100, 63, ids) * mask
-    return dict(input_ids=inputs, attention_mask=mask, labels=labels), ids * mask
 
 
 def gradients(model):

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
+from microsoft_checkpoints import POSITIONS, SIZES, WORDS, microsoft, official_pair, write
 from rounding import equal_outputs
-from test_checkpoint_layouts import CONFIGS, SIZES, microsoft, write
-from test_generator_and_discriminator import SHARING, SPECIAL, joint, masked  # noqa: F401
+from tiny_constants import SHARING, SPECIAL
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -27,27 +27,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
-WORDS, POSITIONS = "deberta.embeddings.word_embeddings", "deberta.embeddings.position_embeddings"
 IDS = torch.arange(5, 25)[None]
-
-
-def official_pair(folder, deltas=True, whole_table=True, config=True):
-    """A v3 repository: a discriminator of two layers and, beside it, a generator of one, each with its published keys."""
-    folder.mkdir(exist_ok=True)
-    generator = {name: x for name, x in microsoft("v3", heads=("lm",), seed=1).items() if ".layer.1." not in name}
-    discriminator = microsoft("v3", heads=("lm", "rtd"), seed=2)
-    if deltas:
-        for table in (WORDS, POSITIONS):
-            discriminator[f"{table}._weight"] = discriminator[f"{table}.weight"] - generator[f"{table}.weight"]
-    if not whole_table:
-        for table in (WORDS, POSITIONS):
-            del discriminator[f"{table}.weight"]
-    write(folder, "v3", discriminator)
-    torch.save(generator, folder / "pytorch_model.generator.bin")
-    if config:
-        text = json.dumps(CONFIGS["v3"] | dict(num_hidden_layers=1))
-        (folder / "generator_config.json").write_text(text)
-    return folder, generator, discriminator
 
 
 # ------- starting points
@@ -214,7 +194,7 @@ def test_half_precision_pair_is_joined_in_float32_and_cast_on_request(tmp_path):
 @pytest.mark.criterion("A3.2")
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
-def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, masked, tmp_path):  # noqa: F811
+def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, masked, tmp_path):
     batch, _ = masked
     model = joint(sharing, position_biased_input=positions)
     expected = model(**batch, random_generator=torch.Generator().manual_seed(0))
@@ -236,7 +216,7 @@ def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, ma
         assert torch.equal(discriminator.state_dict()[f"{POSITIONS}.weight"], table)
 
 
-def test_every_task_head_starts_from_an_export(joint, tmp_path):  # noqa: F811
+def test_every_task_head_starts_from_an_export(joint, tmp_path):
     model = joint().export_discriminator()
     model.save_pretrained(tmp_path)
     heads = (
@@ -251,7 +231,7 @@ def test_every_task_head_starts_from_an_export(joint, tmp_path):  # noqa: F811
 
 
 @pytest.mark.criterion("A3.2")
-def test_export_as_a_stock_folder(joint, tmp_path):  # noqa: F811
+def test_export_as_a_stock_folder(joint, tmp_path):
     model = joint().export_discriminator()
     notes = save_as_deberta_v2(model, tmp_path / "stock")
     assert "mask_predictions" in notes[0]
@@ -267,7 +247,7 @@ def test_export_as_a_stock_folder(joint, tmp_path):  # noqa: F811
         save_as_deberta_v2(joint(), tmp_path / "joint")
 
 
-def test_export_and_join_again_is_the_same_model(joint, masked, tmp_path):  # noqa: F811
+def test_export_and_join_again_is_the_same_model(joint, masked, tmp_path):
     batch, _ = masked
     model = joint()
     model.export_discriminator().save_pretrained(tmp_path / "discriminator")
@@ -279,7 +259,7 @@ def test_export_and_join_again_is_the_same_model(joint, masked, tmp_path):  # no
     assert torch.equal(outputs[0].generator_logits, outputs[1].generator_logits)
 
 
-def test_half_precision_tables_are_summed_in_float32(joint):  # noqa: F811
+def test_half_precision_tables_are_summed_in_float32(joint):
     model = joint().to(torch.bfloat16)
     shared = model.discriminator.get_input_embeddings()
     expected = (shared.source.weight.float() + shared.delta.weight.float()).bfloat16()

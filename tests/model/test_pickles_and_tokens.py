@@ -9,16 +9,16 @@ import os
 import shutil
 from pathlib import Path
 
+import glue_script as glue
+import mlm_script as mlm
 import pytest
-import test_run_glue as glue
-import test_run_mlm as mlm
 import torch
+from hub_models import make_trainer
 from local_hub import LocalHub
+from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file
-from test_checkpoint_layouts import microsoft, write
-from test_kill_and_resume import build, train
-from test_remote_code import tiny_model
-from test_trainer_push import make_trainer
+from small_pretraining import build, train
+from tiny_models import tiny_model
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -43,8 +43,7 @@ from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
-run_glue, material = glue.run_glue, glue.material
-run_mlm, text = mlm.run_mlm, mlm.text
+material, text = glue.material, mlm.text
 
 
 # ------- pickles

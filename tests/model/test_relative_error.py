@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`relative_error`, by which most of the tests compare: the worst row, and never a number where there is none."""
 
-import conftest
 import pytest
 import torch
+from run_summary import WORST
 
 NAME = "relative_error by hand"
 
@@ -12,7 +12,7 @@ NAME = "relative_error by hand"
 def measure(relative_error):
     yield lambda *given: relative_error(NAME, *given)
     # What is wrong here on purpose is no result of the run.
-    conftest.WORST.pop(NAME, None)
+    WORST.pop(NAME, None)
 
 
 def test_the_worst_row_counts_and_not_the_mean(measure):
@@ -20,7 +20,7 @@ def test_the_worst_row_counts_and_not_the_mean(measure):
     ours = reference + torch.tensor([[0.0, 0.0], [0.0, 0.5], [0.0, 0.1]])
     assert measure(ours, reference) == pytest.approx(0.25)
     assert measure(ours, reference, torch.tensor([True, False, True])) == pytest.approx(0.1)
-    assert conftest.WORST[NAME] == [2, pytest.approx(0.25)]
+    assert WORST[NAME] == [2, pytest.approx(0.25)]
 
 
 @pytest.mark.criterion("P6")

@@ -15,38 +15,17 @@ import transformers
 from remote_code_worker import answers, state
 from rounding import assert_equal_outputs
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tiny_models import FILES, HEADS, TINY, save_tokenizer, tiny_inputs, tiny_model
 from transformers import AutoConfig, pipeline
 
-import hf_deberta_ext
 from hf_deberta_ext import (
     DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
     DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
     DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
     DebertaExtModel,
 )
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "remote_code_worker.py")
-CODE = Path(hf_deberta_ext.__file__).parent / "model"
-FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
-HEADS = {
-    "AutoModel": DebertaExtModel,
-    "AutoModelForPreTraining": DebertaExtForPreTraining,
-    "AutoModelForMaskedLM": DebertaExtForMaskedLM,
-    "AutoModelForSequenceClassification": DebertaExtForSequenceClassification,
-    "AutoModelForTokenClassification": DebertaExtForTokenClassification,
-    "AutoModelForQuestionAnswering": DebertaExtForQuestionAnswering,
-    "AutoModelForMultipleChoice": DebertaExtForMultipleChoice,
-}
-TINY = dict(
-    vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-    max_position_embeddings=64, position_buckets=16, num_labels=3,
-)  # fmt: skip
 V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
 # name of the folder: Auto class, fields of the configuration, arguments of save_pretrained.
 KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
@@ -66,39 +45,8 @@ KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
 }
 
 
-def tiny_model(model_class, seed=0, **fields):
-    """A small model in which no parameter has the value of its initialisation; eval mode."""
-    model = model_class(DebertaExtConfig(**(TINY | fields)))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.3, 0.2, generator=generator))
-    return model.to(model.config.dtype or torch.float32).eval()
-
-
-def tiny_inputs(auto: str) -> dict[str, list]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (2, 3, 7) if auto == "AutoModelForMultipleChoice" else (2, 11)
-    ids = torch.randint(5, TINY["vocab_size"], shape, generator=generator)
-    mask = torch.ones(shape, dtype=torch.long)
-    mask[1, ..., -3:] = 0
-    return {"input_ids": (ids * mask).tolist(), "attention_mask": mask.tolist()}
-
-
 def as_tensors(inputs: dict) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in inputs.items()}
-
-
-def save_tokenizer(folder: Path):
-    """One whose words are w5, w6, ..."""
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
-    words = [*special.values(), *(f"w{i}" for i in range(len(special), TINY["vocab_size"]))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
@@ -129,7 +77,7 @@ def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(a
     for name, reference in written.items():
         module, class_name = reference.split(".")
         model_class = HEADS.get(name, DebertaExtConfig)
-        assert (CODE / f"{module}.py").is_file() and model_class.__name__ == class_name
+        assert f"{module}.py" in FILES and model_class.__name__ == class_name
         assert getattr(importlib.import_module(f"hf_deberta_ext.model.{module}"), class_name) is model_class
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_remote_code import HEADS, TINY, tiny_inputs, tiny_model
+from tiny_models import HEADS, TINY, tiny_inputs, tiny_model
 from transformers import BertConfig, BertModel
 
 import hf_deberta_ext

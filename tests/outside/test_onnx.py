@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX files beside their models, int8 copies, and what export refuses."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -11,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_remote_code import save_tokenizer, tiny_model
+from scripts import module_of
+from tiny_models import save_tokenizer, tiny_model
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -355,10 +355,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("export_onnx_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("export_onnx")
 
 
 @pytest.fixture

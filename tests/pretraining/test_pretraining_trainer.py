@@ -6,47 +6,14 @@ import math
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
+from accumulation import exact_accumulation
+from objective_trainer import WEIGHTS, build, rows
 from torch.nn import functional
-from transformers import default_data_collator
 
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics, first_rows
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, evaluation_metrics, first_rows
 
 pytest.importorskip("accelerate")
-WEIGHTS = dict(mlm=1.0, sop=0.5, sbo=2.0)
-accumulates = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.6"),
-    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
-)
-
-
-def rows(count=8, N=20, seed=0):
-    """Examples with very different numbers of targets; every third has no sentence label."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for index in range(count):
-        ids = torch.randint(5, 64, (N,), generator=generator)
-        labels = torch.full((N,), -100)
-        for start in range(1, 2 * (index + 1), 3):
-            labels[start : start + 2] = ids[start : start + 2]
-        # The last has no token behind its span, so that the objectives count differently.
-        labels[-1] = ids[-1] if index == count - 1 else -100
-        sentence = -100 if index % 3 == 2 else index % 2
-        made.append(
-            dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels, sentence_labels=torch.tensor(sentence))
-        )
-    return made
-
-
-def build(model, folder, train=None, evaluate=None, **arguments):
-    common = dict(
-        output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", learning_rate=0.0,
-        max_grad_norm=1e9, sop_weight=WEIGHTS["sop"], sbo_weight=WEIGHTS["sbo"],
-    )  # fmt: skip
-    args = PretrainingArguments(**(common | arguments))
-    return PretrainingTrainer(model, args, train_dataset=train, eval_dataset=evaluate, data_collator=default_data_collator)
 
 
 def by_hand(model, examples):
@@ -68,7 +35,7 @@ def model(tiny_config, shake):
 
 
 @pytest.mark.criterion("A4.2")
-@accumulates
+@exact_accumulation
 def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
     examples = rows()
     totals = by_hand(model, examples)
@@ -122,7 +89,7 @@ def test_evaluation_metrics_of_a_hand_computed_case():
     assert metrics == pytest.approx(expected)
 
 
-@accumulates
+@exact_accumulation
 def test_dropout_does_not_depend_on_what_was_drawn_before(tiny_config, tmp_path):
     config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     torch.manual_seed(0)
@@ -143,7 +110,7 @@ def test_dropout_does_not_depend_on_what_was_drawn_before(tiny_config, tmp_path)
     assert losses[0] == losses[1] and len({*losses[0]}) == 4
 
 
-@accumulates
+@exact_accumulation
 def test_dropout_depends_on_the_number_of_the_micro_batch_alone(tiny_config, tmp_path):
     config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     torch.manual_seed(0)

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 import transformers
+from accumulation import exact_accumulation
+from joint_trainer import EPSILON, GREEDY, LAMBDA, build, rows
 from packaging.version import Version
-from test_generator_and_discriminator import SPECIAL
+from tiny_constants import SPECIAL
 from torch.nn import functional
-from transformers import default_data_collator
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
@@ -22,30 +23,6 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
 )
 
 pytest.importorskip("accelerate")
-LAMBDA = 5.0
-# So cold that the most likely token is drawn, whatever the random numbers.
-GREEDY = 1e-6
-# Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
-EPSILON = 1e-3
-accumulates = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.6"),
-    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
-)
-
-
-def rows(count=8, N=20, seed=0):
-    """Examples with very different numbers of masked and of padded tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for index in range(count):
-        ids = torch.randint(5, 63, (N,), generator=generator)
-        ids[0], ids[-1] = 1, 2
-        mask = (torch.arange(N) < N - index).long()
-        labels = torch.full((N,), -100)
-        labels[1 : 3 + index] = ids[1 : 3 + index]
-        inputs = torch.where(labels != -100, 63, ids) * mask
-        made.append(dict(input_ids=inputs, attention_mask=mask, labels=labels))
-    return made
 
 
 @pytest.fixture
@@ -57,15 +34,6 @@ def joint(tiny_config, shake):
         return model
 
     return build
-
-
-def build(model, folder, train=None, evaluate=None, **arguments):
-    common = dict(
-        output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", learning_rate=0.0,
-        max_grad_norm=1e9, lr_scheduler_type="constant", adam_epsilon=EPSILON,
-    )  # fmt: skip
-    args = ReplacedTokenArguments(**(common | arguments))
-    return ReplacedTokenTrainer(model, args, train_dataset=train, eval_dataset=evaluate, data_collator=default_data_collator)
 
 
 def batch_of(examples):
@@ -149,7 +117,7 @@ def test_evaluation_draws_the_same_replacements_each_time_and_disturbs_no_one(jo
 
 
 @pytest.mark.criterion("A3.5", "A4.2")
-@accumulates
+@exact_accumulation
 @pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 @pytest.mark.parametrize("special", [True, False], ids=["all_tokens", "no_special_tokens"])
 def test_accumulation_changes_neither_losses_nor_gradient(special, stepping, joint, tmp_path):
@@ -232,7 +200,7 @@ def test_joint_steps_are_those_of_one_optimizer_on_the_sum(sharing, joint, tmp_p
     assert_same_weights(model, expected)
 
 
-@accumulates
+@exact_accumulation
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("sharing", ["gdes", "nes"])
 def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulation, joint, tmp_path):

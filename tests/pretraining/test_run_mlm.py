@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/run_mlm.py end to end: what it leaves, exact resume, two processes, and what it refuses at once."""
 
-import importlib.util
 import json
-import os
-import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import mlm_script
 import pytest
 import torch
-import transformers
-from packaging.version import Version
+from accumulation import exact_accumulation
+from microsoft_checkpoints import microsoft, write
+from mlm_script import TINY, arguments, finish, losses, start
 from safetensors.torch import load_file
-from test_checkpoint_layouts import microsoft, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
@@ -29,71 +26,7 @@ for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "run_mlm.py"
-TINY = (
-    "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
-    "position_buckets=16"
-)
-NOUNS = "cat dog river mountain teacher garden window letter engine island doctor bridge".split()
-VERBS = "sees likes finds leaves watches remembers paints follows".split()
-PLACES = "here there outside today again slowly".split()
-exact_accumulation = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.6"),
-    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
-)
-
-
-@pytest.fixture(scope="module")
-def run_mlm():
-    spec = importlib.util.spec_from_file_location("run_mlm", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """120 documents of made sentences, parted by blank lines."""
-    generator = random.Random(0)
-    documents = []
-    for _ in range(120):
-        sentences = []
-        for _ in range(generator.randint(3, 9)):
-            subject, thing = generator.sample(NOUNS, 2)
-            verb, place = generator.choice(VERBS), generator.choice(PLACES)
-            sentences.append(f"The {subject} {verb} the {thing} {place}.")
-        documents.append(" ".join(sentences))
-    file = tmp_path_factory.mktemp("corpus") / "text.txt"
-    file.write_text("\n\n".join(documents), encoding="utf-8")
-    return file
-
-
-def arguments(text, folder, *more, **flags):
-    common = dict(
-        train_data=text, output_dir=folder, preset="v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
-        per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm="true", validation_documents=10,
-        cache_dir=text.parent / "cache",
-    )  # fmt: skip
-    if not {"tokenizer", "model"} & {*flags}:
-        common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
-    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*given, *more]
-
-
-def start(*command, **environment):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process):
-    printed, _ = process.communicate()
-    assert process.returncode == 0, printed[-3000:]
-    return printed
-
-
-def losses(folder):
-    history = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    names = ("loss", "mlm_loss", "sop_loss", "sbo_loss", "grad_norm")
-    return [[entry[name] for name in names if name in entry] for entry in history if "loss" in entry]
+text = mlm_script.text
 
 
 @pytest.fixture(scope="module")

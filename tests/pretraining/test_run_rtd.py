@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/run_rtd.py end to end: what it leaves, its starting points, exact resume, two processes, and what it refuses."""
 
-import importlib.util
 import json
 import signal
 import sys
 import time
 
+import mlm_script as mlm
 import pytest
-import test_run_mlm as mlm
 import torch
+from accumulation import exact_accumulation
+from microsoft_checkpoints import microsoft, write
 from rounding import equal_outputs
 from safetensors.torch import load_file
-from test_checkpoint_layouts import microsoft, write
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -30,14 +30,6 @@ PARTS = ("discriminator", "generator")
 HALVES = (DebertaExtForReplacedTokenDetection, DebertaExtForMaskedLM)
 # The made sentences of run_mlm's tests.
 text = mlm.text
-
-
-@pytest.fixture(scope="module")
-def run_rtd():
-    spec = importlib.util.spec_from_file_location("run_rtd", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def arguments(text, folder, *more, **flags):
@@ -320,7 +312,7 @@ for arguments in json.loads(sys.argv[2]):
 
 
 @pytest.mark.slow
-@mlm.exact_accumulation
+@exact_accumulation
 def test_two_processes_equal_one_with_twice_the_accumulation(run_rtd, text, tmp_path):
     """Losses, gradients and sampled replacements, with dropout, over epochs whose last batch is short."""
     flags = dict(max_steps=8, learning_rate=1e-3, max_train_samples=50, save_strategy="no")

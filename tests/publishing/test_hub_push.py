@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import OLD, read_back
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from local_hub import LocalHub
 from print_fault_table import make_folder, on_disk, online
 from rounding import equal_outputs
-from test_hub_checks import TINY, save_tokenizer
-from test_push_to_hub import OLD, read_back
+from scripts import module_of
+from tiny_models import TINY, save_tokenizer
 from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
@@ -641,9 +642,7 @@ def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
 @pytest.fixture
 def example(monkeypatch):
     """The script's main, with its flags."""
-    spec = importlib.util.spec_from_file_location("push_to_hub", ROOT / "examples" / "push_to_hub.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = module_of("push_to_hub")
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, flags)])

@@ -5,9 +5,7 @@ import json
 import logging
 
 import pytest
-from local_hub import LocalHub
-from test_push_to_hub import OLD
-from test_trainer_push import make_trainer
+from hub_models import OLD, make_trainer
 
 from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.training.hub_trainer import HubTrainer
@@ -15,13 +13,6 @@ from hf_deberta_ext.training.hub_trainer import HubTrainer
 REPO = "user/run"
 PLACE = "/" + "home/ann/data.txt"
 SECRET = "hf" + "_" + "aB3" * 12
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        yield hub
 
 
 @pytest.fixture

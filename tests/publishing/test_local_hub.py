@@ -23,13 +23,6 @@ REPO = "user/name"
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        yield hub
-
-
-@pytest.fixture
 def api(hub):
     hub.create_repo(REPO)
     return HfApi()

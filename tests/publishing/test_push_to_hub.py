@@ -3,20 +3,16 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from hub_models import OLD, TOKENIZER, job, make_tokenizer, read_back
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from local_hub import LocalHub
 from rounding import assert_equal_outputs, equal_outputs
-from test_remote_code import FILES, HEADS, save_tokenizer, tiny_inputs, tiny_model
-from transformers import AutoTokenizer
+from tiny_models import FILES, HEADS, tiny_inputs, tiny_model
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import publishing
@@ -24,8 +20,6 @@ from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.publishing import write_model_card
 from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
 
-WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
-TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 # What a newer revision of the code does: every logit is larger by one.
 CHANGE = """
 
@@ -43,13 +37,6 @@ DebertaExtForMaskedLM.forward = _changed
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        yield hub
-
-
-@pytest.fixture
 def model():
     return tiny_model(DebertaExtForMaskedLM)
 
@@ -59,35 +46,10 @@ def tokenizer(tmp_path):
     return make_tokenizer(tmp_path / "tokenizer")
 
 
-def make_tokenizer(folder):
-    save_tokenizer(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 def answers(model, auto="AutoModelForMaskedLM"):
     with torch.no_grad():
         outputs = model(**{name: torch.tensor(value) for name, value in tiny_inputs(auto).items()})
     return {name: value for name, value in outputs.items() if torch.is_tensor(value)}
-
-
-def read_back(hub, folder, jobs, token="hf_write"):
-    """What tests/support/hub_worker.py makes of the jobs."""
-    folder.mkdir(exist_ok=True)
-    names = ("PATH", "SYSTEMROOT", "TMPDIR", "LD_LIBRARY_PATH")
-    environment = {name: os.environ[name] for name in names if name in os.environ}
-    environment |= hub.environment(folder / "home", token) | {"OMP_NUM_THREADS": "1"}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-I", str(WORKER), str(folder / "jobs.json"), str(folder / "results.pt")]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = torch.load(folder / "results.pt", weights_only=False)
-    assert found["imported"] == []
-    return found["results"]
-
-
-def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):
-    kwargs = {key: more.pop(key) for key in ("revision", "token") if key in more}
-    return {"name": name, "kind": "model", "repo": repo, "auto": auto, "inputs": tiny_inputs(auto), "kwargs": kwargs} | more
 
 
 def metadata_and_text(card):
@@ -197,12 +159,6 @@ def test_a_configuration_alone_brings_the_code(hub, model, tmp_path):
 
 # ------- weights of earlier
 
-OLD = {
-    "model.safetensors": b"1", "model.fp16.safetensors": b"2", "pytorch_model.bin": b"3", "onnx/model.onnx": b"4",
-    "model-00001-of-00002.safetensors": b"5", "model-00002-of-00002.safetensors": b"6", "notes.txt": b"10",
-    "pytorch_model-00001-of-00001.bin": b"7", "pytorch_model.bin.index.json": b"{}", "adapter_config.json": b"{}",
-    "adapter_model.safetensors": b"8", "pytorch_model.generator.bin": b"9", "model.safetensors.index.json": b"{}",
-}  # fmt: skip
 KEPT = {"model.fp16.safetensors", "onnx/model.onnx", "pytorch_model.generator.bin", "notes.txt"}
 
 

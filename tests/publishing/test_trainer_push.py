@@ -8,36 +8,25 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+import glue_script as glue
+import mlm_script as mlm
 import pytest
-import test_run_glue as glue
-import test_run_mlm as mlm
-import test_run_rtd as rtd
 import torch
+from hub_models import TOKENIZER, job, make_trainer, read_back
 from huggingface_hub import ModelCard, snapshot_download
-from local_hub import LocalHub
 from rounding import equal_outputs
 from safetensors.torch import load, load_file
-from test_push_to_hub import FILES, HEADS, TOKENIZER, job, make_tokenizer, read_back
-from test_remote_code import TINY, tiny_model
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from tiny_models import FILES, HEADS, tiny_model
+from transformers import Trainer, TrainerCallback
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from hf_deberta_ext.publishing.card import pin_loading_lines
 from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
-run_glue, material = glue.run_glue, glue.material
-run_mlm, text = mlm.run_mlm, mlm.text
-run_rtd = rtd.run_rtd
+material, text = glue.material, mlm.text
 # What a run's folder has and no push takes.
 PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "optimizer.pt"}
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        yield hub
 
 
 @pytest.fixture
@@ -45,22 +34,6 @@ def warned(caplog, monkeypatch):
     """What transformers and this package have warned of."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     return caplog
-
-
-def rows(count=8):
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, TINY["vocab_size"], (count, 9), generator=generator).tolist()
-    return [{"input_ids": row, "labels": row} for row in ids]
-
-
-def make_trainer(kind, folder, **more):
-    flags = dict(
-        output_dir=str(folder), push_to_hub=True, hub_model_id="user/run", hub_always_push=True, save_steps=1, max_steps=2,
-        report_to="none", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=2, logging_steps=1,
-    )  # fmt: skip
-    args = TrainingArguments(**flags | more)
-    model = tiny_model(DebertaExtForMaskedLM)
-    return kind(model, args, train_dataset=rows(), processing_class=make_tokenizer(folder / "../words"))
 
 
 def pushes(repo, revision="main"):
@@ -295,7 +268,7 @@ def test_pretrained_and_fine_tuned_models_are_read_back_without_the_package(
     hub, run_mlm, run_rtd, run_glue, text, material, tmp_path
 ):
     run_mlm.main(mlm.arguments(text, tmp_path / "mlm", *flags("user/mlm", "end")))
-    run_rtd.main(rtd.arguments(text, tmp_path / "rtd", *flags("user/rtd", "every_save"), save_steps=3))
+    run_rtd.main(mlm.arguments(text, tmp_path / "rtd", *flags("user/rtd", "every_save"), save_steps=3))
     run_glue.main(glue.arguments(material, tmp_path / "sst2", *flags("user/sst2", "end"), "--do_train", "--do_eval"))
     for name in ("mlm", "rtd", "sst2"):
         files = hub.repos[f"user/{name}"].files()
@@ -305,7 +278,11 @@ def test_pretrained_and_fine_tuned_models_are_read_back_without_the_package(
     assert [*pushes(hub.repos["user/mlm"])] == ["End of training"]
     joint = pushes(hub.repos["user/rtd"])
     assert [*joint] == ["Training in progress, step 3", "Training in progress, step 4", "End of training"]
-    parts = {f"{part}/{name}" for part in rtd.PARTS for name in ("model.safetensors", "config.json", "README.md", *FILES)}
+    parts = {
+        f"{part}/{name}"
+        for part in ("discriminator", "generator")
+        for name in ("model.safetensors", "config.json", "README.md", *FILES)
+    }
     assert parts <= {*hub.repos["user/rtd"].files()}
     part = {"subfolder": "discriminator"}
     jobs = [job("mlm", "user/mlm"), job("rtd", "user/rtd", "AutoModelForPreTraining")]

@@ -11,8 +11,8 @@ import os
 
 import hypothesis
 import torch
-from conftest import FUZZED
 from hypothesis import strategies as st
+from run_summary import FUZZED
 
 from hf_deberta_ext import (
     DebertaExtConfig,

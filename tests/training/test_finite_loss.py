@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import joint_trainer as replaced
+import objective_trainer as pretraining
 import pytest
-import test_pretraining_trainer as pretraining
-import test_replaced_token_trainer as replaced
 import torch
 from safetensors.torch import load_file
+from tiny_constants import SPECIAL
 
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
@@ -31,7 +32,7 @@ def trainer(request, tiny_config, shake, tmp_path):
         if request.param == "masked lm":
             model = shake(MultiObjectiveMaskedLM(tiny_config(), [*pretraining.WEIGHTS]))
             return pretraining.build(model, tmp_path, pretraining.rows(), **(SAVING | arguments))
-        model = shake(DebertaExtForPreTraining(tiny_config(special_token_ids=replaced.SPECIAL)))
+        model = shake(DebertaExtForPreTraining(tiny_config(special_token_ids=SPECIAL)))
         return replaced.build(model, tmp_path, replaced.rows(), stepping=request.param, **(SAVING | arguments))
 
     return build
@@ -62,7 +63,7 @@ from datetime import timedelta
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-import test_pretraining_trainer as pretraining
+import objective_trainer as pretraining
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 fields = dict(
@@ -94,7 +95,7 @@ except ValueError as error:
 def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
     """Gradients are the mean over the processes: the other one stepped with them, and saved a checkpoint of NaN."""
     script, folder = tmp_path / "worker.py", tmp_path / "run"
-    script.write_text(WORKER.format(tests=str(ROOT / "tests" / "pretraining"), folder=str(folder)), encoding="utf-8")
+    script.write_text(WORKER.format(tests=str(ROOT / "tests" / "support"), folder=str(folder)), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

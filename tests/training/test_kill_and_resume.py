@@ -16,62 +16,17 @@ import left_by_kills
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.data import Dataset
-from transformers import default_data_collator
+from small_pretraining import Rows, build, train
 
-from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.reports import report_seeds
-from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
 
-SIZES = dict(
-    vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-    max_position_embeddings=32, position_buckets=8, hidden_dropout_prob=0.2,
-)  # fmt: skip
 STATE = "trainer_state.json"
-
-
-class Rows(Dataset):
-    """Made examples with masked tokens."""
-
-    def __init__(self, count=12, N=10):
-        generator = torch.Generator().manual_seed(0)
-        self.rows = []
-        for _ in range(count):
-            ids = torch.randint(5, 64, (N,), generator=generator)
-            labels = torch.where(torch.arange(N) % 3 == 1, ids, -100)
-            self.rows.append(dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels))
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, number):
-        return dict(self.rows[number])
-
-
-def build(folder, **arguments):
-    """A trainer of a new model, always the same."""
-    common = dict(
-        output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_steps=2, max_steps=8,
-        learning_rate=1e-3, per_device_train_batch_size=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    args = PretrainingArguments(**(common | arguments))
-    model = MultiObjectiveMaskedLM(DebertaExtConfig(**SIZES), args.objectives)
-    return PretrainingTrainer(model, args, train_dataset=Rows(), data_collator=default_data_collator)
-
-
-def train(folder, resume=None, **arguments):
-    trainer = build(folder, **arguments)
-    trainer.train(resume and str(resume))
-    trainer.save_model()
-    trainer.save_state()
-    return trainer
 
 
 def steps(folder):

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and runs on the tests' own Hub: uploads, trainers that push, and reading back in a process without the package."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from huggingface_hub import HfApi, constants
+from tiny_models import TINY, save_tokenizer, tiny_inputs, tiny_model
+from transformers import AutoTokenizer, TrainingArguments
+
+from hf_deberta_ext import DebertaExtForMaskedLM
+
+__all__ = ["OLD", "TOKENIZER", "job", "make_tokenizer", "make_trainer", "read_back", "rows", "upload"]
+
+WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
+
+
+def make_tokenizer(folder):
+    save_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def read_back(hub, folder, jobs, token="hf_write"):
+    """What tests/support/hub_worker.py makes of the jobs."""
+    folder.mkdir(exist_ok=True)
+    names = ("PATH", "SYSTEMROOT", "TMPDIR", "LD_LIBRARY_PATH")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    environment |= hub.environment(folder / "home", token) | {"OMP_NUM_THREADS": "1"}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-I", str(WORKER), str(folder / "jobs.json"), str(folder / "results.pt")]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(folder / "results.pt", weights_only=False)
+    assert found["imported"] == []
+    return found["results"]
+
+
+def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):
+    kwargs = {key: more.pop(key) for key in ("revision", "token") if key in more}
+    return {"name": name, "kind": "model", "repo": repo, "auto": auto, "inputs": tiny_inputs(auto), "kwargs": kwargs} | more
+
+
+OLD = {
+    "model.safetensors": b"1", "model.fp16.safetensors": b"2", "pytorch_model.bin": b"3", "onnx/model.onnx": b"4",
+    "model-00001-of-00002.safetensors": b"5", "model-00002-of-00002.safetensors": b"6", "notes.txt": b"10",
+    "pytorch_model-00001-of-00001.bin": b"7", "pytorch_model.bin.index.json": b"{}", "adapter_config.json": b"{}",
+    "adapter_model.safetensors": b"8", "pytorch_model.generator.bin": b"9", "model.safetensors.index.json": b"{}",
+}  # fmt: skip
+
+
+def rows(count=8):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, TINY["vocab_size"], (count, 9), generator=generator).tolist()
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def make_trainer(kind, folder, **more):
+    flags = dict(
+        output_dir=str(folder), push_to_hub=True, hub_model_id="user/run", hub_always_push=True, save_steps=1, max_steps=2,
+        report_to="none", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=2, logging_steps=1,
+    )  # fmt: skip
+    args = TrainingArguments(**flags | more)
+    model = tiny_model(DebertaExtForMaskedLM)
+    return kind(model, args, train_dataset=rows(), processing_class=make_tokenizer(folder / "../words"))
+
+
+def upload(folder):
+    api = HfApi(endpoint=constants.ENDPOINT, token="hf_write")
+    api.create_repo("user/name")
+    api.upload_folder(repo_id="user/name", folder_path=folder)

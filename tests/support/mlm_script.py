@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of examples/run_mlm.py and run_rtd.py on made sentences: the corpus, the flags, and processes."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from scripts import ROOT
+
+__all__ = ["TINY", "arguments", "finish", "losses", "start", "text"]
+
+TINY = (
+    "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
+    "position_buckets=16"
+)
+NOUNS = "cat dog river mountain teacher garden window letter engine island doctor bridge".split()
+VERBS = "sees likes finds leaves watches remembers paints follows".split()
+PLACES = "here there outside today again slowly".split()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """120 documents of made sentences, parted by blank lines."""
+    generator = random.Random(0)
+    documents = []
+    for _ in range(120):
+        sentences = []
+        for _ in range(generator.randint(3, 9)):
+            subject, thing = generator.sample(NOUNS, 2)
+            verb, place = generator.choice(VERBS), generator.choice(PLACES)
+            sentences.append(f"The {subject} {verb} the {thing} {place}.")
+        documents.append(" ".join(sentences))
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    file.write_text("\n\n".join(documents), encoding="utf-8")
+    return file
+
+
+def arguments(text, folder, *more, **flags):
+    common = dict(
+        train_data=text, output_dir=folder, preset="v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
+        per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm="true", validation_documents=10,
+        cache_dir=text.parent / "cache",
+    )  # fmt: skip
+    if not {"tokenizer", "model"} & {*flags}:
+        common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
+    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
+    return [*given, *more]
+
+
+def start(*command, **environment):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed[-3000:]
+    return printed
+
+
+def losses(folder):
+    history = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    names = ("loss", "mlm_loss", "sop_loss", "sbo_loss", "grad_norm")
+    return [[entry[name] for name in names if name in entry] for entry in history if "loss" in entry]

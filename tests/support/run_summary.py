@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements that the last lines of a run print."""
+
+from collections import defaultdict
+
+__all__ = ["FUZZED", "WORST"]
+
+# Name of a comparison: [how often, worst relative error].
+WORST = defaultdict(lambda: [0, 0.0])
+# Cases that the fuzzers checked, by test.
+FUZZED: dict[str, int] = {}

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every head by its Auto class as a tiny model of noise, inputs for it, and tokenizers of whole words."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import hf_deberta_ext
+from hf_deberta_ext import (
+    DebertaExtConfig,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.tokenization import finish
+
+__all__ = ["FILES", "HEADS", "TINY", "save_tokenizer", "tiny_inputs", "tiny_model", "tiny_tokenizer"]
+
+CODE = Path(hf_deberta_ext.__file__).parent / "model"
+FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
+HEADS = {
+    "AutoModel": DebertaExtModel,
+    "AutoModelForPreTraining": DebertaExtForPreTraining,
+    "AutoModelForMaskedLM": DebertaExtForMaskedLM,
+    "AutoModelForSequenceClassification": DebertaExtForSequenceClassification,
+    "AutoModelForTokenClassification": DebertaExtForTokenClassification,
+    "AutoModelForQuestionAnswering": DebertaExtForQuestionAnswering,
+    "AutoModelForMultipleChoice": DebertaExtForMultipleChoice,
+}
+TINY = dict(
+    vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=64, position_buckets=16, num_labels=3,
+)  # fmt: skip
+
+
+def tiny_model(model_class, seed=0, **fields):
+    """A small model in which no parameter has the value of its initialisation; eval mode."""
+    model = model_class(DebertaExtConfig(**(TINY | fields)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.3, 0.2, generator=generator))
+    return model.to(model.config.dtype or torch.float32).eval()
+
+
+def tiny_inputs(auto: str) -> dict[str, list]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, 3, 7) if auto == "AutoModelForMultipleChoice" else (2, 11)
+    ids = torch.randint(5, TINY["vocab_size"], shape, generator=generator)
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[1, ..., -3:] = 0
+    return {"input_ids": (ids * mask).tolist(), "attention_mask": mask.tolist()}
+
+
+def save_tokenizer(folder: Path):
+    """One whose words are w5, w6, ..."""
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
+    words = [*special.values(), *(f"w{i}" for i in range(len(special), TINY["vocab_size"]))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+def tiny_tokenizer(words=("hello", "world")):
+    """Whole words; the pad token has id 0, as the configurations say."""
+    vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return finish(tokenizer, model_max_length=64)
