@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PretrainedConfig, TrainerState, set_seed
+from transformers import PretrainedConfig, set_seed
 from transformers.utils import logging
 
 from ..sift import embedding_norm
-from ..training.checkpoints import has_weights
 from ..training.distributed import leave_together
 from ..training.run_folder import repeated_arguments
 from ..training.user_errors import ExitOnUserError
@@ -28,7 +27,7 @@ from .recipes import divergence_warnings, find_recipe, recipe_hint
 from .reports import PreparedRun, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
-from .trainer import STATE_FILE, TaskTrainer, check_arguments, set_prefix
+from .trainer import TaskTrainer, check_arguments, set_prefix
 
 __all__ = ["main", "run"]
 
@@ -246,37 +245,19 @@ def _get_model(prepared: PreparedRun, args: FineTuningArguments, seed: int) -> n
 def _run_one(prepared: PreparedRun, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
     """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
-    measured = _train(prepared, trainer, checkpoint) if args.do_train else {}
+    measured = trainer.train_and_save(checkpoint, train_samples=prepared.data.num_train) if args.do_train else {}
     measured |= _measure(prepared, trainer, _stems(prepared.task, args))
     if args.do_train:
-        _end(prepared, trainer, measured)
+        _report(prepared, trainer, measured)
         if args.push_to_hub:
             trainer.push_to_hub()
     return measured
 
 
-def _train(prepared: PreparedRun, trainer: TaskTrainer, checkpoint: str | None) -> dict[str, float]:
-    """Trains, and saves the model. Of a run that had finished nothing is replaced, and nothing returned."""
-    folder = Path(trainer.args.output_dir)
-    if checkpoint is not None:
-        # Now: the checkpoint may be gone when the training ends.
-        resumed = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
-    if checkpoint is None or not trainer.is_last(checkpoint):
-        metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        if checkpoint is not None:
-            # The seconds of what was before are lost.
-            metrics["train_resumed_at_step"] = resumed
-    elif (folder / "train_results.json").is_file() and has_weights(folder):
-        trainer.restore(folder)
-        return {}
-    else:
-        # Stopped behind its last checkpoint: what the training measured is lost.
-        trainer.restore(checkpoint)
-        metrics = {"epoch": trainer.state.epoch}
-    # Pushed once, at the end, with card and results.
-    trainer.save_model(_internal_call=True)
+def _report(prepared: PreparedRun, trainer: TaskTrainer, measured: Mapping[str, float]):
     trainer.save_state()
-    return _note(trainer, "train", metrics | {"train_samples": prepared.data.num_train})
+    if trainer.args.should_save:
+        report_run(prepared, trainer, measured)
 
 
 def _stems(task: EncodedTask, args: FineTuningArguments) -> list[str]:
@@ -290,28 +271,16 @@ def _measure(prepared: PreparedRun, trainer: TaskTrainer, stems: Sequence[str]) 
     task, folder, measured = prepared.task, Path(trainer.args.output_dir), {}
     for name, evaluated in task.evaluation.items():
         if (stem := set_prefix("eval", name)) in stems:
-            measured |= _note(trainer, stem, trainer.evaluate({name: evaluated}))
+            measured |= trainer.record(stem, trainer.evaluate({name: evaluated}))
             if trainer.args.should_save:
                 evaluated.write(trainer.predictions[stem], folder, stem)
     for name, predicted in task.test.items():
         if (stem := set_prefix("predict", name)) in stems:
             output = trainer.predict_set(predicted, stem)
-            measured |= _note(trainer, stem, output.metrics)
+            measured |= trainer.record(stem, output.metrics)
             if trainer.args.should_save:
                 predicted.write(output.predictions, folder, stem)
     return measured
-
-
-def _end(prepared: PreparedRun, trainer: TaskTrainer, measured: Mapping[str, float]):
-    trainer.save_state()
-    if trainer.args.should_save:
-        report_run(prepared, trainer, measured)
-
-
-def _note(trainer: TaskTrainer, stem: str, metrics: dict[str, float]) -> dict[str, float]:
-    trainer.log_metrics(stem, metrics)
-    trainer.save_metrics(stem, metrics)
-    return metrics
 
 
 def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
@@ -352,5 +321,5 @@ def _complete(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.restore(folder)
     results |= _measure(prepared, trainer, missing)
-    _end(prepared, trainer, results)
+    _report(prepared, trainer, results)
     return results

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from ..sift import SiftArguments, SiftTrainer
-from ..training.finite_loss import check_loss
-from ..training.hub_trainer import HubTrainer
-from ..training.trainer import CheckpointTrainer
+from ..training.trainer import RunTrainer
 from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
@@ -65,7 +60,7 @@ class _TaskLossTrainer(Trainer):
             model.get_base_model().config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
 
 
-class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
+class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
 
     - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.
@@ -107,30 +102,6 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
         self.model_accepts_loss_kwargs = False
         self.predictions: dict[str, Any] = {}
         self._measured: EvaluationSet | None = None
-
-    def is_last(self, checkpoint: str | os.PathLike) -> bool:
-        """Whether the training ends at this checkpoint: Trainer would take one step more from it within an epoch."""
-        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
-        if self.args.max_steps > 0:
-            return state.global_step >= self.args.max_steps
-        return (state.epoch or 0) >= self.args.num_train_epochs
-
-    def restore(self, folder: str | os.PathLike):
-        """Model and state of a finished run, from its folder, or from its last checkpoint; of this the best model, with
-        --load_best_model_at_end."""
-        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
-        best = self.state.best_model_checkpoint
-        checkpoint = Path(folder).name.startswith("checkpoint-")
-        take_best = checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
-        self._load_from_checkpoint(best if take_best else str(folder))
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
-        """Raises:
-        ValueError: the loss is not finite.
-        """
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        check_loss(loss, self)
-        return loss
 
     def evaluate(
         self,
@@ -183,8 +154,6 @@ class TaskTrainer(CheckpointTrainer, HubTrainer, SiftTrainer, _TaskLossTrainer):
             metrics = measured.metrics(output.predictions, output.label_ids)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         output.metrics[f"{metric_key_prefix}_samples"] = measured.examples
-        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
-        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
     def create_model_card(self, *args, **kwargs):

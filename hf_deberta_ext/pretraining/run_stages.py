@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import TrainingArguments
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card import shown_source
@@ -16,6 +16,7 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
 from ..training.run_folder import TOKENIZER_FOLDER
+from ..training.trainer import RunTrainer
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
@@ -171,24 +172,10 @@ def first(dataset: Any, count: int | None) -> Any:
     return dataset if count is None else dataset.select(range(min(count, len(dataset))))
 
 
-def train_and_evaluate(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
-    """Trains, from a checkpoint if one is given, saves the model, evaluates; metrics and state go to the output folder."""
-    if checkpoint is not None:
-        # Now: the checkpoint may be gone when the training ends.
-        resumed = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json"))).global_step
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    # Pushed once, at the end, with card and results.
-    trainer.save_model(_internal_call=True)
-    # None if the run had finished before: what it wrote then stays.
-    if result.metrics:
-        if checkpoint is not None:
-            # The seconds of what was before are lost.
-            result.metrics["train_resumed_at_step"] = resumed
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
-    metrics = trainer.evaluate()
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
+def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None) -> dict[str, float]:
+    """Train, from a checkpoint if one is given, save the model, evaluate; metrics and state go to the output folder."""
+    trainer.train_and_save(checkpoint)
+    metrics = trainer.record("eval", trainer.evaluate())
     trainer.save_state()
     return metrics
 

@@ -6,18 +6,14 @@
 
 import math
 from dataclasses import dataclass, field, make_dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EvalPrediction, TrainerState, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from transformers import EvalPrediction, TrainingArguments
 
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
-from ..training.finite_loss import check_loss
 from ..training.flags import option
-from ..training.hub_trainer import HubTrainer
-from ..training.trainer import CheckpointTrainer
+from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, spread_seed
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
@@ -97,7 +93,7 @@ class PretrainingArguments(WeightArguments):
         return {name: weight for name, weight in weights.items() if weight > 0}
 
 
-class TargetTrainer(CheckpointTrainer, HubTrainer):
+class TargetTrainer(RunTrainer):
     """Trains a weighted sum of losses, each the mean over its own targets.
 
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
@@ -162,21 +158,6 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         """
         check_sharding(self)
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        """As in transformers; but a run that had finished is loaded as it ended, where Trainer takes one more step.
-
-        What that training had measured is in its output folder; if it was killed before it wrote it there, only what the
-        checkpoint tells is left.
-        """
-        if isinstance(resume_from_checkpoint, str):
-            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, "trainer_state.json")))
-            if 0 < state.max_steps <= state.global_step:
-                self._load_from_checkpoint(resume_from_checkpoint)
-                self.state = state
-                measured = Path(self.args.output_dir, "train_results.json").is_file()
-                return TrainOutput(state.global_step, 0.0, {} if measured else {"epoch": state.epoch})
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     def _check_targets(self, dataset):
         counts = torch.zeros(len(self.objectives))
         for row in range(len(dataset)):
@@ -233,14 +214,8 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """
-        Raises:
-            ValueError: the loss is not finite.
-        """
         self.begin_micro_batch()
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        check_loss(loss, self)
-        return loss
+        return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         repeated = inputs.pop("repeated", None)
@@ -277,14 +252,6 @@ class TargetTrainer(CheckpointTrainer, HubTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             rows = self.row_sums(model, inputs)
         return None, rows, rows[:, 0, 2]
-
-    def evaluation_loop(
-        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
-    ):
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
-        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
-        return output
 
     def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         return self.evaluation_metrics(torch.as_tensor(prediction.predictions))

@@ -1,58 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CheckpointTrainer`: what it writes is whole or not there, so that a killed run leaves nothing that is taken for more."""
+"""`RunTrainer`, the base of every trainer: atomic checkpoints, finite losses, runs that are resumed behind their end."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+import torch
+from transformers import TrainerState
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
 from .checkpoints import (
     STATE_FILE,
     checkpoint_problem,
+    has_weights,
     readable_checkpoint,
     remove_folder,
     remove_partial,
     replace_text,
     replaced_model,
 )
+from .finite_loss import check_loss
+from .hub_trainer import HubTrainer
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["CheckpointTrainer"]
+__all__ = ["RunTrainer"]
 
 RESULTS_FILE = "all_results.json"
 
 
-class CheckpointTrainer(Trainer):
-    """Trainer whose files can be trusted when its process was killed at any moment.
+class RunTrainer(HubTrainer):
+    """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
 
+    - A loss that is not finite stops the training, in every process, before a step is made of it.
     - A checkpoint that is written again, because the run was resumed from an earlier one, is removed before: Trainer would
-      write into it, and its state, which is old, would say that it is whole.
-    - Checkpoints beyond `save_total_limit` are renamed before they are removed. Those that are cut go first, then those of
-      later steps than the present one, which a resumed run replaces, then the oldest. Trainer goes by the time of the
-      folder, which a folder that is half removed has changed last.
-    - A saved model takes the place of the one before in one go, as `replaced_model` says.
+      write into it, and its state, which is old, would say that it is complete.
+    - Checkpoints beyond `save_total_limit` are renamed before they are removed. Damaged ones go first, then those of later
+      steps than the present one, which a resumed run replaces, then the oldest. Trainer goes by the time of the folder,
+      which a folder that is half removed has changed last.
+    - A saved model replaces the one before in one go, as `replaced_model` says.
     - The arguments that are saved with a model are without `hub_token`: transformers masks it everywhere but there.
-    - A checkpoint that lacks weights of the model is not trained on.
+    - A checkpoint that lacks weights of the model is not trained on; a run that had ended is loaded as it ended.
     - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
-      What is measured behind the training stands once in the log, also of a run that was resumed there.
+      Metrics behind the training stand once in the log, also of a run that was resumed there.
     """
 
     _limit: int | None = None
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        """As in transformers.
+        """As in transformers; but a run that had ended is loaded, where Trainer takes one more step.
+
+        Its result has no metrics where they and the model are in the output folder; else they are lost, but for the epoch.
 
         Raises:
             ValueError: a file of the checkpoint holds pickled objects that would run code.
         """
+        if isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint):
+            folder = Path(self.args.output_dir)
+            is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
+            # Trainer loads under FSDP from its checkpoints alone.
+            self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
+            return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
         last = f"the last checkpoint of {self.args.output_dir}"
         with readable_checkpoint(last if resume_from_checkpoint is True else resume_from_checkpoint):
             return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def is_last(self, checkpoint: str | os.PathLike) -> bool:
+        """True if the training ends at this checkpoint."""
+        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
+        if self.args.max_steps > 0:
+            return state.global_step >= self.args.max_steps
+        return (state.epoch or 0) >= self.args.num_train_epochs
+
+    def restore(self, folder: str | os.PathLike):
+        """Load model and state of a finished run from its folder, or from its last checkpoint; with
+        --load_best_model_at_end the best model."""
+        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
+        best = self.state.best_model_checkpoint
+        is_checkpoint = Path(folder).name.startswith("checkpoint-")
+        take_best = is_checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
+        self._load_from_checkpoint(best if take_best else str(folder))
+
+    def train_and_save(self, checkpoint: str | None, **facts: float) -> dict[str, float]:
+        """Train, from a checkpoint if one is given, and save model, state and metrics; of a run that had ended nothing.
+
+        Args:
+            facts: written beside the metrics.
+        """
+        if checkpoint is not None:
+            # Before the training: the checkpoint may be removed when it ends.
+            facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
+        metrics = self.train(resume_from_checkpoint=checkpoint).metrics
+        if not metrics:
+            return {}
+        # Pushed once, at the end, with card and results.
+        self.save_model(_internal_call=True)
+        self.save_state()
+        return self.record("train", metrics | facts)
+
+    def record(self, stem: str, metrics: dict[str, float]) -> dict[str, float]:
+        """Print metrics and write them into the output folder, as STEM_results.json; returns them."""
+        self.log_metrics(stem, metrics)
+        self.save_metrics(stem, metrics)
+        return metrics
+
+    def training_step(self, model, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
+        """As in transformers.
+
+        Raises:
+            ValueError: the loss is not finite.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        check_loss(loss, self)
+        return loss
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
+        output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
+        return output
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
         with readable_checkpoint(resume_from_checkpoint):
@@ -97,13 +168,13 @@ class CheckpointTrainer(Trainer):
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
         if limit is None or limit <= 0:
             return
-        kept = {newest.resolve()} | ({Path(best).resolve()} if best is not None and Path(best).is_dir() else set())
+        protected = {newest.resolve()} | ({Path(best).resolve()} if best is not None and Path(best).is_dir() else set())
         present = self.state.global_step
         steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*") if path.is_dir()}
         steps = {path: step for path, step in steps.items() if step >= 0}
         order = sorted(steps, key=lambda path: (checkpoint_problem(path) is None, steps[path] <= present, steps[path]))
-        removable = [path for path in order if path.resolve() not in kept]
-        for path in removable[: max(0, len(steps) - max(limit, len(kept)))]:
+        removable = [path for path in order if path.resolve() not in protected]
+        for path in removable[: max(0, len(steps) - max(limit, len(protected)))]:
             remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
@@ -130,7 +201,7 @@ class CheckpointTrainer(Trainer):
             except FileNotFoundError:
                 pass
             except ValueError:
-                logger.warning(f"{file} is cut: it is written anew")
+                logger.warning(f"{file} is truncated: it is written anew")
             replace_text(file, _json(together | metrics))
         replace_text(folder / f"{split}_results.json", _json(metrics))
 

@@ -340,7 +340,7 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(be
     results = run(folder_of("ours"), tmp_path / "other", "--do_train", *best, **SAVING, **given)
     assert equal(weights(tmp_path / "other"), weights(tmp_path / "run"))
     assert results["train_samples"] == 24 and not {"train_loss", "train_runtime"} & {*results}
-    assert read(tmp_path / "other", "train_results.json").keys() == {"train_samples", "epoch"}
+    assert read(tmp_path / "other", "train_results.json").keys() == {"train_samples", "epoch", "train_resumed_at_step"}
     history = read(tmp_path / "other", "trainer_state.json")["log_history"]
     assert [entry["loss"] for entry in history if "loss" in entry] == [
         entry["loss"] for entry in state["log_history"] if "loss" in entry
