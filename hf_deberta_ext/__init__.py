@@ -71,7 +71,7 @@ __all__ = [
 
 # Modules of release 0.1 that have another name now.
 _MOVED = {
-    "attention_parts": "analysis.attention_parts",
+    "attention_parts": "analysis.attention_decomposition",
     "checkpoints": "conversion.deberta_v2",
     "divergence": "sift.output_distance",
     "hub": "publishing",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alike a model's word embeddings are: the number by which DeBERTaV3 compares ways to share them."""
+"""Average cosine similarity of word embeddings, by which DeBERTaV3 compares ways to share them."""
 
 import torch
 
@@ -32,11 +32,11 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
         table = table[_row_numbers(rows, len(table)).to(table.device)]
     total = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device)
     n = 0
-    for part in table.split(CHUNK):
-        norms = part.double().norm(dim=1, keepdim=True)
-        kept = norms.squeeze(1) != 0
-        total += (part.double()[kept] / norms[kept]).sum(dim=0)
-        n += int(kept.sum())
+    for chunk in table.split(CHUNK):
+        norms = chunk.double().norm(dim=1, keepdim=True)
+        nonzero = norms.squeeze(1) != 0
+        total += (chunk.double()[nonzero] / norms[nonzero]).sum(dim=0)
+        n += int(nonzero.sum())
     if n < 2:
         raise ValueError(f"two rows that are not zero are needed to compare, got {n} in a table {list(table.shape)}")
     similarity = (total.dot(total).item() - n) / (n * (n - 1))

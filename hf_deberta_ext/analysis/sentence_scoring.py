@@ -56,7 +56,7 @@ class _Sentence(NamedTuple):
 def token_replacement_probabilities(
     model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32, *, truncation: bool = False
 ) -> list[TokenScore] | list[list[TokenScore]]:
-    """How likely each token of a text is to be a replacement, by a discriminator: sigmoid(logit).
+    """Probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
 
     Args:
         model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other that gives logits
@@ -72,7 +72,7 @@ def token_replacement_probabilities(
     """
     model = _discriminator(model)
     sentences = _encode(model, tokenizer, texts, batch_size, truncation)
-    found = []
+    scores = []
     for text, sentence, logits in zip(
         _listed(texts), sentences, _judge(model, tokenizer, sentences, batch_size), strict=True
     ):
@@ -81,8 +81,8 @@ def token_replacement_probabilities(
         if sentence.offsets is not None:
             places = [_without_space(text, start, end) for start, end in sentence.offsets]
         probabilities = logits.sigmoid().tolist()
-        found.append([TokenScore(*each) for each in zip(tokens, *_columns(places), probabilities, strict=True)])
-    return found[0] if isinstance(texts, str) else found
+        scores.append([TokenScore(*columns) for columns in zip(tokens, *_columns(places), probabilities, strict=True)])
+    return scores[0] if isinstance(texts, str) else scores
 
 
 def pseudo_log_likelihood(
@@ -120,8 +120,8 @@ def pseudo_log_likelihood(
         logs = _masked_one_by_one(model, tokenizer, sentences, batch_size)
     else:
         logs = [logsigmoid(-logits) for logits in _judge(model, tokenizer, sentences, batch_size)]
-    totals = [each.sum().item() for each in logs]
-    scores = [SentenceScore(total, len(each), total / len(each)) for total, each in zip(totals, logs, strict=True)]
+    totals = [values.sum().item() for values in logs]
+    scores = [SentenceScore(total, len(values), total / len(values)) for total, values in zip(totals, logs, strict=True)]
     return scores[0] if isinstance(texts, str) else scores
 
 
@@ -138,11 +138,11 @@ def _columns(places) -> tuple:
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
     """The place of what can be seen; unchanged where that is nothing."""
-    seen = text[start:end].strip()
-    if not seen:
+    visible = text[start:end].strip()
+    if not visible:
         return start, end
-    start = text.index(seen, start)
-    return start, start + len(seen)
+    start = text.index(visible, start)
+    return start, start + len(visible)
 
 
 def _encode(model, tokenizer, texts, batch_size: int, truncation: bool) -> list[_Sentence]:
@@ -152,12 +152,12 @@ def _encode(model, tokenizer, texts, batch_size: int, truncation: bool) -> list[
     if isinstance(model.config, DebertaExtConfig):
         check_tokenizer(tokenizer, model.config)
     limit = _longest(model, tokenizer)
-    how = dict(truncation=True, max_length=limit) if truncation and limit is not None else dict(verbose=False)
+    options = dict(truncation=True, max_length=limit) if truncation and limit is not None else dict(verbose=False)
     sentences = []
     for number, text in enumerate(_listed(texts)):
         if not isinstance(text, str):
             raise ValueError(f"text {number} must be a str, got {type(text).__name__}: {text!r}")
-        encoding = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **how)
+        encoding = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **options)
         ids = encoding["input_ids"]
         if limit is not None and len(ids) > limit:
             raise ValueError(
@@ -217,7 +217,7 @@ def _padded(model, tokenizer, rows: list[list[int]]) -> tuple[torch.Tensor, torc
 
 
 def _logits(model, tokenizer, rows: list[list[int]]) -> torch.Tensor:
-    """What the model says of rows of ids, [B, N] or [B, N, V]."""
+    """Logits of rows of ids, [B, N] or [B, N, V]."""
     ids, mask = _padded(model, tokenizer, rows)
     with _evaluating(model):
         logits = model(input_ids=ids, attention_mask=mask).logits
@@ -238,34 +238,34 @@ def _batches(lengths: list[int], batch_size: int) -> Iterator[list[int]]:
 
 def _judge(model, tokenizer, sentences: list[_Sentence], batch_size: int) -> list[torch.Tensor]:
     """A discriminator's logits for the tokens of each sentence, [n] each, on the CPU."""
-    found = [None] * len(sentences)
+    logits_by_sentence = [None] * len(sentences)
     for batch in _batches([len(sentence.input_ids) for sentence in sentences], batch_size):
         logits = _logits(model, tokenizer, [sentences[row].input_ids for row in batch])
         if logits.dim() != 2:
             raise ValueError(f"{type(model).__name__} gives logits {list(logits.shape)}, which is no discriminator's [B, N]")
         for row, values in zip(batch, logits.cpu(), strict=True):
-            found[row] = values[sentences[row].positions]
-    return found
+            logits_by_sentence[row] = values[sentences[row].positions]
+    return logits_by_sentence
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int) -> list[torch.Tensor]:
     """log P(token | the others) for the tokens of each sentence, [n] each, on the CPU."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer has no mask token, which a masked language model needs: set tokenizer.mask_token")
-    found = [torch.zeros(len(sentence.positions)) for sentence in sentences]
-    cases = [(row, which) for row, sentence in enumerate(sentences) for which in range(len(sentence.positions))]
+    log_probabilities = [torch.zeros(len(sentence.positions)) for sentence in sentences]
+    cases = [(row, token) for row, sentence in enumerate(sentences) for token in range(len(sentence.positions))]
     for batch in _batches([len(sentences[row].input_ids) for row, _ in cases], batch_size):
-        chosen = [cases[each] for each in batch]
+        chosen = [cases[case] for case in batch]
         rows = [list(sentences[row].input_ids) for row, _ in chosen]
-        positions = [sentences[row].positions[which] for row, which in chosen]
+        positions = [sentences[row].positions[token] for row, token in chosen]
         targets = [ids[position] for ids, position in zip(rows, positions, strict=True)]
         for ids, position in zip(rows, positions, strict=True):
             ids[position] = tokenizer.mask_token_id
         logits = _logits_at(model, tokenizer, rows, positions)
         logs = logits.log_softmax(dim=-1)[torch.arange(len(rows)), targets].cpu()
-        for (row, which), value in zip(chosen, logs, strict=True):
-            found[row][which] = value
-    return found
+        for (row, token), value in zip(chosen, logs, strict=True):
+            log_probabilities[row][token] = value
+    return log_probabilities
 
 
 def _logits_at(model, tokenizer, rows: list[list[int]], positions: list[int]) -> torch.Tensor:

@@ -27,7 +27,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.analysis.attention_parts import attention_parts, position_profile
+from hf_deberta_ext.analysis.attention_decomposition import attention_parts, position_profile
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabilities
 from hf_deberta_ext.commands import main

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from hf_deberta_ext.analysis.attention_parts import AttentionParts, PositionProfile
+from hf_deberta_ext.analysis.attention_decomposition import AttentionParts, PositionProfile
 from hf_deberta_ext.analysis.plots import (
     plot_attention,
     plot_comparison,

@@ -25,7 +25,7 @@ MAX_LABELS = 96
 
 
 def plot_attention(
-    parts: Any, tokens: Sequence[str], path: str | Path | Sequence[str | Path], *, head: int | None = None
+    decomposition: Any, tokens: Sequence[str], path: str | Path | Sequence[str | Path], *, head: int | None = None
 ) -> Path | list[Path]:
     """Draws the attention map of a text, and the parts of its logits: c2c and what the model has of c2p, p2c, p2p.
 
@@ -42,7 +42,7 @@ def plot_attention(
         ImportError: matplotlib is not installed.
         ValueError: there is no such head, or not one token for each position.
     """
-    maps = {name: values.numpy() for name, values in parts.of_head(head).items()}
+    maps = {name: values.numpy() for name, values in decomposition.of_head(head).items()}
     N = len(maps["c2c"])
     if len(tokens) != N:
         raise ValueError(f"the attention is that of {N} tokens, got {len(tokens)}")
@@ -64,17 +64,16 @@ def plot_attention(
         _label_tokens(axes, tokens, size, across=index + columns >= len(maps), down=index % columns == 0)
     for axes in panels.flat[len(maps) :]:
         axes.set_visible(False)
-    first, *others = panels.flat[: len(maps)]
+    first, *term_panels = panels.flat[: len(maps)]
     bars = {
         "attention probability": figure.colorbar(images["probabilities"], ax=first, location="left", shrink=0.8),
-        "part of the logit": figure.colorbar(images["c2c"], ax=others, location="right", shrink=0.8),
+        "part of the logit": figure.colorbar(images["c2c"], ax=term_panels, location="right", shrink=0.8),
     }
     for label, bar in bars.items():
         bar.set_label(label, fontsize=9)
         bar.ax.tick_params(labelsize=8)
-    figure.suptitle(
-        f"layer {parts.layer}, {f'mean of {len(parts.c2c)} heads' if head is None else f'head {head}'}", fontsize=11
-    )
+    heads = f"mean of {len(decomposition.c2c)} heads" if head is None else f"head {head}"
+    figure.suptitle(f"layer {decomposition.layer}, {heads}", fontsize=11)
     return save_figure(figure, path)
 
 

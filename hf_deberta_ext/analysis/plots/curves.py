@@ -75,8 +75,8 @@ def _draw_panel(axes, histories, names, metrics):
     """The curves of one panel, its axis labels and its legend."""
     unknown = sorted(set(names) - set(histories))
     if unknown:
-        known = ", ".join(map(repr, histories))
-        raise ValueError(f"no history named {', '.join(map(repr, unknown))}; there are {known}")
+        names_of_histories = ", ".join(map(repr, histories))
+        raise ValueError(f"no history named {', '.join(map(repr, unknown))}; there are {names_of_histories}")
     labels = _curve_labels(metrics)
     kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
     drawn = []
@@ -91,8 +91,8 @@ def _draw_panel(axes, histories, names, metrics):
             style = dict(linestyle=TRAINING_LINES[0 if len(names) == 1 else kind % len(TRAINING_LINES)])
             if metric.startswith("eval_"):
                 style = dict(linestyle="--", marker=HELD_OUT_MARKERS[kind % len(HELD_OUT_MARKERS)], markersize=4)
-            parts = [name] * (len(names) > 1) + [labels[metric]] * (len(names) == 1 or len(metrics) > 1)
-            label = ", ".join(parts)
+            label_parts = [name] * (len(names) > 1) + [labels[metric]] * (len(names) == 1 or len(metrics) > 1)
+            label = ", ".join(label_parts)
             colour = COLOURS[(kind if len(names) == 1 else index) % len(COLOURS)]
             axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=1.8, **style)
     if not drawn:
@@ -117,7 +117,7 @@ def _curve_labels(metrics: Sequence[str]) -> dict[str, str]:
 
 
 def _axis_label(metrics: Sequence[str]) -> str:
-    """What the metrics of one panel measure, each kind once."""
+    """Label of the y axis: the quantities of a panel, each kind once."""
     for kind, label in {"loss": "loss", "similarity": "average cosine similarity"}.items():
         if all(metric.endswith(kind) for metric in metrics):
             return label

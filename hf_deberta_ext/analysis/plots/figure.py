@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all figures share: colours, a canvas without a window, and saving."""
+"""Colours, canvases and saving of all figures."""
 
 import os
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ def save_figure(figure, path: str | Path | Sequence[str | Path]) -> Path | list[
     """Writes the figure to one path or to several, whose folders are made if need be; returns them."""
     from matplotlib import rc_context
 
-    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(each) for each in path]
-    for each in paths:
-        each.parent.mkdir(parents=True, exist_ok=True)
+    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(file) for file in path]
+    for file in paths:
+        file.parent.mkdir(parents=True, exist_ok=True)
         # Without them the same figure would be another file each time.
-        metadata = {"Date": None} if each.suffix.lower() == ".svg" else None
+        metadata = {"Date": None} if file.suffix.lower() == ".svg" else None
         with rc_context({"svg.hashsalt": "hf_deberta_ext"}):
-            figure.savefig(each, metadata=metadata, bbox_inches="tight")
+            figure.savefig(file, metadata=metadata, bbox_inches="tight")
     return paths[0] if isinstance(path, (str, os.PathLike)) else paths
 
 

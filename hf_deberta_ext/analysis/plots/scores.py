@@ -49,7 +49,7 @@ def plot_embedding_similarity(
     for key in keys:
         bars = []
         for group, values in enumerate(similarities.values()):
-            present = [each for each in TABLES if each in values]
+            present = [table for table in TABLES if table in values]
             if key in present:
                 bars.append((group + (present.index(key) - (len(present) - 1) / 2) * width, values[key]))
         colour = COLOURS[TABLES.index(key)]

@@ -48,8 +48,8 @@ def _readable(token: str, byte_level: bool) -> str:
 def _bytes_of_letters() -> dict[str, int]:
     """The letters by which byte-level BPE writes bytes: visible ones as themselves, the others from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    invisible = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(invisible)}
 
 
 def installed_fonts() -> list[str]:
@@ -83,15 +83,16 @@ def plot_replacement_probabilities(
     """
     if not tokens:
         raise ValueError("there is nothing to draw: the text has no tokens")
-    for number, each in enumerate(tokens):
+    for number, token in enumerate(tokens):
         # NaN is not between them.
-        if not 0 <= each.probability <= 1:
-            raise ValueError(f"the probability of token {number}, {each.token!r}, must be in [0, 1], got {each.probability}")
+        if not 0 <= token.probability <= 1:
+            name = f"token {number}, {token.token!r}"
+            raise ValueError(f"the probability of {name}, must be in [0, 1], got {token.probability}")
     unknown = sorted(number for number in replaced if not 0 <= number < len(tokens))
     if unknown:
         raise ValueError(f"replaced = {unknown[0]} is no token: they are numbered 0 to {len(tokens) - 1}")
-    labels = readable_tokens([each.token for each in tokens])
-    cells, width, rows = _layout([each.token for each in tokens], labels)
+    labels = readable_tokens([token.token for token in tokens])
+    cells, width, rows = _layout([token.token for token in tokens], labels)
     figure = new_figure(0.125 * width + 0.5, 0.62 * rows + 1.3)
 
     from matplotlib import colormaps
@@ -103,15 +104,15 @@ def plot_replacement_probabilities(
     fonts = installed_fonts()
     # The half of a map with two ends: white, as a text is, where nothing looks replaced.
     colours = ScalarMappable(Normalize(0, 1), ListedColormap([colormaps["PuOr"](0.5 + i / 510) for i in range(256)]))
-    for number, (each, label, (left, row, size)) in enumerate(zip(tokens, labels, cells, strict=True)):
-        colour = colours.to_rgba(each.probability)
-        axes.add_patch(Rectangle((left, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
+    for number, (token, label, (x, row, size)) in enumerate(zip(tokens, labels, cells, strict=True)):
+        colour = colours.to_rgba(token.probability)
+        axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
         if number in replaced:
             frame = dict(fill=False, edgecolor=HIGHLIGHT, linewidth=2.2, zorder=3)
-            axes.add_patch(Rectangle((left + 0.1, row + 0.02), size - 0.2, 0.58, **frame))
-        middle, how = left + size / 2, dict(ha="center", va="center", parse_math=False)
-        axes.text(middle, row + 0.31, label, fontsize=10, color=_contrast(colour), fontfamily=fonts, **how)
-        axes.text(middle, row + 0.77, f"{each.probability:.2f}", fontsize=7, color="0.25", **how)
+            axes.add_patch(Rectangle((x + 0.1, row + 0.02), size - 0.2, 0.58, **frame))
+        middle, style = x + size / 2, dict(ha="center", va="center", parse_math=False)
+        axes.text(middle, row + 0.31, label, fontsize=10, color=_contrast(colour), fontfamily=fonts, **style)
+        axes.text(middle, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
     axes.set_xlim(-0.2, width + 0.2)
     axes.set_ylim(rows, 0)
     axes.axis("off")
@@ -127,22 +128,22 @@ def plot_replacement_probabilities(
 
 def _layout(tokens: Sequence[str], labels: Sequence[str]) -> tuple[list[tuple[float, int, float]], float, int]:
     """(left, row, width) of every token's cell, the width of the widest row, and the number of rows; a letter is 1 wide."""
-    cells, left, row, widest = [], 0.0, 0, 0.0
+    cells, x, row, widest = [], 0.0, 0, 0.0
     starts = any(token.startswith(SPACES) for token in tokens)
     for number, (token, label) in enumerate(zip(tokens, labels, strict=True)):
         size = max(sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in label) + 1.4, 4)
         begins = token.startswith(SPACES) or not starts
         gap = 0.7 if number and begins else 0.0
-        if left and left + gap + size > ROW_WIDTH:
-            left, row, gap = 0.0, row + 1, 0.0
-        cells.append((left + gap, row, size))
-        left += gap + size
-        widest = max(widest, left)
+        if x and x + gap + size > ROW_WIDTH:
+            x, row, gap = 0.0, row + 1, 0.0
+        cells.append((x + gap, row, size))
+        x += gap + size
+        widest = max(widest, x)
     return cells, max(widest, 24), row + 1
 
 
 def _contrast(colour: tuple[float, ...]) -> str:
     """Black or white, whichever stands out more: the contrast ratio of the Web Content Accessibility Guidelines."""
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in colour[:3]]
+    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in colour[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

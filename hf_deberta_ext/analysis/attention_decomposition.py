@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of one layer for one text, taken apart: what content and what position add to the logits."""
+"""Decomposition of the attention of one layer for one text into content and position terms of the logits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,18 +49,18 @@ class AttentionParts:
         Raises:
             ValueError: there is no such head.
         """
-        found = {name: getattr(self, name) for name in ("probabilities", "c2c", *self.terms)}
+        maps = {name: getattr(self, name) for name in ("probabilities", "c2c", *self.terms)}
         if head is None:
-            return {name: values.mean(0) for name, values in found.items()}
+            return {name: values.mean(0) for name, values in maps.items()}
         H = len(self.c2c)
         if not 0 <= head < H:
             raise ValueError(f"there is no head {head}: layer {self.layer} has heads 0 to {H - 1}; None is their mean")
-        return {name: values[head] for name, values in found.items()}
+        return {name: values[head] for name, values in maps.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class PositionProfile:
-    """What position adds to the logits of each head on average, by the relative distance r = i - j, on the CPU.
+    """Position terms of the logits of each head, averaged over tokens, by the relative distance r = i - j, on the CPU.
 
     The softmax sees differences along r alone, not a constant on all of them.
 
@@ -99,7 +99,7 @@ class _Projections:
 def attention_parts(
     model: torch.nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor], *, layer: int = -1
 ) -> AttentionParts:
-    """Takes the attention of one layer apart (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
+    """Decompose the attention of one layer into its terms (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
 
     The model's own projections are used, adapters included. Of a masked language model it is the encoder's pass through
     the layer; the Enhanced Mask Decoder's passes, whose queries know absolute positions, are not shown.
@@ -117,23 +117,23 @@ def attention_parts(
         ValueError: no such layer, inputs that are not those of one text, or more tokens than absolute positions.
     """
     encoder = _encoder_of(model)
-    found = _project(encoder, _one_text(encoder, inputs), layer)
-    Q_c, K_c, Q_r, K_r, delta = found.Q_c, found.K_c, found.Q_r, found.K_r, found.delta
+    projections = _project(encoder, _one_text(encoder, inputs), layer)
+    Q_c, K_c, Q_r, K_r, delta = projections.Q_c, projections.K_c, projections.Q_r, projections.K_r, projections.delta
     c2c = Q_c @ K_c.transpose(-1, -2)  # [H, N, N]
-    parts = dict(c2c=c2c, c2p=None, p2c=None, p2p=None)
-    if found.terms:
+    terms = dict(c2c=c2c, c2p=None, p2c=None, p2p=None)
+    if projections.terms:
         positions = torch.arange(c2c.shape[-1], device=c2c.device)
         offset = positions[:, None] - positions + len(delta) // 2
         row = delta[offset].expand_as(c2c)
-    if "c2p" in found.terms:
-        parts["c2p"] = (Q_c @ K_r.transpose(-1, -2)).gather(-1, row)
-    if "p2c" in found.terms:
-        parts["p2c"] = (K_c @ Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
-    if "p2p" in found.terms:
-        parts["p2p"] = (Q_r[:, delta] * K_r[:, delta.flip(0)]).sum(-1)[:, offset]
-    parts = {name: values if values is None else values.cpu() for name, values in parts.items()}
-    probabilities = sum(values for values in parts.values() if values is not None).softmax(-1)
-    return AttentionParts(layer=found.layer, terms=found.terms, probabilities=probabilities, **parts)
+    if "c2p" in projections.terms:
+        terms["c2p"] = (Q_c @ K_r.transpose(-1, -2)).gather(-1, row)
+    if "p2c" in projections.terms:
+        terms["p2c"] = (K_c @ Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
+    if "p2p" in projections.terms:
+        terms["p2p"] = (Q_r[:, delta] * K_r[:, delta.flip(0)]).sum(-1)[:, offset]
+    terms = {name: values if values is None else values.cpu() for name, values in terms.items()}
+    probabilities = sum(values for values in terms.values() if values is not None).softmax(-1)
+    return AttentionParts(layer=projections.layer, terms=projections.terms, probabilities=probabilities, **terms)
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def position_profile(
     layer: int = -1,
     reach: int | None = None,
 ) -> PositionProfile:
-    """What position adds to the logits on average over a text's tokens, [CLS] and [SEP] included, for each head.
+    """Average the position terms of the logits over a text's tokens, [CLS] and [SEP] included, for each head.
 
     Every token is a query, and a key, at every distance, so that distances beyond the text exist as well: the content
     takes part, the text's length does not.
@@ -162,28 +162,28 @@ def position_profile(
         reach = encoder.config.relative_distance - 1
     if reach < 1:
         raise ValueError(f"reach = {reach} must be at least 1")
-    found = _project(encoder, _one_text(encoder, inputs), layer)
+    projections = _project(encoder, _one_text(encoder, inputs), layer)
     # delta(r) for r = -reach ... reach.
     rows = encoder.encoder.relative_position(reach + 1)
     means = dict(c2p=None, p2c=None, p2p=None)
-    if "c2p" in found.terms:
-        means["c2p"] = (found.K_r @ found.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
-    if "p2c" in found.terms:
-        means["p2c"] = (found.Q_r @ found.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
-    if "p2p" in found.terms:
-        means["p2p"] = (found.Q_r[:, rows] * found.K_r[:, rows.flip(0)]).sum(-1)
+    if "c2p" in projections.terms:
+        means["c2p"] = (projections.K_r @ projections.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2c" in projections.terms:
+        means["p2c"] = (projections.Q_r @ projections.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2p" in projections.terms:
+        means["p2p"] = (projections.Q_r[:, rows] * projections.K_r[:, rows.flip(0)]).sum(-1)
     means = {name: values if values is None else values.cpu() for name, values in means.items()}
     total = sum(values for values in means.values() if values is not None)
-    return PositionProfile(layer=found.layer, distances=torch.arange(-reach, reach + 1), total=total, **means)
+    return PositionProfile(layer=projections.layer, distances=torch.arange(-reach, reach + 1), total=total, **means)
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
     model = getattr(model, "discriminator", model)
-    found = _instances(model, DebertaExtModel) if isinstance(model, torch.nn.Module) else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TypeError(f"{type(model).__name__} holds {len(found)} encoders; give the one that is to be explained")
+    encoders = _instances(model, DebertaExtModel) if isinstance(model, torch.nn.Module) else []
+    if len(encoders) == 1:
+        return encoders[0]
+    if encoders:
+        raise TypeError(f"{type(model).__name__} holds {len(encoders)} encoders; give the one that is to be explained")
     raise TypeError(
         f"{type(model).__name__} holds no {DebertaExtModel.__name__}; load the checkpoint with a class of hf_deberta_ext"
     )
@@ -191,7 +191,7 @@ def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
 
 def _instances(module: torch.nn.Module, kind: type) -> list:
     """By the class's name, because remote code brings a second copy of it."""
-    return [each for each in module.modules() if kind.__name__ in (base.__name__ for base in type(each).__mro__)]
+    return [child for child in module.modules() if kind.__name__ in (base.__name__ for base in type(child).__mro__)]
 
 
 def _one_text(encoder: DebertaExtModel, inputs) -> dict[str, torch.Tensor]:
@@ -208,13 +208,13 @@ def _one_text(encoder: DebertaExtModel, inputs) -> dict[str, torch.Tensor]:
     inputs = {name: values.to(device) for name, values in inputs.items()}
     mask = inputs.pop("attention_mask", None)
     if mask is not None:
-        kept = (mask[0] != 0).nonzero().squeeze(1)
-        if mask.shape != inputs["input_ids"].shape or not len(kept) or kept[-1] - kept[0] >= len(kept):
+        real = (mask[0] != 0).nonzero().squeeze(1)
+        if mask.shape != inputs["input_ids"].shape or not len(real) or real[-1] - real[0] >= len(real):
             raise ValueError(
                 f"attention_mask must be [1, {inputs['input_ids'].shape[1]}] with padding at the ends alone, got "
                 f"{mask.tolist()}"
             )
-        inputs = {name: values[:, kept[0] : kept[-1] + 1] for name, values in inputs.items()}
+        inputs = {name: values[:, real[0] : real[-1] + 1] for name, values in inputs.items()}
     return inputs
 
 
@@ -226,7 +226,9 @@ def _project(encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: i
     layer %= L
     calls: list[tuple] = []
     modules = _instances(encoder, DisentangledSelfAttention)
-    hooks = [each.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True) for each in modules]
+    hooks = [
+        attention.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True) for attention in modules
+    ]
     modes = {module: module.training for module in encoder.modules()}
     try:
         encoder.eval()

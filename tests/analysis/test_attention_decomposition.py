@@ -18,7 +18,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.analysis.attention_parts import attention_parts, position_profile
+from hf_deberta_ext.analysis.attention_decomposition import attention_parts, position_profile
 
 IDS = torch.tensor([[1, 9, 7, 9, 30, 41, 9, 2]])
 
