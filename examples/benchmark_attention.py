@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast attention and whole models are, beside transformers' DeBERTa and a BERT of the same size with SDPA.
+"""Speed and memory of attention and whole models, beside transformers' DeBERTa and a BERT of the same size with SDPA.
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn. Tables show medians, and
 in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory is the peak of what
@@ -18,7 +18,6 @@ preset's dropout in models and none in `attention`.
 
 import argparse
 import copy
-import csv
 import json
 import os
 import platform
@@ -33,10 +32,10 @@ from pathlib import Path
 # Otherwise the profiler, which counts the memory, reports each start and stop.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
+import numpy as np
+import pandas as pd
 import torch
 import transformers
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from torch import nn
 from torch.nn import functional
@@ -50,6 +49,7 @@ from hf_deberta_ext import (
     DisentangledSelfAttention,
     RelativePosition,
 )
+from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
@@ -122,7 +122,11 @@ def shape(text: str) -> tuple[int, int]:
 
 
 def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
-    """Tokens of each line that is not empty, at most LONGEST. OSError or ValueError: no file, no tokenizer or no text."""
+    """Number of tokens of each line that is not empty, at most LONGEST.
+
+    Raises:
+        OSError, ValueError: there is no such file or tokenizer, or no text in the file.
+    """
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{file} holds no text; one text a line is needed")
@@ -133,7 +137,7 @@ def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
 
 
 def claim_output_dir(folder: Path, overwrite: bool):
-    """Makes the folder. ValueError: it is a file, or holds something and may not be overwritten."""
+    """Make the folder, or raise ValueError if it is a file, or not empty and not to be overwritten."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; choose another --output-dir")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
@@ -141,12 +145,12 @@ def claim_output_dir(folder: Path, overwrite: bool):
     folder.mkdir(parents=True, exist_ok=True)
 
 
-# 1. What is compared
+# 1. The compared modules
 
 
 @dataclass
 class Side:
-    """One of the things that take turns: `forward(**inputs)` gives states [B, N, hidden], with gradients of `parameters`."""
+    """A compared module: `forward(**inputs)` returns states [B, N, hidden], with gradients of `parameters`."""
 
     forward: Callable[..., torch.Tensor]
     module: nn.Module
@@ -157,21 +161,21 @@ class Side:
             parameter.grad = None
 
     def backend(self) -> str:
-        """What served the last call."""
+        """Names of the backends of the last call."""
         modules = self.module.modules()
         used = {module.last_backend for module in modules if isinstance(module, DisentangledSelfAttention)} - {None}
         return "+".join(sorted({name for name, _ in used}))
 
 
-class Given(nn.Module):
-    """A projection that costs nothing: it has its result already."""
+class ConstantProjection(nn.Module):
+    """A projection that costs nothing, because its result is fixed."""
 
     def __init__(self, result: nn.Parameter):
         super().__init__()
         self.result = result
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        # At inference a projection's result wants no gradient; flex_attention asks.
+        # At inference the result of a projection requires no gradient, which flex_attention checks.
         return self.result if torch.is_grad_enabled() else self.result.detach()
 
 
@@ -185,7 +189,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     equal_far_rows(P)
 
     def side(module: nn.Module, call: Callable[[nn.Module], torch.Tensor]) -> Side:
-        module.query_proj, module.key_proj, module.value_proj = map(Given, (Q, K, V))
+        module.query_proj, module.key_proj, module.value_proj = map(ConstantProjection, (Q, K, V))
         module.pos_key_proj, module.pos_query_proj = nn.Identity(), nn.Identity()
         return Side(lambda: call(module), module, [Q, K, V, P])
 
@@ -193,7 +197,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
         q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (Q, K, V))
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
-    # What the encoders compute once for all layers.
+    # Computed once for all layers by the encoders.
     buckets, distance = config.position_buckets, config.relative_distance
     delta = RelativePosition(buckets=buckets, max_distance=distance).to(args.device)(N)
     relative_pos = modeling_deberta_v2.build_relative_position(Q, K, bucket_size=buckets, max_position=distance)
@@ -203,8 +207,8 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     for name in args.backends:
         config = copy.deepcopy(config)
         config._attn_implementation = None if name == "auto" else name
-        ours = DisentangledSelfAttention(config)
-        sides[name] = side(ours, lambda m: m(Q, None, P, delta=delta, reach=distance)[0])
+        attention = DisentangledSelfAttention(config)
+        sides[name] = side(attention, lambda m: m(Q, None, P, delta=delta, reach=distance)[0])
     return sides | {PLAIN: side(nn.Module(), plain)}
 
 
@@ -214,11 +218,11 @@ def equal_far_rows(P: torch.Tensor):
         P[0] = P[1]
 
 
-def model_sides(args, longest: int, ours: dict[str, tuple[str, bool | None]]) -> dict[str, Side]:
+def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]) -> dict[str, Side]:
     """Whole encoders for up to `longest` tokens: transformers', ours with its weights, and a BERT of the same size.
 
     Args:
-        ours (`dict`): by name, the backend and whether to unpad.
+        variants (`dict`): by name, the backend and the argument of `set_unpadding`.
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
     model = DebertaExtModel(config).to(**options)
@@ -237,10 +241,10 @@ def model_sides(args, longest: int, ours: dict[str, tuple[str, bool | None]]) ->
     bert = transformers.BertModel(bert_config, add_pooling_layer=False).to(**options)
 
     modules = {STOCK: stock}
-    for name, (backend, unpadding) in ours.items():
+    for name, (backend, unpadding) in variants.items():
         # The modules are copied, the parameters shared.
         modules[name] = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-        # Without set_attn_implementation, which refuses at once what a row of the table should say.
+        # Not by set_attn_implementation, whose error would end the run; here it becomes a row of the table.
         modules[name].config._attn_implementation = None if backend == "auto" else backend
         modules[name].set_unpadding(unpadding)
 
@@ -251,7 +255,7 @@ def model_sides(args, longest: int, ours: dict[str, tuple[str, bool | None]]) ->
     return {name: side(module) for name, module in (modules | {BERT: bert}).items()}
 
 
-# 2. How it is measured
+# 2. The measurement
 
 
 def step(side: Side, mode: str, inputs: dict) -> torch.Tensor:
@@ -274,7 +278,7 @@ def seconds(side: Side, mode: str, inputs: dict) -> float:
 
 
 def extra_bytes(side: Side, mode: str, inputs: dict) -> int:
-    """The most memory that one call holds at a time, results and gradients included."""
+    """Peak of the memory that one call holds, results and gradients included."""
     side.clear()
     if side.parameters[0].is_cuda:
         before = torch.cuda.memory_allocated()
@@ -295,28 +299,28 @@ def extra_bytes(side: Side, mode: str, inputs: dict) -> int:
 
 
 def check_equal(outputs: dict[str, list[torch.Tensor]], batches: list[dict]):
-    """Ours must give what transformers gives; the floor is another model."""
+    """Exit if the states of a backend are not those of transformers; the floor is another model."""
     for name in outputs.keys() - {STOCK, PLAIN, BERT}:
-        for ours, stock, inputs in zip(outputs[name], outputs.get(STOCK, []), batches, strict=False):
+        for states, stock, inputs in zip(outputs[name], outputs.get(STOCK, []), batches, strict=False):
             if "attention_mask" in inputs:
-                ours, stock = (states[inputs["attention_mask"].bool()] for states in (ours, stock))
-            difference = ((ours - stock).double().norm() / stock.double().norm()).item()
+                states, stock = (x[inputs["attention_mask"].bool()] for x in (states, stock))
+            difference = ((states - stock).double().norm() / stock.double().norm()).item()
             if not difference <= TOLERANCE[stock.dtype]:
                 sys.exit(f"benchmark_attention: {name} and transformers differ by {difference:.1e} of the norm")
 
 
-def measure(where: dict, sides: dict[str, Side], batches: list[dict], args, bar: tqdm) -> list[dict]:
-    """A row of COLUMNS for each mode and side; a side that cannot serve a mode gets a row that says why.
+def measure(labels: dict, sides: dict[str, Side], batches: list[dict], args, bar: tqdm) -> list[dict]:
+    """A row of COLUMNS for each mode and side; the row of a side that cannot serve a mode has the reason.
 
     Args:
-        where (`dict`): the columns that say what is measured.
+        labels (`dict`): the columns that all rows have in common.
         batches (`list[dict]`): inputs; a turn is all of them, and sides take turns on each.
     """
     rows = []
     # Also where only training is asked for: the outputs are compared without dropout.
     for mode in MODES if "training" in args.modes else ["inference"]:
         outputs, memory, skipped = {}, {}, {}
-        bar.set_postfix_str(f"{where['shape']}, {mode}")
+        bar.set_postfix_str(f"{labels['shape']}, {mode}")
         for name, side in sides.items():
             side.module.train(mode == "training")
             try:
@@ -339,9 +343,9 @@ def measure(where: dict, sides: dict[str, Side], batches: list[dict], args, bar:
             order.rotate(1)
             bar.update()
         for name in sides:
-            row = dict.fromkeys(COLUMNS, "") | where | dict(mode=mode, side=name, skipped=skipped.get(name, ""))
+            row = labels | dict(mode=mode, side=name, skipped=skipped.get(name, ""), backend="")
             if name in times:
-                # Under torch.compile, modules do not note who served them.
+                # Under torch.compile, modules do not note the backend.
                 row |= dict(backend="" if args.compile else sides[name].backend(), repeats=args.repeats)
                 row |= compare(name, times) | dict(extra_bytes=memory[name])
                 if memory.get("eager"):
@@ -351,80 +355,68 @@ def measure(where: dict, sides: dict[str, Side], batches: list[dict], args, bar:
 
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Median seconds of a side, how many times faster than transformers it is, and its time over that of the floor."""
-    ours, result = times[name], dict(seconds=spread(times[name])[0])
+    """Median seconds of a side, speedup over transformers, and time over that of the floor."""
+    result = dict(seconds=spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
-    for column, above, below in (("speedup", times.get(STOCK), ours), ("over_floor", ours, floor)):
+    for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):
         if above and below:
-            ratios = spread([a / b for a, b in zip(above, below, strict=True)])
+            ratios = spread(np.divide(above, below))
             result |= dict(zip((column, f"{column}_p10", f"{column}_p90"), ratios, strict=True))
     return result
 
 
-def spread(values: list[float]) -> list[float]:
+def spread(values) -> list[float]:
     """Median, 10th and 90th percentile."""
-    return torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)).tolist()
+    return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
 
 
-# 3. What is shown
+# 3. Table and figure
 
 
-def table(rows: list[dict]) -> str:
-    head = ("shape", "mode", "side", "backend", "ms", "times faster", "over floor", "extra MiB", "of eager's")
+def table(frame: pd.DataFrame) -> str:
+    def ratios(column: str) -> list[str]:
+        values = frame[[column, f"{column}_p10", f"{column}_p90"]].itertuples(index=False)
+        return ["-" if pd.isna(middle) else f"{middle:.2f} ({low:.2f}-{high:.2f})" for middle, low, high in values]
 
-    def ratio(row: dict, column: str) -> str:
-        if row[column] == "":
-            return "-"
-        return f"{row[column]:.2f} ({row[column + '_p10']:.2f}-{row[column + '_p90']:.2f})"
-
-    lines, reasons = [head], []
-    for row in rows:
-        cells = ["-"] * 5
-        if row["skipped"]:
-            reasons.append(f"not measured: {row['side']}, {row['mode']}: {row['skipped']}")
-        else:
-            share = row["bytes_over_eager"]
-            cells[:3] = f"{1000 * row['seconds']:.1f}", ratio(row, "speedup"), ratio(row, "over_floor")
-            cells[3:] = f"{row['extra_bytes'] / 2**20:.1f}", "-" if share == "" else f"{share:.3f}"
-        lines.append((row["shape"], row["mode"], row["side"], row["backend"], *cells))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = "  ".join(f"{{:{'<' if i < 4 else '>'}{width}}}" for i, width in enumerate(widths))
-    return "\n".join([*(formats.format(*line) for line in lines), *dict.fromkeys(reasons)])
+    columns = {
+        "ms": (1000 * frame.seconds).map("{:.1f}".format),
+        "times faster": ratios("speedup"),
+        "over floor": ratios("over_floor"),
+        "extra MiB": (frame.extra_bytes.astype(float) / 2**20).map("{:.1f}".format),
+        "of eager's": frame.bytes_over_eager.map("{:.3f}".format),
+    }
+    cells = frame[["shape", "mode", "side", "backend"]].assign(**columns).replace("nan", "-")
+    reasons = frame[frame.skipped != ""].apply(lambda row: f"not measured: {row.side}, {row['mode']}: {row.skipped}", axis=1)
+    return "\n".join([cells.to_string(index=False), *dict.fromkeys(reasons.to_numpy().flatten())])
 
 
-def draw(rows: list[dict], path: Path, title: str):
+def draw(frame: pd.DataFrame, path: Path, title: str):
     """Ratio against shape, one panel for each mode."""
-    unit = "batches x texts" if title == "padded" else "batch x length"
-    modes = list(dict.fromkeys(row["mode"] for row in rows))
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    figure = Figure(figsize=(1.5 + 4.6 * len(modes), 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    modes, shapes = frame["mode"].unique(), [*frame["shape"].unique()]
+    figure = new_figure(1.5 + 4.6 * len(modes), 4)
     for axes, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-        for index, side in enumerate(dict.fromkeys(row["side"] for row in rows)):
-            points = [row for row in rows if (row["mode"], row["side"]) == (mode, side) and row["speedup"] != ""]
-            if not points:
-                continue
-            middle = [row["speedup"] for row in points]
-            errors = [[abs(row[end] - row["speedup"]) for row in points] for end in ("speedup_p10", "speedup_p90")]
-            places = [shapes.index(row["shape"]) for row in points]
-            axes.errorbar(places, middle, errors, fmt=f"C{index % 10}o-", markersize=4, capsize=2, label=side)
+        for index, side in enumerate(frame["side"].unique()):
+            points = frame[(frame["mode"] == mode) & (frame["side"] == side)].dropna(subset="speedup")
+            errors = [points.speedup - points.speedup_p10, points.speedup_p90 - points.speedup]
+            places = [shapes.index(shape) for shape in points["shape"]]
+            style = dict(fmt=f"C{index % 10}o-", markersize=4, capsize=2)
+            axes.errorbar(places, points.speedup, errors, label=side, **style)
         axes.set_xticks(range(len(shapes)), shapes)
+        unit = "batches x texts" if title == "padded" else "batch x length"
         axes.set(title=f"{title}, {mode}", xlabel=unit, ylabel="times faster than transformers", yscale="log")
-        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis(ScalarFormatter())
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(ScalarFormatter())
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def environment(args) -> str:
     cpu = platform.processor() or platform.machine()
-    try:
+    if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
     device = f"{torch.cuda.get_device_name()}, " if args.device == "cuda" else ""
     return (
         f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}; {device}"
@@ -436,18 +428,18 @@ def environment(args) -> str:
 # 4. The parts
 
 
-def run_attention(args, bar: tqdm):
+def run_shapes(part: str, args, bar: tqdm):
+    """Rows of `attention` or `model` for each shape."""
+    if part == "model":
+        sides = model_sides(args, max(N for _, N in args.shapes), {name: (name, None) for name in args.backends})
     for B, N in args.shapes:
-        yield measure(dict(shape=f"{B}x{N}", tokens=B * N), attention_sides(args, B, N), [{}], args, bar)
-
-
-def run_model(args, bar: tqdm):
-    longest = max(N for _, N in args.shapes)
-    sides = model_sides(args, longest, {name: (name, None) for name in args.backends})
-    for B, N in args.shapes:
+        inputs = {}
+        if part == "attention":
+            sides = attention_sides(args, B, N)
+        else:
+            inputs = dict(input_ids=torch.randint(5, args.vocab_size, (B, N), device=args.device))
         if args.compile:
             torch.compiler.reset()
-        inputs = dict(input_ids=torch.randint(5, args.vocab_size, (B, N), device=args.device))
         yield measure(dict(shape=f"{B}x{N}", tokens=B * N), sides, [inputs], args, bar)
 
 
@@ -459,11 +451,11 @@ def run_padded(args, bar: tqdm):
         ids = torch.randint(5, args.vocab_size, mask.shape) * mask
         batches.append(dict(input_ids=ids.to(args.device), attention_mask=mask.long().to(args.device)))
     tokens, places = int(chosen.sum()), sum(batch["input_ids"].numel() for batch in batches)
-    name = args.backends[0]
-    ours = {f"{name}, padded": (name, False), f"{name}, unpadded": (name, True)}
-    bar.write(f"padded: {args.batches} batches of {BATCH} texts, {tokens} tokens, {1 - tokens / places:.0%} padding")
-    where = dict(shape=f"{args.batches}x{BATCH}", tokens=tokens, padding=1 - tokens / places)
-    yield measure(where, model_sides(args, LONGEST, ours), batches, args, bar)
+    name, padding = args.backends[0], 1 - tokens / places
+    variants = {f"{name}, padded": (name, False), f"{name}, unpadded": (name, True)}
+    bar.write(f"padded: {args.batches} batches of {BATCH} texts, {tokens} tokens, {padding:.0%} padding")
+    labels = dict(shape=f"{args.batches}x{BATCH}", tokens=tokens, padding=padding)
+    yield measure(labels, model_sides(args, LONGEST, variants), batches, args, bar)
 
 
 def main():
@@ -472,19 +464,16 @@ def main():
         torch.set_num_threads(args.threads)
     print(environment(args), flush=True)
     (args.output_dir / "environment.txt").write_text(environment(args) + "\n", encoding="utf-8")
-    runs = dict(attention=run_attention, model=run_model, padded=run_padded)
     for part in args.parts:
         torch.manual_seed(args.seed)
         rows, turns = [], 1 if part == "padded" else len(args.shapes)
         with tqdm(total=turns * len(args.modes) * args.repeats, desc=part, file=sys.stderr) as bar:
-            for more in runs[part](args, bar):
-                rows += more
-                with (args.output_dir / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, COLUMNS)
-                    writer.writeheader()
-                    writer.writerows(rows)
-        print(f"\n{part}\n{table(rows)}", flush=True)
-        draw(rows, args.output_dir / f"{part}.png", part)
+            for measured in run_padded(args, bar) if part == "padded" else run_shapes(part, args, bar):
+                rows += measured
+                frame = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"repeats": "Int64", "extra_bytes": "Int64"})
+                frame.to_csv(args.output_dir / f"{part}.csv", index=False)
+        print(f"\n{part}\n{table(frame)}", flush=True)
+        draw(frame, args.output_dir / f"{part}.png", part)
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
     left_alone = {path: reason for path, reason in reasons.items() if reason is not None}
     replaced = [path for path in attentions if path not in left_alone]
     if not replaced:
-        seen = "; ".join(f"{path}: {reason}" for path, reason in left_alone.items()) or "none"
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in left_alone.items()) or "none"
         raise ValueError(
             "expected a model that holds self-attention of transformers' DebertaModel or DebertaV2Model, got "
-            f"{type(model).__name__} (seen and left alone: {seen}); DebertaExt models need no replacement: they have "
+            f"{type(model).__name__} (seen and left alone: {reasons}); DebertaExt models need no replacement: they have "
             "attn_implementation and set_attn_implementation"
         )
     if name is not None:

@@ -172,8 +172,8 @@ class DisentangledSelfAttention(nn.Module):
         elif query_positions is not None:
             options["query_positions"] = query_positions
 
-        def function(*tensors, **more):
-            result = backend.function(*tensors, **options, **more)
+        def function(*tensors, **call):
+            result = backend.function(*tensors, **options, **call)
             return result if backend.returns_probs else (result, None)
 
         probs = None

@@ -77,7 +77,8 @@ def disentangled_attention_blocked(
         if "p2p" in terms:
             bias_x = (Q_r.to(wide)[:, rows] * K_r.to(wide)[:, rows.flip(0)]).sum(-1) * scale
         # [H, B, ...] in one piece, keys from the end and padded, so that every chunk below is a view.
-        padding = (0, 0, 0, _key_count(N) - N)
+        # Whole tiles; rows of scores that lie a power of two apart would share few lines of the cache.
+        padding = (0, 0, 0, _round_up(N, _tile(N)) - N + (LINE if N % 256 == 0 else 0))
         q = (Q_c.transpose(0, 1).to(wide) * scale).contiguous()
         k, v = (functional.pad(x.transpose(0, 1).to(wide).flip(2), padding).contiguous() for x in (K_c, V_c))
         if mask is not None:
@@ -117,7 +118,7 @@ def _blocks(length: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterator[_Chunk]":
-    """Heads and sequences that are computed together, so that the scores of a block stay in cache."""
+    """Heads and sequences that are computed together, few enough for the scores of a block to stay in cache."""
     H, B, N, _ = q.shape
     blocked = dead = None
     if mask is not None:
@@ -136,28 +137,21 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterato
         for h0, h1 in _blocks(H, heads):
             if generator is not None:
                 generator.manual_seed(seed + b0 * H + h0)
-            where = slice(h0, h1), slice(b0, b1)
-            yield _Chunk(where, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch)
+            place = slice(h0, h1), slice(b0, b1)
+            yield _Chunk(place, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch)
 
 
 class _Scratch:
-    """Buffers by name that are used again: on a CPU, fresh memory costs more than the arithmetic."""
+    """Reused buffers by name: on a CPU, fresh memory costs more than the arithmetic."""
 
     def __init__(self, like: torch.Tensor):
         self.like, self.buffers = like, {}
 
-    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         size = math.prod(shape)
         if name not in self.buffers or len(self.buffers[name]) < size:
-            self.buffers[name] = self.like.new_empty(size)
+            self.buffers[name] = self.like.new_empty(size, dtype=dtype)
         return self.buffers[name][:size].view(shape)
-
-    def random_bits(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """[count] int16, uniform."""
-        words = math.ceil(count / 4)
-        if "bits" not in self.buffers or len(self.buffers["bits"]) < words:
-            self.buffers["bits"] = self.like.new_empty(words, dtype=torch.int64)
-        return self.buffers["bits"][:words].random_(-(2**63), None, generator=generator).view(torch.int16)[:count]
 
 
 def _rows(N: int) -> int:
@@ -170,11 +164,6 @@ def _tile(N: int) -> int:
     if N <= SHORT:
         return _round_up(N, LINE)
     return 64 if N <= 1024 else 32
-
-
-def _key_count(N: int) -> int:
-    """N keys and padding: whole tiles. Rows of scores that lie a power of two apart would share few lines of the cache."""
-    return _round_up(N, _tile(N)) + (LINE if N % 256 == 0 else 0)
 
 
 def _shear(x: torch.Tensor, columns: int) -> torch.Tensor:
@@ -190,20 +179,20 @@ def _round_up(x: int, multiple: int) -> int:
 class _Chunk:
     """Some heads of some sequences, G = heads · batch; either G = 1 or the sequences are short, one tile each."""
 
-    def __init__(self, where, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch):
-        self.where, self.reach, self.dropout_p, self.generator, self.scratch = where, reach, dropout_p, generator, scratch
+    def __init__(self, place, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch):
+        self.place, self.reach, self.dropout_p, self.generator, self.scratch = place, reach, dropout_p, generator, scratch
         self.q, self.k, self.v = (self.part(x).flatten(0, 1) for x in (q, k, v))  # [G, ..., d]
         self.N, self.width = self.q.shape[1], self.k.shape[1]
         self.keys = _tile(self.N)
         self.heads, self.batch = self.part(q).shape[:2]
-        self.K_x, self.Q_x, self.bias_x = (None if x is None else x[where[0]] for x in (K_x, Q_x, bias_x))
+        self.K_x, self.Q_x, self.bias_x = (None if x is None else x[place[0]] for x in (K_x, Q_x, bias_x))
         self.blocked, self.dead = (None if x is None else self.part(x) for x in (blocked, dead))
         # Long sequences: a product with the identity transposes faster than a strided addition.
         self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device) if self.N > SHORT else None
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
         """View [heads, batch, ...] of x [1 or H, B, ...]."""
-        heads, batch = self.where
+        heads, batch = self.place
         return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
@@ -237,16 +226,16 @@ class _Chunk:
         """q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
         rows = self.c2p_rows(i1 - i0)
         tiles = (i1 - i0) // rows
-        where = i0 + a, tiles, rows, z - a
+        window = i0 + a, tiles, rows, z - a
         if self.K_x is None:
-            bias = self.windows(self.bias_x, *where)[:, None]
+            bias = self.windows(self.bias_x, *window)[:, None]
             C = bias.expand(-1, self.batch * rows, -1).contiguous()
         else:
-            K_x = self.windows(self.K_x, *where)
+            K_x = self.windows(self.K_x, *window)
             q = self.tiles(self.q[:, i0:i1], rows)
             C = torch.bmm(q, K_x.mT, out=self.scratch("C", *q.shape[:2], K_x.shape[1]))
             if self.bias_x is not None:
-                C.add_(self.windows(self.bias_x, *where)[:, None])
+                C.add_(self.windows(self.bias_x, *window)[:, None])
         return C.view(-1, rows, C.shape[-1])
 
     def c2p_saturated(self, i0: int, i1: int, end: slice) -> torch.Tensor:
@@ -291,47 +280,48 @@ class _Chunk:
             scores.masked_fill_(dead[..., None], 0.0)
         return A
 
-    def kept(self, P: torch.Tensor) -> torch.Tensor | None:
-        """0 or 1 in the shape of P: which probabilities of the next block dropout keeps; None without dropout.
+    def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
+        """0 (dropped) or 1 for each probability P of the next block; None without dropout.
 
         16 random bits each, four at a time, are less work than bernoulli_. The threshold is one of the two whole numbers
         beside p · 2^16, drawn so that each probability is dropped with probability p exactly.
         """
         if self.dropout_p == 0:
             return None
-        bits = self.scratch.random_bits(P.numel(), self.generator)
+        words = self.scratch("bits", math.ceil(P.numel() / 4), dtype=torch.int64)
+        bits = words.random_(-(2**63), None, generator=self.generator).view(torch.int16)[: P.numel()]
         threshold = self.dropout_p * 2**16 - 2**15
         # In float32: not every device has more.
         draw = torch.rand((), dtype=torch.float32, generator=self.generator, device=P.device)
         threshold = (draw < threshold % 1).to(torch.int16) + math.floor(threshold)
-        return torch.ge(bits, threshold, out=self.scratch("kept", P.numel())).view(P.shape)
+        return torch.ge(bits, threshold, out=self.scratch("mask", P.numel())).view(P.shape)
 
     def forward(self, out: torch.Tensor):
-        """Writes this chunk's part of out [H, B, N, d]."""
+        """Write this chunk's part of out [H, B, N, d]."""
         out = self.part(out).flatten(0, 1)
         for i0, i1 in _blocks(self.N, _rows(self.N)):
             P = self.probabilities(i0, i1)
-            kept = self.kept(P)
-            if kept is not None:
-                P.mul_(kept)
+            mask = self.dropout_mask(P)
+            if mask is not None:
+                P.mul_(mask)
             o = torch.bmm(P, self.v, out=out[:, i0:i1])
-            if kept is not None:
+            if mask is not None:
                 o.mul_(1 / (1 - self.dropout_p))
 
     def backward(self, d_out, d_q, d_k, d_v, d_K_x, d_Q_x, d_bias_x):
-        """Adds this chunk's gradients to those of the whole, each of the shape of its argument."""
+        """Add this chunk's gradients to those of the whole, each of the shape of its argument."""
         d_out, dq, dk, dv = (self.part(x).flatten(0, 1) for x in (d_out, d_q, d_k, d_v))
-        d_K_x, d_Q_x, d_bias_x = (None if x is None else x[self.where[0]] for x in (d_K_x, d_Q_x, d_bias_x))
+        d_K_x, d_Q_x, d_bias_x = (None if x is None else x[self.place[0]] for x in (d_K_x, d_Q_x, d_bias_x))
         for i0, i1 in _blocks(self.N, _rows(self.N)):
             P, d_o = self.probabilities(i0, i1), d_out[:, i0:i1]
-            kept = self.kept(P)
-            if kept is None:
+            mask = self.dropout_mask(P)
+            if mask is None:
                 dv.baddbmm_(P.mT, d_o)
                 dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape))
             else:
                 d_o = d_o * (1 / (1 - self.dropout_p))
-                dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape)).mul_(kept)
-                dv.baddbmm_(kept.mul_(P).mT, d_o)
+                dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape)).mul_(mask)
+                dv.baddbmm_(mask.mul_(P).mT, d_o)
             torch.ops.aten._softmax_backward_data(dA, P, -1, P.dtype, grad_input=dA)
             torch.bmm(dA, self.k, out=dq[:, i0:i1])
             dk.baddbmm_(dA.mT, self.q[:, i0:i1])
@@ -347,12 +337,11 @@ class _Chunk:
         _shear(D, columns).copy_(x)
         return D
 
-    def add_windows(self, total: torch.Tensor, parts: torch.Tensor, first: int, rows: int):
-        """Adds the gradients of `windows`, parts [heads · tiles, width, ...], to the table's, total [heads, 2W + 1, ...]."""
-        parts = parts.unflatten(0, (self.heads, -1))
+    def add_windows(self, total: torch.Tensor, grads: torch.Tensor, first: int, rows: int):
+        """Add the gradients of `windows`, [heads · tiles, width, ...], to those of the table, total [heads, 2W + 1, ...]."""
         start = total.shape[1] // 2 - (self.N - 1) + first
-        for tile, part in enumerate(parts.unbind(1)):
-            total[:, start + tile * rows :][:, : part.shape[1]].add_(part)
+        for tile, grad in enumerate(grads.unflatten(0, (self.heads, -1)).unbind(1)):
+            total[:, start + tile * rows :][:, : grad.shape[1]].add_(grad)
 
     def c2p_backward(self, dA, i0, i1, dq, d_K_x, d_bias_x):
         n = i1 - i0

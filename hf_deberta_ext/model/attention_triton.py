@@ -131,7 +131,7 @@ def _load_window(ptr, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @_inner
 def _keep(seed_ptr, bh, rows, first_col, p, BLOCK_N: tl.constexpr):
-    """Which probabilities dropout keeps, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone."""
+    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone."""
     seed = tl.load(seed_ptr)
     # One Philox call makes four numbers: those of four neighbouring columns.
     groups = first_col // 4 + tl.arange(0, BLOCK_N // 4)
@@ -164,7 +164,7 @@ def _range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexpr, PACK
 
 @_inner
 def _key_logits(ends_ptr, mask_ptr, cols, N, stride_mn, FAR: tl.constexpr, MASK: tl.constexpr):
-    """What each key adds to the logits of its column: p2c in far tiles, and -inf where no query may attend to it."""
+    """Logits of each key for its whole column: p2c in far tiles, and -inf where no query may attend to it."""
     if FAR:
         key = tl.load(ends_ptr + cols, mask=cols < N, other=float("-inf"))
     else:
@@ -649,11 +649,11 @@ def _disentangled_bwd_kernel_far(
     C2P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the end rows: far[terms, 2, H, far_splits, D] = sum over b, n of (row or column sum of dS) · (q or k)."""
-    h, split, which = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    # which counts the planes of `sums` from the first term on: c2p high, c2p low, p2c high, p2c low.
-    source = which
+    h, split, side = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    # side counts the planes of `sums` from the first term on: c2p high, c2p low, p2c high, p2c low.
+    source = side
     if not C2P:
-        source = which + 2
+        source = side + 2
     plane = batch.to(tl.int64) * H * N
     offs_d = tl.arange(0, BLOCK_D)
     blocks = tl.cdiv(N, BLOCK)
@@ -667,7 +667,7 @@ def _disentangled_bwd_kernel_far(
         else:
             x = _load_rows(k_ptr + b * stride_kb + h * stride_kh, rows, stride_kn, N, D, BLOCK_D)
         acc += tl.sum(x.to(tl.float32) * weight[:, None], 0)
-    tl.store(far_ptr + ((which * H + h) * far_splits + split) * D + offs_d, acc, mask=offs_d < D)
+    tl.store(far_ptr + ((side * H + h) * far_splits + split) * D + offs_d, acc, mask=offs_d < D)
 
 
 @_kernel
@@ -757,7 +757,7 @@ def launch(key: tuple, configs: list[Launch], start: Callable):
 
 
 class Call:
-    """What the kernels of one forward or backward have in common: pointers, strides, lengths and switches."""
+    """Arguments that all kernels of one forward or backward share: pointers, strides, lengths and switches."""
 
     def __init__(self, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
         self.q, self.k, self.v, self.mask, self.documents, self.seed = q, k, v, mask, documents, seed
@@ -1010,7 +1010,7 @@ def triton_unavailable(device: torch.device, head_size: int, dtype: torch.dtype,
 
 
 def dropout_mask(seed: torch.Tensor, B: int, H: int, N: int, p: float) -> torch.Tensor:
-    """Which probabilities the kernels keep for this seed: bool [B, H, N, N]. For tests.
+    """True for the probabilities that the kernels keep with this seed, bool [B, H, N, N]; for tests.
 
     Args:
         seed (`torch.LongTensor`): [1].

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""Packed sequences: the real tokens of a batch as one stream, so that nothing is computed for padding."""
+"""Packed (varlen) sequences: the real tokens of a batch as one stream, so that nothing is computed for padding."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,15 +11,15 @@ from .input_validation import check_whole
 
 __all__ = ["PackedSequences"]
 
-# Documents whose lengths differ by no more than this are padded to each other where they meet, in attention.
+# Attention pads documents to the longest of a group; this is the smallest ratio of lengths within a group.
 SIMILAR = 0.8
 
 
 class PackedSequences:
-    """Documents one behind the other: where each token of the stream stands in the batch, and where documents begin.
+    """Packed (varlen) sequences: documents concatenated into one stream of tokens, with `cu_seqlens`.
 
     Args:
-        token_index (`torch.LongTensor`): [T] the place of each token in the flattened batch.
+        token_index (`torch.LongTensor`): [T] index of each token in the flattened batch.
         lengths (`torch.LongTensor`): [D] tokens of each document, in the order of the stream; they sum to T.
         shape (`tuple[int, int]`): B and N of the batch.
     """
@@ -29,7 +29,7 @@ class PackedSequences:
         self.lengths = lengths.tolist()
         ends = lengths.cumsum(0)
         self.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).int()
-        # [T] of each token its document, the place of that document's first token in the stream, and the position in it.
+        # [T], for each token its document, the stream index of that document's first token, and its position in it.
         self.documents = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
             lengths, output_size=len(token_index)
         )
@@ -40,7 +40,7 @@ class PackedSequences:
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
         """One document a row from a mask [B, N] of real tokens; None if a row has gaps or no token at all.
 
-        A gap would move the tokens behind it: relative positions count places of the batch.
+        A gap would shift the tokens after it: relative positions are differences of batch columns.
         """
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
@@ -50,7 +50,7 @@ class PackedSequences:
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
-        """Documents are runs of equal positive ids in a row of [B, N]; 0 is padding.
+        """Documents from runs of equal positive ids in a row of [B, N]; 0 is padding.
 
         Raises:
             ValueError: negative ids, a document that is not in one piece, or nothing but padding.
@@ -84,17 +84,17 @@ class PackedSequences:
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
     def batch_to_stream(self, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[B, Q] places in the rows of the batch, of which `mask` [B, Q] counts -> [1, number] places in the stream."""
+        """[B, Q] columns of the batch, of which `mask` [B, Q] selects some -> [1, number] indices in the stream."""
         rows = torch.arange(len(positions), device=positions.device)[:, None] * self.shape[1]
         return torch.searchsorted(self.token_index, (positions + rows)[mask])[None]
 
     @cached_property
     def groups(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, torch.Tensor | None]]]:
-        """Documents of similar lengths together, padded to the longest.
+        """Groups of documents of similar lengths, padded to the longest.
 
         Returns:
-            for each place of all groups, its token in the stream; for each token of the stream its place; and for each
-            group its number of documents, their padded length, and a mask [D, 1, 1, length] if lengths differ.
+            the stream index of each padded token of all groups; the index of each token of the stream among those; and for
+            each group its number of documents, their padded length, and a mask [D, 1, 1, length] if lengths differ.
         """
         order = sorted(range(len(self.lengths)), key=lambda document: -self.lengths[document])
         starts = self.cu_seqlens.tolist()
@@ -119,7 +119,7 @@ class PackedSequences:
     def attend(
         self, attention: Callable[..., torch.Tensor], Q_c: torch.Tensor, K_c: torch.Tensor, V_c: torch.Tensor
     ) -> torch.Tensor:
-        """Attention within each document, for a backend that knows nothing of documents.
+        """Attention within each document, for a backend that does not take cu_seqlens.
 
         Args:
             attention (`Callable`): `attention(Q_c, K_c, V_c, mask=mask)` for [D, H, n, d].
@@ -132,12 +132,12 @@ class PackedSequences:
         padded = [x[0].transpose(0, 1).index_select(0, index) for x in (Q_c, K_c, V_c)]  # [places, H, d]
         sizes = [count * length for count, length, _ in groups]
         outs = []
-        for (count, length, mask), *parts in zip(groups, *(x.split(sizes) for x in padded), strict=True):
-            q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
+        for (count, length, mask), *tensors in zip(groups, *(x.split(sizes) for x in padded), strict=True):
+            q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in tensors)
             outs.append(attention(q, k, v, mask=mask).transpose(1, 2).flatten(0, 1))
         return torch.cat(outs).index_select(0, inverse).transpose(0, 1)[None]
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Places [T] of the tokens in a stream with `margin` free places around every document, and its length."""
+        """Indices [T] of the tokens in a stream with `margin` zeros around every document, and the length of that stream."""
         places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
