@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collection: every file under tests/ that defines tests is run, and no test hides another one."""
+"""Collection: every file under tests/ that defines tests is run, none needs another one, and no test hides another one."""
 
+import ast
 import fnmatch
 from pathlib import Path
 
@@ -46,3 +47,14 @@ def test_no_two_files_have_one_name():
 def test_no_test_has_the_name_of_another_one_of_its_file():
     repeated = {file.name: {name for name in names if names.count(name) > 1} for file, names in FILES.items()}
     assert {file: names for file, names in repeated.items() if names} == {}
+
+
+def test_tests_import_helpers_of_support_and_no_other_test():
+    """Each file runs alone, in any order; what two of them share is in tests/support."""
+    other = {file.stem for file in TESTS.rglob("*.py") if file.parent.name != "support"} - {"criteria"}
+    for file in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not other & {*names}, f"{file.name}, line {node.lineno}"

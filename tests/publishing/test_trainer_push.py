@@ -322,5 +322,5 @@ def test_a_script_ends_with_one_line_where_the_push_fails(hub, run_mlm, text, tm
     hub.fail("/commit/", status=403, message="no more", times=None)
     with pytest.raises(SystemExit) as stopped:
         run_mlm.main(mlm.arguments(text, tmp_path / "mlm", *flags("user/mlm", "end"), max_steps=2))
-    assert "run_mlm: the model is in" in str(stopped.value) and "no more" in str(stopped.value)
+    assert "error: the model is in" in str(stopped.value) and "no more" in str(stopped.value)
     assert (tmp_path / "mlm" / "README.md").is_file() and len(hub.repos["user/mlm"].commits) == 1
