@@ -4,18 +4,10 @@
 import sys
 from importlib.abc import MetaPathFinder
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 from ._version import __version__
+from .model import modeling_deberta_ext
 from .model.attention import DisentangledSelfAttention
 from .model.attention_backends import BACKENDS as ATTENTION_BACKENDS
 from .model.attention_blocked import disentangled_attention_blocked
@@ -24,6 +16,7 @@ from .model.attention_sdpa import disentangled_attention_sdpa
 from .model.checkpoint_layouts import LoadingReport
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.enhanced_mask_decoder import EnhancedMaskDecoder
+from .model.heads import HEADS
 from .model.modeling_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
@@ -94,15 +87,9 @@ class _MovedModules(MetaPathFinder):
 
 sys.meta_path.append(_MovedModules())
 
-AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
-for auto_class, model_class in {
-    AutoModel: DebertaExtModel,
-    AutoModelForPreTraining: DebertaExtForPreTraining,
-    AutoModelForMaskedLM: DebertaExtForMaskedLM,
-    AutoModelForSequenceClassification: DebertaExtForSequenceClassification,
-    AutoModelForTokenClassification: DebertaExtForTokenClassification,
-    AutoModelForQuestionAnswering: DebertaExtForQuestionAnswering,
-    AutoModelForMultipleChoice: DebertaExtForMultipleChoice,
-}.items():
-    auto_class.register(DebertaExtConfig, model_class, exist_ok=True)
-del auto_class, model_class
+transformers.AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
+for head in HEADS.values():
+    if head.auto_class is not None:
+        model_class = getattr(modeling_deberta_ext, head.model_class)
+        getattr(transformers, head.auto_class).register(DebertaExtConfig, model_class, exist_ok=True)
+del head, model_class

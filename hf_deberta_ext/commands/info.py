@@ -119,7 +119,7 @@ def _module(parameter: str) -> str:
 def _loading(contents: "CheckpointContents") -> list[str]:
     """Lines of Python and what they need."""
     from ..conversion.checkpoint_contents import HEADS
-    from ..model.configuration_deberta_ext import AUTO_MAP
+    from ..model.remote_code import AUTO_MAP
 
     # Any of them, where nothing is known of the weights.
     heads = contents.heads or ["base"]
@@ -161,18 +161,18 @@ def _code_files_missing(contents: "CheckpointContents") -> list[str]:
 
 def _code(contents: "CheckpointContents") -> list[str]:
     """What keeps a model of ours from loading without the package."""
-    from ..model import configuration_deberta_ext as configuration
+    from ..model import remote_code
 
     auto_map = contents.config.get("auto_map") or {}
     without = "; it loads only where this package is installed: deberta-ext convert writes it anew"
     if not auto_map:
         return [f"auto_map in config.json{without}"]
     missing = []
-    if lost := sorted({*configuration.AUTO_MAP} - {*auto_map}):
+    if lost := sorted({*remote_code.AUTO_MAP} - {*auto_map}):
         missing.append(f"{', '.join(lost)} in the auto_map of config.json: these do not load without the package")
     if files := _code_files_missing(contents):
         missing.append(f"model code: {', '.join(files)}{without}")
-    own = Path(configuration.__file__).parent
+    own = Path(remote_code.__file__).parent
     changed = [
         file.name
         for file in sorted(contents.folder.glob("*.py"))

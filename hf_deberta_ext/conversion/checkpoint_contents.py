@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import cached_file
 
+from ..model import heads, modeling_deberta_ext
 from ..model.checkpoint_files import (
     GENERATOR_CONFIG_FILE,
     GENERATOR_FILE,
@@ -34,32 +35,17 @@ from ..model.checkpoint_files import (
     read_tensors,
 )
 from ..model.checkpoint_layouts import convert_official
-from ..model.configuration_deberta_ext import PRESETS, DebertaExtConfig, is_joint
-from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.masked_language_model import DebertaExtForMaskedLM
-from ..model.modeling_deberta_ext import (
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
 from ..model.official_configurations import OFFICIAL_TYPES
-from ..model.pretrained_model import DebertaExtPreTrainedModel
-from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
+from ..model.presets import PRESETS
 
 __all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
 
 # The names of the heads on the command line.
 HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
-    "base": DebertaExtModel,
-    "masked-lm": DebertaExtForMaskedLM,
-    "replaced-token-detection": DebertaExtForReplacedTokenDetection,
-    "sequence-classification": DebertaExtForSequenceClassification,
-    "token-classification": DebertaExtForTokenClassification,
-    "question-answering": DebertaExtForQuestionAnswering,
-    "multiple-choice": DebertaExtForMultipleChoice,
-    "pretraining": DebertaExtForPreTraining,
+    name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()
 }
 # Everything of a repository but weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]

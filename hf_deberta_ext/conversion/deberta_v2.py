@@ -14,14 +14,11 @@ from transformers import DebertaV2Config
 from transformers.utils import logging
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.heads import HEADS
 from ..model.modeling_deberta_ext import (
     DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
     DebertaExtForQuestionAnswering,
     DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
     DebertaExtPreTrainedModel,
 )
 
@@ -29,15 +26,7 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["save_as_deberta_v2", "to_deberta_v2_config", "to_deberta_v2_state_dict"]
 
-STOCK_CLASSES = {
-    DebertaExtModel: "DebertaV2Model",
-    DebertaExtForMaskedLM: "DebertaV2ForMaskedLM",
-    DebertaExtForReplacedTokenDetection: "DebertaV2Model",
-    DebertaExtForSequenceClassification: "DebertaV2ForSequenceClassification",
-    DebertaExtForTokenClassification: "DebertaV2ForTokenClassification",
-    DebertaExtForQuestionAnswering: "DebertaV2ForQuestionAnswering",
-    DebertaExtForMultipleChoice: "DebertaV2ForMultipleChoice",
-}
+STOCK_CLASSES = {head.model_class: head.stock_class for head in HEADS.values() if head.stock_class}
 # Fields that mean the same in both configurations.
 SAME_FIELDS = (
     "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -74,7 +63,7 @@ def save_as_deberta_v2(
         raise FileExistsError(f"{folder} already holds a checkpoint; choose another folder or pass overwrite=True")
     notes = _losses(model, lossy)
     config = to_deberta_v2_config(model.config)
-    config.architectures = [STOCK_CLASSES[type(model)]]
+    config.architectures = [STOCK_CLASSES[type(model).__name__]]
     if isinstance(model, DebertaExtForQuestionAnswering):
         # The stock head has num_labels outputs and needs the two of start and end.
         config.num_labels = 2
@@ -115,7 +104,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     """What a stock folder of `model` does not carry; raises where that changes outputs and nobody allowed it."""
     config = model.config
-    if type(model) not in STOCK_CLASSES:
+    if type(model).__name__ not in STOCK_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; export one of its parts")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 has no p2p attention term (pos_att_type); such a model cannot be written as one")

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, its presets, and what travels to the Hub."""
+"""`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, from presets or official checkpoints."""
 
-import contextlib
 import copy
 import difflib
 import functools
 import os
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,54 +15,19 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.dynamic_module_utils import get_cached_module_file
-from transformers.utils import HF_MODULES_CACHE, logging
+from transformers.utils import logging
 
+from .heads import HEADS
 from .official_configurations import OFFICIAL_TYPES, from_official
+from .presets import PRESETS
+from .remote_code import AUTO_MAP, copy_code
 
 logger = logging.get_logger(__name__)
 
 __all__ = ["DebertaExtConfig"]
 
-# Written into every saved config, so that each Auto class finds its class with trust_remote_code.
-AUTO_MAP = {
-    "AutoConfig": "configuration_deberta_ext.DebertaExtConfig",
-    "AutoModel": "modeling_deberta_ext.DebertaExtModel",
-    "AutoModelForPreTraining": "modeling_deberta_ext.DebertaExtForPreTraining",
-    "AutoModelForMaskedLM": "modeling_deberta_ext.DebertaExtForMaskedLM",
-    "AutoModelForSequenceClassification": "modeling_deberta_ext.DebertaExtForSequenceClassification",
-    "AutoModelForTokenClassification": "modeling_deberta_ext.DebertaExtForTokenClassification",
-    "AutoModelForQuestionAnswering": "modeling_deberta_ext.DebertaExtForQuestionAnswering",
-    "AutoModelForMultipleChoice": "modeling_deberta_ext.DebertaExtForMultipleChoice",
-}
-CODE_MARK = "# hf_deberta_ext model code"
-ENTRY = "modeling_deberta_ext.py"
-
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-
-# What DeBERTa v1 does where the fields' defaults below are those of v3.
-_V1 = dict(vocab_size=50265, position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
-_V2 = dict(conv_kernel_size=3, conv_act="gelu", intermediate_size=6144, hidden_size=1536, num_attention_heads=24)
-_LARGE = dict(hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
-PRESETS: dict[str, dict[str, Any]] = {
-    "base": _V1,
-    "large": _V1 | _LARGE | dict(num_hidden_layers=24),
-    "xlarge": _V1 | _LARGE | dict(num_hidden_layers=48),
-    "v2-xlarge": _V2 | dict(num_hidden_layers=24),
-    "v2-xxlarge": _V2 | dict(num_hidden_layers=48),
-    "v3-xsmall": dict(hidden_size=384, num_attention_heads=6, intermediate_size=1536),
-    "v3-small": dict(num_hidden_layers=6),
-    "v3-base": {},
-    "v3-large": _LARGE | dict(num_hidden_layers=24),
-    "mdeberta-v3-base": dict(vocab_size=251000),
-    # The shapes of ELECTRA (Clark et al. 2020, table 6) and its vocabulary, with the attention of DeBERTa-v3.
-    "electra-small": dict(
-        vocab_size=30522, embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024
-    ),
-    "electra-base": dict(vocab_size=30522),
-    "electra-large": _LARGE | dict(vocab_size=30522, num_hidden_layers=24),
-}
 
 # Names that are no fields but that transformers itself writes into or passes to any configuration.
 _COMMON_NAMES = {
@@ -80,9 +43,7 @@ _COMMON_NAMES = {
 _JOINT_FIELDS = (
     "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
 )  # fmt: skip
-_SINGLE_MODELS = {
-    reference.split(".")[1] for name, reference in AUTO_MAP.items() if name not in ("AutoConfig", "AutoModelForPreTraining")
-} | {"DebertaExtForReplacedTokenDetection"}
+_SINGLE_MODELS = {head.model_class for name, head in HEADS.items() if name != "pretraining"}
 # Fields in which a generator that shares every weight with the discriminator may differ.
 _NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
@@ -516,35 +477,3 @@ def _position_terms(value: str | list[str] | None) -> list[str]:
     if not parts <= set(POSITION_TERMS):
         raise ValueError(f"DebertaExtConfig: pos_att_type = {value!r} must be a subset of {', '.join(POSITION_TERMS)}")
     return [term for term in POSITION_TERMS if term in parts]
-
-
-def copy_code(folder: Path, loaded_from: str, yielding: bool = False):
-    """Copies the model's Python files into `folder`, all or none; if `yielding`, silently none where another's file of such
-    a name is there.
-
-    They lie beside this one, unless transformers has put this one alone into its module cache, for a configuration
-    loaded without a model. Then they are fetched from where the configuration came from, if that still exists.
-    """
-    source = Path(__file__).resolve().parent
-    if not (source / ENTRY).exists() and not (folder / ENTRY).exists():
-        with contextlib.suppress(OSError):
-            # In the module cache, the code of a repo lies in a folder with the name of its commit.
-            entry = get_cached_module_file(loaded_from, ENTRY, revision=source.name)
-            source = Path(HF_MODULES_CACHE, entry).resolve().parent
-    files = [file for file in sorted(source.glob("*.py")) if CODE_MARK in _beginning(file)]
-    for file in files:
-        target = folder / file.name
-        if target.exists() and CODE_MARK not in _beginning(target):
-            if yielding:
-                return
-            raise ValueError(
-                f"{target} exists and is not part of the model, which brings a file of that name; save to another folder"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        if (folder / file.name).resolve() != file:
-            shutil.copyfile(file, folder / file.name)
-
-
-def _beginning(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")[:200]

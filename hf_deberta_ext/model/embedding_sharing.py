@@ -1,11 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""Gradient-disentangled embedding sharing, GDES (DeBERTaV3 section 3.3): E_D = sg(E_G) + E_delta."""
+"""Embedding sharing between generator and discriminator: ES, NES and GDES (DeBERTaV3 section 3.3), and the whole encoder."""
 
 import torch
 from torch import nn
 
-__all__ = ["DeltaEmbedding", "GradientDisentangledEmbedding"]
+__all__ = ["TABLES", "DeltaEmbedding", "GradientDisentangledEmbedding", "embedding_tables", "share_embeddings"]
+
+TABLES = ("word_embeddings", "position_embeddings")
+
+
+def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module) -> list[str]:
+    """Let the encoder `discriminator` share the embedding tables E of the encoder `generator`.
+
+    Args:
+        method (`str`): `config.embedding_sharing`:
+
+            - "es", embedding sharing (ELECTRA): E_D = E_G, one table, which both losses train.
+            - "nes", no embedding sharing: two tables.
+            - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, by `GradientDisentangledEmbedding`.
+            - "all": the two, of one size, share every weight of their encoders (ELECTRA section 3.2).
+
+    Returns:
+        names of the parameters that the two have in common, for transformers to tie.
+    """
+    tables = [name for name in TABLES if hasattr(discriminator.embeddings, name)]
+    if method == "es":
+        return [f"embeddings.{name}.weight" for name in tables]
+    if method == "all":
+        return [name for name, _ in discriminator.named_parameters()]
+    if method == "gdes":
+        for name in tables:
+            source = getattr(generator.embeddings, name)
+            setattr(discriminator.embeddings, name, GradientDisentangledEmbedding(source))
+    return []
+
+
+def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
+    """The word and position tables of an encoder that shares none, by name."""
+    return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
 class DeltaEmbedding(nn.Embedding):

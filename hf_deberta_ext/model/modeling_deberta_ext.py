@@ -35,15 +35,20 @@ from .embeddings import DebertaExtEmbeddings  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining
+from .heads import HEADS  # noqa: F401
 from .input_validation import check_batch, check_labels, require_tensor
+from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
 from .layer_sharing import run_layer  # noqa: F401
 from .losses import cross_entropy, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import from_official  # noqa: F401
+from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
 from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
+from .remote_code import copy_code  # noqa: F401
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
+from .replacement_sampling import sample_replacements  # noqa: F401
 from .unpadding import PackedSequences  # noqa: F401
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from .checkpoint_files import TOKENIZER_FILES, stale_weights
-from .configuration_deberta_ext import AUTO_MAP
+from .heads import HEADS
 
 logger = logging.get_logger(__name__)
 
@@ -24,22 +24,6 @@ AUTOMATIC = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
     "automatically generated."
 )
-NOUNS = {
-    "AutoModel": "A DeBERTa encoder",
-    "AutoModelForPreTraining": "Generator and discriminator of replaced token detection (DeBERTaV3)",
-    "AutoModelForMaskedLM": "A DeBERTa masked language model",
-    "AutoModelForSequenceClassification": "A DeBERTa text classifier",
-    "AutoModelForTokenClassification": "A DeBERTa token classifier",
-    "AutoModelForQuestionAnswering": "A DeBERTa model that finds answers in texts",
-    "AutoModelForMultipleChoice": "A DeBERTa model that chooses among answers",
-}
-PIPELINES = {
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForMultipleChoice": "multiple-choice",
-}
 CARD = """---
 {metadata}
 ---
@@ -166,19 +150,17 @@ def new_card(
         name (`str`): of the model's class.
         metadata (`dict[str, Any]`): of the card, beside what is known or instead of it; tags are added.
     """
-    autos = {reference.split(".")[1]: auto for auto, reference in AUTO_MAP.items()}
+    head = next((head for head in HEADS.values() if head.model_class == name), HEADS["base"])
     # A head without an Auto class of its own is loaded as the encoder that it has trained.
-    auto = autos.get(name, "AutoModel")
+    auto = head.auto_class or "AutoModel"
     title = repo_id.rpartition("/")[2]
-    # A head without an Auto class of its own is no encoder, though it is loaded as one.
-    task = "feature-extraction" if name == "DebertaExtModel" else PIPELINES.get(auto)
-    known = dict(library_name="transformers", pipeline_tag=task)
+    known = dict(library_name="transformers", pipeline_tag=head.pipeline_tag if head.model_class == name else None)
     tags = [*dict.fromkeys(["deberta", "hf_deberta_ext", *(metadata.get("tags") or ())])]
     data = ModelCardData(**known | metadata | {"tags": tags})
     return CARD.format(
         metadata=data.to_yaml(),
         title=title,
-        noun=NOUNS[auto],
+        noun=head.description,
         name=name,
         parameters=parameters / 1e6,
         imports=f"{auto}, AutoTokenizer" if has_tokenizer else auto,

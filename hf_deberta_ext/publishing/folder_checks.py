@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import get_token
 
 from .._version import __version__
-from ..model.configuration_deberta_ext import AUTO_MAP, CODE_MARK, DebertaExtConfig
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.remote_code import AUTO_MAP, CODE_MARK
 from .card_checks import ELSEWHERE, IMAGE, card_problems
 from .secret_search import text_problems
 

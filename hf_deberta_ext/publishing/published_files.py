@@ -9,14 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
+from ..model.remote_code import is_model_code
 from .card import PUBLISHED_LINES, UNPINNED_LINES, pin_loading_lines
 
 __all__ = [
-    "CODE_MARK", "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files",
+    "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files",
 ]  # fmt: skip
 
-# Second line of the code that goes with a model.
-CODE_MARK = "# hf_deberta_ext model code"
 # A joint model's parts, and its exports.
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
 # Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.
@@ -126,7 +125,7 @@ def _is_of_model(path: str, file: Path, here: Iterable[str]) -> bool:
     if folders and folders[0] not in MODEL_FOLDERS and not (MODULE_FOLDER.fullmatch(folders[0]) and "modules.json" in here):
         return False
     if name.endswith(".py"):
-        return CODE_MARK in file.read_text(encoding="utf-8", errors="replace")[:200]
+        return is_model_code(file)
     return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
 
 

@@ -31,7 +31,7 @@ from hf_deberta_ext.commands import main
 from hf_deberta_ext.commands.info import describe
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS, read_contents
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
-from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
+from hf_deberta_ext.model.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 

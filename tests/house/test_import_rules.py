@@ -124,8 +124,9 @@ def test_the_scanner_of_transformers_finds_the_imports_that_python_finds(name):
 def test_the_modeling_file_and_the_configuration_import_every_file_that_they_need_directly():
     """For local folders, transformers <= 5.9 copies the direct imports of the file that it loads and no others."""
     assert siblings(MODEL[ENTRY]) == {*MODEL} - {ENTRY}
-    assert siblings(MODEL[CONFIGURATION]) == {"official_configurations"}
-    assert siblings(MODEL["official_configurations"]) == set()
+    imported = siblings(MODEL[CONFIGURATION])
+    assert imported == {"heads", "official_configurations", "presets", "remote_code"}
+    assert all(siblings(MODEL[name]) <= imported for name in imported)
 
 
 def test_nothing_imports_the_modeling_file():

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, DebertaConfig, DebertaV2Config
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
-from hf_deberta_ext.model.configuration_deberta_ext import PRESETS
+from hf_deberta_ext.model.presets import PRESETS
 
 # Published backbone parameters without embeddings, in millions (README of microsoft/DeBERTa), and vocabularies.
 PUBLISHED = {

@@ -15,7 +15,7 @@ from transformers import AutoModelForPreTraining
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.model.embedding_sharing import GradientDisentangledEmbedding
-from hf_deberta_ext.model.generator_and_discriminator import sample_replacements
+from hf_deberta_ext.model.replacement_sampling import sample_replacements
 
 
 def gradients(model):
@@ -68,7 +68,7 @@ def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary():
 def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
     logits = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
     whole = sample_replacements(logits, SPECIAL, random_generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr("hf_deberta_ext.model.generator_and_discriminator.SAMPLED_AT_A_TIME", 64 * 7)
+    monkeypatch.setattr("hf_deberta_ext.model.replacement_sampling.CHUNK", 64 * 7)
     parts = sample_replacements(logits, SPECIAL, random_generator=torch.Generator().manual_seed(2))
     assert torch.equal(whole, parts) and len({*whole.tolist()}) > 10
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hf_deberta_ext"
 # Positions that are chosen by their labels are as many as there are; generator and discriminator choose so.
-CHOOSING = {"masked-lm, one by one", "joint"}
+CHOOSING = {"masked-lm, masked_only", "pretraining"}
 PLAIN = [head for head in HEADS if head not in CHOOSING and not head.startswith("sift")]
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
@@ -72,13 +72,13 @@ def test_nothing_is_computed_in_float64(head, name, tiny_config):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):
     """Sharding, offloading and adapters hang on hooks: a module whose weights are read past its call would miss them."""
-    model = small("sequence", kind, tiny_config)
+    model = small("sequence-classification", kind, tiny_config)
     model.set_attn_implementation(name)
     own = {key: module for key, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     fired = set()
     for key, module in own.items():
         module.register_forward_pre_hook(lambda *_, key=key: fired.add(key))
-    model(**call_of("sequence")).loss.backward()
+    model(**call_of("sequence-classification")).loss.backward()
     # Absolute positions are read by the decoder of masked language models alone.
     silent = {key for key in own.keys() - fired if not key.endswith("position_embeddings")}
     assert silent == set() and len(fired) > 20

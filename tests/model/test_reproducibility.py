@@ -5,11 +5,11 @@ import pytest
 import torch
 from every_head import HEADS, KINDS, MODES, NAMES, autocast, call_of, small, step
 
+from hf_deberta_ext.model import heads
+
 # Whose outputs belong to one sample, [B, ...], or to one token, [B, N, ...].
-OF_SAMPLES = {"sequence": "logits", "choice": "logits"}
-OF_TOKENS = {
-    "base": "last_hidden_state", "masked-lm": "logits", "rtd": "logits", "token": "logits", "question": "start_logits",
-}  # fmt: skip
+OF_SAMPLES = {name: head.outputs[0] for name, head in heads.HEADS.items() if head.labels in ("row", "choice")}
+OF_TOKENS = {name: head.outputs[0] for name, head in heads.HEADS.items() if name not in (*OF_SAMPLES, "pretraining")}
 
 
 @pytest.mark.criterion("A11.1")
@@ -34,7 +34,7 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
                 model.set_unpadding(unpadding)
                 together = run(ids, mask)
                 for row in range(2):
-                    if head == "choice":
+                    if head == "multiple-choice":
                         # Choices are of different lengths: each stays padded to the longer one.
                         alone, there = run(ids[row : row + 1], mask[row : row + 1])[0], together[row]
                     else:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from every_head import labels_of
 from tiny_models import HEADS, TINY, tiny_inputs, tiny_model
 from transformers import BertConfig, BertModel
 
@@ -117,12 +119,12 @@ JUSTIFIED = {
     ("checkpoint_loading.py", "refuse_adapter_of_v1", "cached_file"): LOADING,
     ("checkpoint_layouts.py", "read_generator", "cached_file"): LOADING,
     ("checkpoint_layouts.py", "read_state_dict", "cached_file"): LOADING,
-    ("configuration_deberta_ext.py", "_beginning", "read_text"): SAVING,
-    ("configuration_deberta_ext.py", "copy_code", "HF_MODULES_CACHE"): SAVING,
-    ("configuration_deberta_ext.py", "copy_code", "copyfile"): SAVING,
-    ("configuration_deberta_ext.py", "copy_code", "get_cached_module_file"): SAVING,
-    ("configuration_deberta_ext.py", "copy_code", "glob"): SAVING,
-    ("configuration_deberta_ext.py", "copy_code", "mkdir"): SAVING,
+    ("remote_code.py", "is_model_code", "read_text"): SAVING,
+    ("remote_code.py", "copy_code", "HF_MODULES_CACHE"): SAVING,
+    ("remote_code.py", "copy_code", "copyfile"): SAVING,
+    ("remote_code.py", "copy_code", "get_cached_module_file"): SAVING,
+    ("remote_code.py", "copy_code", "glob"): SAVING,
+    ("remote_code.py", "copy_code", "mkdir"): SAVING,
     ("configuration_deberta_ext.py", "save_pretrained", "glob"): SAVING,
     ("publishing.py", "_card", "hf_hub_download"): PUSHING,
     ("publishing.py", "_card", "read_text"): PUSHING,
@@ -146,14 +148,6 @@ def test_pickle_is_imported_for_its_error_alone():
 
 # ------- what a process touches that loads, runs and saves
 
-LABELS = {
-    "AutoModelForPreTraining": lambda ids: {"labels": ids},
-    "AutoModelForMaskedLM": lambda ids: {"labels": ids},
-    "AutoModelForSequenceClassification": lambda ids: {"labels": [0, 2]},
-    "AutoModelForTokenClassification": lambda ids: {"labels": [[token % 3 for token in row] for row in ids]},
-    "AutoModelForQuestionAnswering": lambda ids: {"start_positions": [1, 2], "end_positions": [3, 2]},
-    "AutoModelForMultipleChoice": lambda ids: {"labels": [0, 2]},
-}
 # At the beginning of a folder's modeling file: what the watch must see.
 MALICE = """
 import os, pickle, socket, subprocess
@@ -180,7 +174,7 @@ def notes(tmp_path_factory):
     for auto, model_class in HEADS.items():
         tiny_model(model_class, special_token_ids=[0, 1, 2, 3, 4]).save_pretrained(folder / auto)
         inputs = tiny_inputs(auto)
-        inputs |= LABELS[auto](inputs["input_ids"]) if auto in LABELS else {}
+        inputs |= {name: x.tolist() for name, x in labels_of(auto, torch.tensor(inputs["input_ids"])).items()}
         jobs.append(dict(name=auto, auto=auto, source=str(folder / auto), inputs=inputs, again=str(folder / "saved" / auto)))
     shutil.copytree(folder / "AutoModel", folder / "malicious")
     with (folder / "malicious" / "modeling_deberta_ext.py").open("a", encoding="utf-8") as code:

@@ -5,35 +5,26 @@ from contextlib import nullcontext
 
 import torch
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext.model import heads, modeling_deberta_ext
 from hf_deberta_ext.sift import Sift, SiftOptions
 
-__all__ = ["HEADS", "KINDS", "LENGTH", "MODES", "NAMES", "autocast", "call_of", "small", "step"]
+__all__ = [
+    "AUTO_CLASSES", "CLASSES", "HEADS", "KINDS", "LENGTH", "MODES", "NAMES", "autocast", "call_of", "labels_of", "small",
+    "step",
+]  # fmt: skip
 
 KINDS = ["v1", "v2", "v3"]
 # Backends that run forward and backward on any machine.
 NAMES = ["eager", "sdpa", "blocked"]
-HEADS = {
-    "base": (DebertaExtModel, {}),
-    "masked-lm": (DebertaExtForMaskedLM, {}),
-    "masked-lm, one by one": (DebertaExtForMaskedLM, dict(masked_only=True)),
-    "rtd": (DebertaExtForReplacedTokenDetection, {}),
-    "sequence": (DebertaExtForSequenceClassification, {}),
-    "token": (DebertaExtForTokenClassification, {}),
-    "question": (DebertaExtForQuestionAnswering, {}),
-    "choice": (DebertaExtForMultipleChoice, {}),
-    "joint": (DebertaExtForPreTraining, dict(generator={}, special_token_ids=[0])),
-    "sift, virtual": (DebertaExtForSequenceClassification, {}),
-    "sift, adversarial": (DebertaExtForSequenceClassification, {}),
+CLASSES = {name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()}
+# Auto class of transformers -> class here.
+AUTO_CLASSES = {head.auto_class: CLASSES[name] for name, head in heads.HEADS.items() if head.auto_class}
+# Classes and fields of the configuration.
+HEADS = {name: (model_class, {}) for name, model_class in CLASSES.items()} | {
+    "masked-lm, masked_only": (CLASSES["masked-lm"], dict(masked_only=True)),
+    "pretraining": (CLASSES["pretraining"], dict(generator={}, special_token_ids=[0])),
+    "sift, virtual": (CLASSES["sequence-classification"], {}),
+    "sift, adversarial": (CLASSES["sequence-classification"], {}),
 }
 # How a model runs: in a dtype of its own, or in float32 under autocast.
 MODES = {
@@ -63,15 +54,24 @@ def call_of(head: str) -> dict[str, torch.Tensor]:
     real = torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])
     arguments = dict(input_ids=ids * real, attention_mask=real.long())
     selected = real & (torch.rand(2, LENGTH, generator=generator) < 0.6)
-    ones = torch.ones(2, dtype=torch.long)
-    if head == "question":
-        return arguments | dict(start_positions=ones, end_positions=ones * 4)
-    if head == "choice":
+    if head == "multiple-choice":
         arguments = {name: torch.stack([x, x.flip(0)], 1) for name, x in arguments.items()}
-    labels = {"masked-lm": ids, "joint": ids, "rtd": ids % 2, "token": ids % 2}.get(head.split(",")[0])
-    if labels is not None:
-        return arguments | dict(labels=labels.masked_fill(~selected, -100))
-    return arguments if head == "base" else arguments | dict(labels=ones)
+    labels = labels_of(head, ids)
+    if "labels" in labels and labels["labels"].dim() == 2:
+        labels = {"labels": labels["labels"].masked_fill(~selected, -100)}
+    return arguments | labels
+
+
+def labels_of(head: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Labels for ids [B, N] (of multiple choice [B, choices, N]), by the name of the head or its Auto class."""
+    kinds = {name: entry.labels for name, entry in heads.HEADS.items()} | {"sift": "row"}
+    kinds |= {entry.auto_class: entry.labels for entry in heads.HEADS.values()}
+    kind = kinds[head.split(",")[0]]
+    ones = torch.ones(len(ids), dtype=torch.long)
+    if kind == "span":
+        return dict(start_positions=ones, end_positions=ones * 4)
+    labels = {None: None, "words": ids, "tokens": ids % 2, "row": ones, "choice": ones}[kind]
+    return {} if labels is None else dict(labels=labels)
 
 
 def autocast(low: torch.dtype | None):

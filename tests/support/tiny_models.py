@@ -5,34 +5,17 @@ from pathlib import Path
 
 import torch
 import transformers
+from every_head import AUTO_CLASSES as HEADS
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hf_deberta_ext
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.tokenization import finish
 
 __all__ = ["FILES", "HEADS", "TINY", "save_tokenizer", "tiny_inputs", "tiny_model", "tiny_tokenizer"]
 
 CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
-HEADS = {
-    "AutoModel": DebertaExtModel,
-    "AutoModelForPreTraining": DebertaExtForPreTraining,
-    "AutoModelForMaskedLM": DebertaExtForMaskedLM,
-    "AutoModelForSequenceClassification": DebertaExtForSequenceClassification,
-    "AutoModelForTokenClassification": DebertaExtForTokenClassification,
-    "AutoModelForQuestionAnswering": DebertaExtForQuestionAnswering,
-    "AutoModelForMultipleChoice": DebertaExtForMultipleChoice,
-}
 TINY = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=64, position_buckets=16, num_labels=3,
