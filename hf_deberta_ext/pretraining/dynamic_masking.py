@@ -56,12 +56,12 @@ class _Epoch:
         return int(self.shared[0])
 
     def columns(self, epoch: int) -> dict[str, Any]:
-        """What a row says of its epoch."""
+        """Columns of a row that name its epoch."""
         return {"epoch": epoch, "fixed": True} if self.fixed else {"epoch": epoch}
 
 
 class NumberedExamples(Dataset):
-    """A data set of which each row says its number ("example") and in which pass over the data it is read ("epoch").
+    """A data set whose rows have their number ("example") and that of the pass over the data ("epoch").
 
     Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
     which a run is resumed; there `EpochCallback` does.
@@ -87,7 +87,7 @@ class NumberedExamples(Dataset):
 
 
 class NumberedStream(IterableDataset):
-    """A stream whose examples are numbered from 0 in its order, and say in which pass ("epoch") they are read.
+    """A stream whose examples are numbered from 0 in its order, and have the number of the pass ("epoch").
 
     With DataLoader workers, each reads the whole stream and passes on every w-th block of examples, so the numbers, and the
     examples that one pass has, do not depend on the workers. A row that has an "example" number keeps it: static masks of
@@ -129,7 +129,7 @@ class NumberedStream(IterableDataset):
             if hasattr(dataset, "set_epoch") and not self.epoch.fixed:
                 dataset.set_epoch(epoch)
             number = -1
-            for number, row in enumerate(_rows(dataset)):
+            for number, row in enumerate(read_rows(dataset)):
                 yield {"example": number, **row, **self.epoch.columns(epoch)}
             if not self.endless:
                 return
@@ -140,7 +140,7 @@ class NumberedStream(IterableDataset):
         self.epoch.set(epoch)
 
 
-def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
     """All rows. A `datasets.IterableDataset` would give a DataLoader worker its own files only; its `iter` does not."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
@@ -150,10 +150,10 @@ def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Tells `NumberedExamples` the epoch where accelerate does not.
+    """Set the epoch of `NumberedExamples` where accelerate does not.
 
-    `DataLoaderShard.set_epoch` tells the sampler or the data set, and with several processes, or when skipping what a
-    resumed run has done, finds the sampler.
+    `DataLoaderShard.set_epoch` sets that of the sampler or the data set; with several processes, or when a resumed run
+    skips examples, it finds the sampler.
     """
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
@@ -211,12 +211,12 @@ class MaskingCollator:
             ValueError: no "example" or "epoch"; longer than `max_length`; with `sentence_order`, no pair, or segments
                 that are not consecutive; an entry that only some features have.
         """
-        rows = [self._masked(feature) for feature in features]
+        rows = [self.mask_example(feature) for feature in features]
         names = {name for row in rows for name in row}
         for name in names:
             if not all(name in row for row in rows):
                 raise ValueError(f"either all examples of a batch or none must have {name!r}; some have it here")
-        length = self._length(max(len(row["input_ids"]) for row in rows))
+        length = self.padded_length(max(len(row["input_ids"]) for row in rows))
         padding = {"input_ids": self.vocabulary.pad_id, "labels": IGNORED}
         batch = {}
         for name in ("input_ids", "attention_mask", "labels", "token_type_ids", "document_ids"):
@@ -228,14 +228,14 @@ class MaskingCollator:
             batch["sentence_labels"] = torch.tensor([int(row["sentence_labels"]) for row in rows])
         return batch
 
-    def _length(self, longest: int) -> int:
-        """To what the batch is padded."""
+    def padded_length(self, longest: int) -> int:
+        """Tokens to which the batch is padded."""
         if self.max_length is not None and longest > self.max_length:
             raise ValueError(f"an example has {longest} tokens, max_length is {self.max_length}; cut the text when packing")
         multiple = self.pad_to_multiple_of or 1
         return min(-(-longest // multiple) * multiple, self.max_length or torch.iinfo(torch.long).max)
 
-    def _masked(self, feature: Mapping[str, Any]) -> dict[str, Any]:
+    def mask_example(self, feature: Mapping[str, Any]) -> dict[str, Any]:
         """One example, masked, not padded."""
         if "example" not in feature or "epoch" not in feature:
             raise ValueError(

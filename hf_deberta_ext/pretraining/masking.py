@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a masked language model must predict: single tokens, whole words, n-grams or spans of one example.
+"""Masking of single tokens, whole words, n-grams or spans of one example, for masked-language modelling.
 
 Pure functions of tensors and a generator, on CPU. `units` finds the words, `choose` the masked units, `replace` puts [MASK]
 or a random token there, and `mask` is all three. N is the length of the example, V the number of ids, U that of units.
@@ -27,7 +27,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MaskingVocabulary:
-    """What masking must know of each id. Made by `from_tokenizer`; holds no tokenizer, so that workers get it cheaply.
+    """Properties of each token id that masking reads. Holds no tokenizer, so that it is cheap to send to workers.
 
     Args:
         starts_word (`torch.BoolTensor`): [V], the token starts a unit: it has the marker of a word's start (or, for
@@ -56,7 +56,7 @@ class MaskingVocabulary:
             if getattr(tokenizer, f"{name}_token_id") is None:
                 raise ValueError(f"masking needs a tokenizer with a {name}_token, expected [{name.upper()}], got None")
         vocab = tokenizer.get_vocab()
-        marker = _word_marker(tokenizer, vocab)
+        marker = word_marker(tokenizer, vocab)
         added = tokenizer.added_tokens_decoder
         specials = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         V = max(vocab.values()) + 1
@@ -64,7 +64,7 @@ class MaskingVocabulary:
         for token, i in vocab.items():
             if i not in specials:
                 special[i] = False
-                starts[i], ends[i] = (True, False) if i in added else _borders(token, marker)
+                starts[i], ends[i] = (True, False) if i in added else token_borders(token, marker)
         special = torch.tensor(special)
         ordinary = (~special).nonzero()[:, 0]
         if len(ordinary) == 0:
@@ -74,16 +74,16 @@ class MaskingVocabulary:
         )
 
 
-def _word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
+def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
     """ "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece), from the tokenizer's parts or its vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
         if state["model"]["type"] == "WordPiece":
             return state["model"]["continuing_subword_prefix"]
-        parts = json.dumps([state["pre_tokenizer"], state["decoder"]])
-        for part, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
-            if f'"{part}"' in parts:
+        components = json.dumps([state["pre_tokenizer"], state["decoder"]])
+        for component, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
+            if f'"{component}"' in components:
                 return marker
     counts = {marker: sum(token.startswith(marker) for token in vocab) for marker in ("Ġ", "▁", "##")}
     marker = max(counts, key=counts.get)
@@ -96,25 +96,25 @@ def _word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
     return marker
 
 
-def _borders(token: str, marker: str) -> tuple[bool, bool]:
+def token_borders(token: str, marker: str) -> tuple[bool, bool]:
     """(the token starts a unit, whatever follows it starts one)"""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
-        return text == token or _is_punctuation(text), False
+        return text == token or is_punctuation(text), False
     text = decoders.ByteLevel().decode([token]) if marker == "Ġ" else token.replace(marker, " ")
     # Byte-level BPE splits before a word and its space, and after line breaks, which stay alone.
     line_break = text.isspace() and text[-1] != " "
-    return text[:1].isspace() or _is_punctuation(text.strip()), line_break
+    return text[:1].isspace() or is_punctuation(text.strip()), line_break
 
 
-def _is_punctuation(text: str) -> bool:
+def is_punctuation(text: str) -> bool:
     """BERT's punctuation: Unicode's, and all of ASCII that is neither letter, digit nor space."""
     return text != "" and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in text)
 
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """What is masked, how much of it, and by what it is replaced.
+    """Unit, rate and replacement of masking.
 
     Args:
         unit (`str`): "token", "word", "ngram" (of words, P(n) proportional to 1/n; DeBERTa) or "span" (SpanBERT 3.1).
@@ -230,26 +230,26 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
     if len(sizes) == 0:
         return torch.zeros_like(unit_ids)
     if options.policy == "official":
-        chosen, owners = _official(sizes, len(unit_ids), options, generator)
+        chosen, owners = official_units(sizes, len(unit_ids), options, generator)
     else:
         budget = max(1, round(options.rate * int(sizes.sum())))
-        chosen, owners = _candidates(sizes, budget, options, generator)
-        taken = int((sizes[chosen].cumsum(0) - budget).abs().argmin()) + 1
-        chosen, owners = chosen[:taken], owners[:taken]
+        chosen, owners = candidate_units(sizes, budget, options, generator)
+        count = int((sizes[chosen].cumsum(0) - budget).abs().argmin()) + 1
+        chosen, owners = chosen[:count], owners[:count]
     # One entry more, 0, for special tokens: index -1.
     owner_of_unit = sizes.new_zeros(len(sizes) + 1)
     owner_of_unit[chosen] = owners + 1
-    return _number_pieces(owner_of_unit[unit_ids])
+    return number_pieces(owner_of_unit[unit_ids])
 
 
-def _number_pieces(owners: torch.Tensor) -> torch.Tensor:
+def number_pieces(owners: torch.Tensor) -> torch.Tensor:
     """[N] numbers, 0 = none -> [N] numbers from 1 in order of the text, one for each run of equal ones."""
     starts = owners > 0
     starts[1:] &= owners[1:] != owners[:-1]
     return starts.cumsum(0) * (owners > 0)
 
 
-def _candidates(
+def candidate_units(
     sizes: torch.Tensor, budget: int, options: MaskingOptions, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Units in the order in which they are to be taken, and the number of the unit, n-gram or span that each is in.
@@ -264,11 +264,11 @@ def _candidates(
     if options.unit in ("token", "word"):
         return torch.randperm(U, generator=generator), torch.arange(U)
     gap = 1 if options.unit == "span" and U > 1 else 0
-    lengths = _draw_lengths(U, gap, options, generator)
+    lengths = draw_lengths(U, gap, options, generator)
     longest = options.max_span if options.unit == "span" else options.max_ngram
     enough = int((lengths.cumsum(0) < 1.5 * options.rate * U + 2 * longest).sum()) + 1
     for count in (enough, len(lengths)):
-        chosen, owners = _lay_out(lengths[:count], U, gap, generator)
+        chosen, owners = lay_out_spans(lengths[:count], U, gap, generator)
         if int(sizes[chosen].sum()) >= budget:
             break
     return chosen, owners
@@ -283,20 +283,20 @@ def _probabilities(options: MaskingOptions, longest: int) -> torch.Tensor:
     return torch.tensor([p_n / sum(p) for p_n in p])
 
 
-def _draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
+def draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
     """Independent lengths until a circle of U units is full; the last is cut to fit. Each needs `gap` units more."""
     p = _probabilities(options, U - gap)
     lengths = torch.multinomial(p, U, replacement=True, generator=generator) + 1
     room = U - (lengths + gap).cumsum(0)
     count = int((room >= 0).sum())
-    left = int(room[count - 1]) - gap
-    if left > 0:
-        lengths[count] = left
+    last = int(room[count - 1]) - gap
+    if last > 0:
+        lengths[count] = last
         count += 1
     return lengths[:count]
 
 
-def _lay_out(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def lay_out_spans(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Put spans, each with its gap behind it, and the free units in random order on a circle, and turn the circle.
 
     Args:
@@ -315,7 +315,7 @@ def _lay_out(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator
     return (starts[owners] + within) % U, owners
 
 
-def _official(
+def official_units(
     sizes: torch.Tensor, N: int, options: MaskingOptions, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): masked units and the n-gram of each.
@@ -362,7 +362,7 @@ def replace(
     N = len(input_ids)
     chance = torch.rand(N, generator=generator)
     if options.unit == "span":
-        # There are at most N spans: each takes the chance that stands in the place of its number.
+        # There are at most N spans: the chance of the k-th is at index k - 1.
         chance = chance[span_ids - 1]
     ordinary = vocabulary.ordinary[torch.randint(len(vocabulary.ordinary), (N,), generator=generator)]
     masked = span_ids > 0

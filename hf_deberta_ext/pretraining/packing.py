@@ -10,6 +10,7 @@ last row may be short.
 """
 
 import dataclasses
+import itertools
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_
 
 @dataclasses.dataclass
 class PackingReport:
-    """What became of the documents; tokens = packed_tokens + dropped_tokens, special tokens not counted.
+    """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, special tokens not counted.
 
     Args:
         documents (`int`): all that came.
@@ -127,7 +128,7 @@ def pack(
     """
     from datasets import Features, IterableDataset, Sequence, Value
 
-    _check_arguments(corpus, tokenizer, mode, max_length, sentence_pairs, min_tokens)
+    check_packing(corpus, tokenizer, mode, max_length, sentence_pairs, min_tokens)
     features = {"input_ids": Sequence(Value("int32"))}
     if mode in PAIR_MODES:
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
@@ -163,10 +164,10 @@ def pack(
         desc=f"Packing ({mode})",
         **arguments,
     )
-    return _split_off_report(packed, max_length, min_tokens)
+    return split_off_report(packed, max_length, min_tokens)
 
 
-def _check_arguments(corpus: Any, tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
+def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if sentence_pairs not in ("nsp", "consecutive"):
@@ -186,7 +187,7 @@ def _check_arguments(corpus: Any, tokenizer: Any, mode: str, max_length: int, se
         raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
 
 
-def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
+def split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
     """Sum up the column "counts" (filled in the first row of each batch) and remove it, and rows that only carry it."""
     import pyarrow.compute as pc
 
@@ -208,9 +209,9 @@ def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "t
 
 
 def _pack_and_count_batch(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
-    """`_pack_batch` with its counts in the column "counts" of the first row; if there is no row, in one without tokens."""
+    """`pack_batch` with its counts in the column "counts" of the first row; if there is no row, in one without tokens."""
     counts = dict.fromkeys(COUNTS, 0)
-    columns = _pack_batch(batch, indices, counts=counts, **arguments)
+    columns = pack_batch(batch, indices, counts=counts, **arguments)
     rows = len(columns["input_ids"])
     if rows == 0:
         columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
@@ -218,12 +219,12 @@ def _pack_and_count_batch(batch: dict[str, list], indices: list[int], **argument
 
 
 def _pack_batch_into_lists(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
-    """`_pack_batch` with the rows as a `Dataset` gives them; an `IterableDataset` passes on what it gets."""
-    columns = _pack_batch(batch, indices, **arguments)
+    """`pack_batch` with the rows as a `Dataset` gives them; an `IterableDataset` passes on what it gets."""
+    columns = pack_batch(batch, indices, **arguments)
     return {name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()}
 
 
-def _pack_batch(
+def pack_batch(
     batch: dict[str, list],
     indices: list[int],
     *,
@@ -243,18 +244,17 @@ def _pack_batch(
     """
     counts = dict.fromkeys(COUNTS, 0) if counts is None else counts
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
-    documents = list(_kept_documents(batch["text"], tokenizer, language, least, counts))
+    documents = list(tokenize_documents(batch["text"], tokenizer, language, least, counts))
     cls, sep = (np.array([i], dtype=np.int32) for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
     if mode == "full_sentences":
-        return {"input_ids": _full_sentences(documents, max_length, cls, sep)}
-    if mode == "document_sentences":
-        return {
-            "input_ids": [
-                np.concatenate([cls, ids[a:b], sep]) for ids, ends in documents for a, b in _spans(ends, max_length - 2)
-            ]
-        }
-    if mode == "best_fit":
-        return _best_fit(documents, max_length, cls, sep)
+        return {"input_ids": full_sentences(documents, max_length, cls, sep)}
+    if mode not in PAIR_MODES:
+        pieces = [
+            np.concatenate([cls, ids[start:end], sep])
+            for ids, ends in documents
+            for start, end in sentence_spans(ends, max_length - 2)
+        ]
+        return {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
     pairs = segment_pairs(documents, mode, max_length - 3)
     generator = random.Random(f"{seed} {indices[0]}")
     labels = cut_pairs(pairs, max_length - 3, generator, exchange=sentence_pairs == "nsp")
@@ -266,58 +266,47 @@ def _pack_batch(
     }
 
 
-def _kept_documents(
+def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """(token ids, the token index at which each sentence ends) of the documents that are not dropped, which it counts."""
-    for text, ids, token_ends in _tokenize(texts, tokenizer):
-        n = len(ids)
-        counts["documents"] += 1
-        counts["tokens"] += n
-        if n == 0 or not text.strip() or n < least:
-            counts["short_documents" if n and text.strip() else "empty_documents"] += 1
-            counts["dropped_tokens"] += n
-            continue
-        counts["packed_tokens"] += n
-        # A sentence begins with the first token that ends after its start; monotone although normalisers may reorder.
-        cuts = np.searchsorted(np.maximum.accumulate(token_ends), _sentence_starts(text, language), side="right")
-        yield ids, [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]
+    """(token ids, the token index at which each sentence ends) of the documents that are not dropped.
 
-
-def _tokenize(texts: Iterable[str | None], tokenizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Each text with its token ids, without special tokens, and the character at which each token ends."""
-    for part in _parts(texts):
+    Args:
+        least (`int`): documents of fewer tokens are dropped.
+        counts (`dict`): of `COUNTS`; all documents are added.
+    """
+    texts = [text or "" for text in texts]
+    ends = itertools.accumulate(map(len, texts))
+    for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):
+        group_texts = [text for text, _ in group]
         encoded = tokenizer(
-            part,
+            group_texts,
             add_special_tokens=False,
             return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
-            # Says that texts are longer than the model takes.
+            # No warning about texts that are longer than the model's inputs.
             verbose=False,
         )
-        for text, ids, offsets in zip(part, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            ends = np.fromiter((end for _, end in offsets), dtype=np.int64, count=len(offsets))
-            yield text, np.array(ids, dtype=np.int32), ends
+        for text, ids, offsets in zip(group_texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            n = len(ids)
+            counts["documents"] += 1
+            counts["tokens"] += n
+            if n == 0 or not text.strip() or n < least:
+                counts["short_documents" if n and text.strip() else "empty_documents"] += 1
+                counts["dropped_tokens"] += n
+                continue
+            counts["packed_tokens"] += n
+            token_ends = np.fromiter((end for _, end in offsets), dtype=np.int64, count=n)
+            # A sentence begins with the first token that ends after its start; monotone although normalisers may reorder.
+            cuts = np.searchsorted(np.maximum.accumulate(token_ends), sentence_starts(text, language), side="right")
+            yield np.array(ids, dtype=np.int32), [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]
 
 
-def _parts(texts: Iterable[str | None]) -> Iterator[list[str]]:
-    part: list[str] = []
-    characters = 0
-    for text in texts:
-        part.append(text or "")
-        characters += len(part[-1])
-        if characters >= TOKENIZED_TOGETHER:
-            yield part
-            part, characters = [], 0
-    if part:
-        yield part
+def sentence_starts(text: str, language: str) -> list[int]:
+    """Characters at which the second and later sentences begin.
 
-
-def _sentence_starts(text: str, language: str) -> list[int]:
-    """Characters at which a sentence may be parted from the one before; the first sentence is not among them.
-
-    White space between sentences belongs to the one before, but for a last space, which subword tokens hold.
+    White space between two sentences belongs to the first, but for a last space, which subword tokens hold.
     """
     try:
         from sentencex import get_sentence_boundaries
@@ -329,18 +318,18 @@ def _sentence_starts(text: str, language: str) -> list[int]:
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
-        # After the blanks before a sentence. What a part begins with is known, or the midst of a very long sentence.
-        found = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
-        starts += found
+        # After the blanks before a sentence. The first start is known, or lies within a very long sentence.
+        new_starts = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
+        starts += new_starts
         if begin + SPLIT_TOGETHER >= len(text):
             break
-        # The last sentence of a part may be cut off.
-        begin = found[-1] if found else begin + SPLIT_TOGETHER
+        # The last sentence of a chunk may be incomplete.
+        begin = new_starts[-1] if new_starts else begin + SPLIT_TOGETHER
     return [start - (text[start - 1] == " ") for start in starts]
 
 
-def _spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
-    """Cut a document into spans of at most `room` tokens, each as many whole sentences as fit; a longer one is cut hard.
+def sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
+    """Cut a document into spans of at most `room` tokens, each as many whole sentences as fit; a longer sentence anywhere.
 
     Args:
         ends: token index at which each sentence ends, the last one the length of the document.
@@ -365,7 +354,7 @@ def _spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None 
     return spans
 
 
-def _full_sentences(
+def full_sentences(
     documents: list[tuple[np.ndarray, list[int]]], max_length: int, cls: np.ndarray, sep: np.ndarray
 ) -> list[np.ndarray]:
     rows: list[np.ndarray] = []
@@ -373,7 +362,7 @@ def _full_sentences(
     length = 0
     for ids, ends in documents:
         separator = 1
-        for start, end in _spans(ends, max_length - 2, sentences=1):
+        for start, end in sentence_spans(ends, max_length - 2, sentences=1):
             if row and length + separator + end - start + 1 > max_length:
                 rows.append(np.concatenate([*row, sep]))
                 row = []
@@ -390,12 +379,10 @@ def _full_sentences(
     return rows
 
 
-def _best_fit(
-    documents: list[tuple[np.ndarray, list[int]]], max_length: int, cls: np.ndarray, sep: np.ndarray
-) -> dict[str, list[np.ndarray]]:
-    pieces = [np.concatenate([cls, ids[a:b], sep]) for ids, ends in documents for a, b in _spans(ends, max_length - 2)]
+def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.ndarray]]:
+    """Columns of the rows of best-fit packing; the pieces of a row are its documents 1, 2, ..."""
     lengths = [len(piece) for piece in pieces]
-    rows = [[pieces[i] for i in row] for row in _best_fit_decreasing(lengths, max_length)]
+    rows = [[pieces[i] for i in row] for row in best_fit_decreasing(lengths, max_length)]
     return {
         "input_ids": [np.concatenate(row) for row in rows],
         "document_ids": [
@@ -404,7 +391,7 @@ def _best_fit(
     }
 
 
-def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
+def best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
     """Indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []
@@ -425,7 +412,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
     """The pairs of all documents; a single sentence is divided in its middle."""
     pairs = []
     for document, (ids, ends) in enumerate(documents):
-        spans = _spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
+        spans = sentence_spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
         fit_last_span(spans, ends, room)
         for start, end in spans:
             cuts = [cut - start for cut in ends[bisect_right(ends, start) : bisect_left(ends, end)]]

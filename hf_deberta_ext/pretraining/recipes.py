@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published settings of replaced token detection by name, fitted to the hardware at hand.
 
-A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides how a batch is cut into
-micro-batches and the precision of the arithmetic, and flags of the user win over both:
+A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the
+micro-batch and the precision of the arithmetic, and flags of the user win over both:
 
     arguments = recipe_arguments(RECIPES["v3-study"], {"per_device_train_batch_size": 32}, processes=8)
     arguments["gradient_accumulation_steps"]  # 8: 32 x 8 x 8 = 2,048
@@ -99,42 +99,42 @@ FLAGS = (
 
 
 def recipe_arguments(
-    recipe: Recipe, given: Mapping[str, Any] | None = None, *, processes: int = 1, device: torch.device | None = None
+    recipe: Recipe, given_flags: Mapping[str, Any] | None = None, *, processes: int = 1, device: torch.device | None = None
 ) -> dict[str, Any]:
-    """What the recipe and the hardware set, as arguments by name; those that were given are left out.
+    """Arguments that the recipe and the hardware set, by name; those that the user gave are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Without
     a per-device size it is 8 on CPU, and on an accelerator what its memory should hold (an estimate), a power of two. Give
     both numbers to train with another batch.
 
     Args:
-        given (`dict`, *optional*): arguments that the user gave, by name.
+        given_flags (`dict`, *optional*): arguments that the user gave, by name.
         processes (`int`): that train together.
         device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
 
     Raises:
-        ValueError: the batch cannot be cut so; names the numbers, and the nearest per-device sizes that can.
+        ValueError: no such split of the batch exists; names the numbers, and the nearest per-device sizes that divide it.
     """
-    given = dict(given or {})
+    given_flags = dict(given_flags or {})
     device = training_device(device)
     arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
-    if "model" in arguments | given:
+    if "model" in arguments | given_flags:
         # A checkpoint has its size.
         del arguments["preset"]
-    if "num_train_epochs" in given:
+    if "num_train_epochs" in given_flags:
         # Trainer would count steps all the same.
         del arguments["max_steps"]
-    if {"max_steps", "num_train_epochs"} & {*given}:
+    if {"max_steps", "num_train_epochs"} & {*given_flags}:
         # Of so many steps as the recipe's share of them, or a short run would end before it is warm.
         arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
     if recipe.half_precision:
-        arguments |= half_precision(device, given)
-    fitting = CPU_MICRO_BATCH if device.type == "cpu" else _fitting_examples(recipe, _memory(device))
-    arguments |= micro_batches(recipe.batch, given, processes, fitting)
-    return {name: value for name, value in arguments.items() if name not in given}
+        arguments |= half_precision(device, given_flags)
+    fitting = CPU_MICRO_BATCH if device.type == "cpu" else fitting_examples(recipe, device_memory(device))
+    arguments |= micro_batches(recipe.batch, given_flags, processes, fitting)
+    return {name: value for name, value in arguments.items() if name not in given_flags}
 
 
-def _memory(device: torch.device) -> int:
+def device_memory(device: torch.device) -> int:
     """Bytes of the accelerator; 0 where torch does not say."""
     module = getattr(torch, device.type)
     if device.type == "mps":
@@ -143,8 +143,8 @@ def _memory(device: torch.device) -> int:
     return properties(device).total_memory if properties else 0
 
 
-def _fitting_examples(recipe: Recipe, memory: int) -> int:
-    """How many examples of a micro-batch the memory should hold; cautious, as attention without a fused kernel needs.
+def fitting_examples(recipe: Recipe, memory: int) -> int:
+    """Number of examples of a micro-batch that the memory should hold, as attention without a fused kernel needs it.
 
     16 bytes a parameter (weights, gradients and Adam's moments in float32). An example keeps for the backward pass about
     34 numbers of 2 bytes for each state of each layer, four [N, N] tables for each head, and of the generator
@@ -157,24 +157,24 @@ def _fitting_examples(recipe: Recipe, memory: int) -> int:
     return int((0.9 * memory - 16 * parameters) / example)
 
 
-def recipe_table(name: str, arguments: Mapping[str, Any], given: Mapping[str, Any], processes: int = 1) -> str:
-    """What a recipe set, what the hardware decided and what flags replaced, one line each, and the batch that results.
+def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[str, Any], processes: int = 1) -> str:
+    """Settings of the recipe, of the hardware and of the flags that replace them, a line each, and the resulting batch.
 
     Args:
         name (`str`): of the recipe.
         arguments (`dict`): what `recipe_arguments` returned.
-        given (`dict`): flags of the user; those that the recipe does not know are left out.
+        given_flags (`dict`): flags of the user; those that the recipe does not know are left out.
     """
     recipe = RECIPES[name]
     lines = []
     for flag in (*FLAGS, *HARDWARE_FLAGS):
         published = getattr(recipe, flag, None)
-        if flag in given:
+        if flag in given_flags:
             instead = "" if published is None else f", recipe: {_shown(published)}"
-            lines.append((flag, _shown(given[flag]), f"your flag{instead}"))
+            lines.append((flag, _shown(given_flags[flag]), f"your flag{instead}"))
         elif flag in arguments:
             lines.append((flag, _shown(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
-    used = dict(arguments) | dict(given)
+    used = dict(arguments) | dict(given_flags)
     size, accumulation = used["per_device_train_batch_size"], used["gradient_accumulation_steps"]
     batch = size * accumulation * processes
     changed = "" if batch == recipe.batch else f", recipe: {recipe.batch:,}"

@@ -25,7 +25,7 @@ STEPPING = ("joint", "decoupled")
 
 @dataclass
 class ReplacedTokenArguments(TargetArguments):
-    """`TrainingArguments` for `ReplacedTokenTrainer`. What is said of the discriminator alone is the generator's if None."""
+    """`TrainingArguments` for `ReplacedTokenTrainer`. An argument of the discriminator that is None is the generator's."""
 
     stepping: str = field(
         default="joint",
@@ -90,11 +90,11 @@ class ReplacedTokenTrainer(TargetTrainer):
                 "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
                 "tokenizer.all_special_ids and those that the tokenizer has no token for"
             )
-        own = [f"discriminator_{name}" for name in ("learning_rate", "warmup_steps", "lr_scheduler_type")]
-        self._own, self._rate = [name for name in own if getattr(args, name) is not None], None
-        if self._own and any(part is not None for part in kwargs.get("optimizers", ())):
+        names = [f"discriminator_{name}" for name in ("learning_rate", "warmup_steps", "lr_scheduler_type")]
+        self._own_settings, self._rate = [name for name in names if getattr(args, name) is not None], None
+        if self._own_settings and any(part is not None for part in kwargs.get("optimizers", ())):
             raise ValueError(
-                f"{', '.join(self._own)} would not reach the optimizer and schedule that you give: set them there"
+                f"{', '.join(self._own_settings)} would not reach the optimizer and schedule that you give: set them there"
             )
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
@@ -133,15 +133,15 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     def _generator_sums(self, outputs, labels: torch.Tensor) -> torch.Tensor:
         targets = labels[labels != -100]
-        right = (outputs.generator_logits.argmax(-1) == targets).sum()
-        return torch.stack([outputs.generator_loss * len(targets), right, torch.tensor(len(targets), device=right.device)])
+        correct = (outputs.generator_logits.argmax(-1) == targets).sum()
+        return torch.stack([outputs.generator_loss * len(targets), correct, correct.new_tensor(len(targets))])
 
     def _discriminator_sums(self, outputs) -> tuple[torch.Tensor, torch.Tensor]:
         replaced, flagged, counted = judged(outputs)
         count = counted.sum()
-        right = ((flagged == replaced) & counted).sum()
+        correct = ((flagged == replaced) & counted).sum()
         caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()])
-        loss = torch.stack([outputs.discriminator_loss * count, right, count])
+        loss = torch.stack([outputs.discriminator_loss * count, correct, count])
         return loss, caught.to(loss.dtype)
 
     def row_sums(self, model, inputs) -> torch.Tensor:
@@ -169,13 +169,13 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
         metrics = super().training_metrics(sums)
-        _, right, targets = sums["generator"]
+        _, correct, targets = sums["generator"]
         if targets:
-            metrics["generator_accuracy"] = right / targets
+            metrics["generator_accuracy"] = correct / targets
         metrics |= detection_metrics(*sums["replaced"], sums["discriminator"][2])
         if "generator" in self._norms:
             metrics["generator_grad_norm"] = float(self._norms["generator"])
-        if self._own:
+        if self._own_settings:
             metrics["discriminator_learning_rate"] = self._rate
         return metrics
 
@@ -196,10 +196,10 @@ class ReplacedTokenTrainer(TargetTrainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = self.args.discriminator_learning_rate
         # A shared table is the generator's.
-        own = {id(parameter) for parameter in self.model.generator.parameters()}
+        generators = {id(parameter) for parameter in self.model.generator.parameters()}
         groups = []
         for group in optimizer.param_groups:
-            halves = [p for p in group["params"] if id(p) in own], [p for p in group["params"] if id(p) not in own]
+            halves = [[p for p in group["params"] if (id(p) in generators) == first] for first in (True, False)]
             groups += [{**group, "params": half, "half": name} for name, half in zip(PARTS, halves, strict=True) if half]
         for group in groups:
             if group["half"] == "discriminator" and rate is not None:
@@ -220,11 +220,11 @@ class ReplacedTokenTrainer(TargetTrainer):
             warmup = args.get_warmup_steps(num_training_steps)
         elif warmup < 1:
             warmup = math.ceil(warmup * num_training_steps)
-        more = args.lr_scheduler_kwargs if kind == first else None
+        options = args.lr_scheduler_kwargs if kind == first else None
         rates = [group["initial_lr"] for group in optimizer.param_groups]
         discriminators = get_scheduler(
             kind, optimizer, num_warmup_steps=int(warmup), num_training_steps=num_training_steps,
-            scheduler_specific_kwargs=more,
+            scheduler_specific_kwargs=options,
         )  # fmt: skip
         if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
             raise ValueError(
@@ -240,7 +240,7 @@ class ReplacedTokenTrainer(TargetTrainer):
     # ------- decoupled steps
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        if self._own:
+        if self._own_settings:
             # The rate of this step: what is logged comes after the schedule has gone on.
             self._rate = next(group["lr"] for group in self.optimizer.param_groups if group["half"] == "discriminator")
         if self.args.stepping == "joint":
@@ -255,8 +255,8 @@ class ReplacedTokenTrainer(TargetTrainer):
         inputs = self._prepare_inputs(inputs)
         repeated = inputs.pop("repeated", None) is not None
         total, outputs = self._half_step(model, "generator", inputs, num_items_in_batch, repeated)
-        seen = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
-        self._waiting.append((seen, repeated))
+        corrupted = dict(inputs, input_ids=outputs.corrupted_ids, labels=outputs.discriminator_labels)
+        self._waiting.append((corrupted, repeated))
         del outputs
         check_loss(total, self)
         if not self.accelerator.sync_gradients:
@@ -289,7 +289,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Whether the gradients of the processes are averaged here: DistributedDataParallel waits for all parameters."""
+        """True if the gradients of the processes are averaged here: DistributedDataParallel waits for all parameters."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):

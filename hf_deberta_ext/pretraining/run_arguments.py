@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that every pre-training script has, for `HfArgumentParser`, and what is checked before anything long begins."""
+"""Flags of all pre-training scripts, for `HfArgumentParser`, and their checks before anything long begins."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ __all__ = [
     "model_config",
 ]
 
-# What to give instead of flags of transformers' own pre-training scripts.
+# Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",
     "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
@@ -98,7 +98,7 @@ class DataArguments:
 
 @dataclass
 class MaskingArguments:
-    """What is masked."""
+    """Options of masking."""
 
     masking: str = option("word", "what is masked together", choices=[*UNITS])
     masking_rate: float = option(0.15, "share of the tokens to mask", aliases=["--mlm_probability"])
@@ -112,10 +112,10 @@ class MaskingArguments:
 
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Flags that are wrong by themselves, or together.
+    """Refuse flags that are wrong by themselves, or together.
 
     Raises:
-        ValueError: says which, and what to give.
+        ValueError: names them, and a way out.
     """
     if not data_args.train_data:
         raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
@@ -136,7 +136,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
-    """What the flags say of masking.
+    """The options of masking that the flags set.
 
     Raises:
         ValueError: a value out of its range.
@@ -160,7 +160,7 @@ def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
     if unknown := {name: value for name, value in values.items() if name not in fields}:
-        # Says what is meant; loading a checkpoint would leave them out.
+        # It suggests the name that is meant; loading a checkpoint would ignore them.
         DebertaExtConfig(**unknown)
     return values
 

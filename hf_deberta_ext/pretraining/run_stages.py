@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a pre-training script: documents, tokenizer, examples, training, and what the run says of itself."""
+"""The stages of a pre-training script: documents, tokenizer, examples, training and reports."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
+from ..data.columns import first
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card import shown_source
 from ..publishing.card_metadata import is_hub_id
@@ -78,43 +79,46 @@ def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Data
 
 
 def get_tokenizer(model_args: ModelArguments, data_args: DataArguments) -> tuple[Any, dict[str, Any]]:
-    """The tokenizer that --tokenizer or --model names, and where it is from."""
-    where = download(model_args)
+    """The tokenizer that --tokenizer or --model names, and its source."""
+    options = download(model_args)
     if model_args.tokenizer is not None:
-        where.pop("revision", None)
+        options.pop("revision", None)
     source = model_args.tokenizer or model_args.model
-    return load_tokenizer(source, model_max_length=data_args.max_length, **where), {"source": source}
+    return load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
 
 
 def trained_tokenizer(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingArguments, corpus: Any, resuming: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """The tokenizer trained on the corpus, and what is known about it."""
+    """The tokenizer trained on the corpus, and facts about it."""
     folder = Path(args.output_dir, TOKENIZER_FOLDER)
     facts = folder / "training.json"
     with args.main_process_first(desc="training the tokenizer"):
-        # The main process comes first; the others, and a resumed run, find what it made.
+        # The main process trains it; the others, and a resumed run, load it.
         if facts.is_file() and (resuming or not args.should_save):
             return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
-        more = {"byte_fallback": True} if model_args.byte_fallback else {}
+        options = {"byte_fallback": True} if model_args.byte_fallback else {}
         tokenizer = train_tokenizer(
-            model_args.train_tokenizer, texts(corpus), model_args.vocab_size, model_max_length=data_args.max_length, **more
+            model_args.train_tokenizer,
+            texts(corpus),
+            model_args.vocab_size,
+            model_max_length=data_args.max_length,
+            **options,
         )
         sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
-        made = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | tokenizer_report(
-            tokenizer, texts(sample)
-        )
+        report = tokenizer_report(tokenizer, texts(sample))
+        new_facts = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | report
         few = len(tokenizer) < model_args.vocab_size
         note = f" of {model_args.vocab_size} asked for: the text has no more" if few else ""
         print(f"tokenizer: {len(tokenizer)} tokens{note}", flush=True)
         with replaced_folder(folder) as part:
             tokenizer.save_pretrained(part)
-            (part / facts.name).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-        return tokenizer, made
+            (part / facts.name).write_text(json.dumps(new_facts, indent=2) + "\n", encoding="utf-8")
+        return tokenizer, new_facts
 
 
 def fit_to_tokenizer(config: DebertaExtConfig, tokenizer: Any, model_args: ModelArguments):
-    """Takes the tokenizer's special ids into the configuration and, of a new model, its size.
+    """Set the tokenizer's special ids in the configuration and, for a new model, its size.
 
     Raises:
         ValueError: the tokenizer cannot serve a new model.
@@ -129,7 +133,7 @@ def fit_to_tokenizer(config: DebertaExtConfig, tokenizer: Any, model_args: Model
 def numbered_examples(
     corpus: Any, held_out: Any, tokenizer: Any, data_args: DataArguments, args: TrainingArguments, *, nsp: bool = False
 ) -> tuple[NumberedExamples | NumberedStream, NumberedExamples, dict[str, PackingReport]]:
-    """Packs documents into examples for `MaskingCollator`: (to train on, to evaluate on, what became of the documents).
+    """Pack documents into examples for `MaskingCollator`: (to train on, to evaluate on, counts of documents and examples).
 
     Args:
         nsp (`bool`): pairs are for next sentence prediction; else their segments are consecutive.
@@ -168,10 +172,6 @@ def numbered_examples(
     return train_set, eval_set, {"held_out": eval_report}
 
 
-def first(dataset: Any, count: int | None) -> Any:
-    return dataset if count is None else dataset.select(range(min(count, len(dataset))))
-
-
 def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None) -> dict[str, float]:
     """Train, from a checkpoint if one is given, save the model, evaluate; metrics and state go to the output folder."""
     trainer.train_and_save(checkpoint)
@@ -183,7 +183,7 @@ def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None) -> dict[str,
 def write_run_report(
     folder: str | Path, seconds: float, tokenizer_facts: Mapping[str, Any], reports: Mapping[str, PackingReport]
 ) -> dict[str, Any]:
-    """Writes run_report.json: duration, tokenizer, packing and versions; returns its content."""
+    """Write run_report.json: duration, tokenizer, packing and versions; return its content."""
     facts = dict(
         seconds=round(seconds, 1),
         tokenizer=dict(tokenizer_facts),
@@ -232,7 +232,7 @@ def card_content(
     run_report: Mapping[str, Any],
     reports: Mapping[str, PackingReport],
 ) -> dict[str, Any]:
-    """What the cards of a pre-training say beside results and recipe: arguments of `write_model_card`.
+    """Arguments of `write_model_card` beside results and recipe.
 
     Args:
         run_report (`dict`): what `write_run_report` returned.

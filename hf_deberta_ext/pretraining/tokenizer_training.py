@@ -28,7 +28,7 @@ FIRST_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # Characters that are normalised and split at a time.
 CUT = 10_000
-# Noncharacters, never in a text: TILDE stands for the full-width tilde while NFKC runs; for ENDS see `_repeat`.
+# Noncharacters, never in a text: TILDE stands for the full-width tilde while NFKC runs; for ENDS see `repeat_words`.
 TILDE, *ENDS = map(chr, range(0xFDD2, 0xFDE0))
 
 
@@ -108,10 +108,10 @@ def train_unigram(
     """
     if not 0 < character_coverage <= 1:
         raise ValueError(f"character_coverage must be above 0 and at most 1, got {character_coverage}")
-    words = _count_words(_strings(texts), show_progress)
+    words = count_words(_strings(texts), show_progress)
     if not words:
         raise ValueError("there is no text to train on: texts is empty or blank")
-    alphabet, words = _cover(words, character_coverage)
+    alphabet, words = cover_alphabet(words, character_coverage)
     reserved = len(FIRST_TOKENS) + 1 + (len(BYTE_PIECES) if byte_fallback else 0)
     if vocab_size < len(alphabet) + reserved:
         raise ValueError(
@@ -119,7 +119,7 @@ def train_unigram(
             f"{character_coverage:.2%} of the text, {reserved} tokens are special{' or bytes' if byte_fallback else ''}; "
             f"got {vocab_size}. Enlarge it, or lower character_coverage"
         )
-    pieces = _fit_pieces(words, len(alphabet), vocab_size - reserved, show_progress)
+    pieces = fit_pieces(words, len(alphabet), vocab_size - reserved, show_progress)
     lowest = pieces[-1][1]
     # Never read from a text: worse than any way to spell them.
     first, mask = ([(name, (len(name) + 1) * (lowest - 10)) for name in names] for names in (FIRST_TOKENS, ["[MASK]"]))
@@ -135,7 +135,7 @@ def train_unigram(
 
 
 def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | float]:
-    """How a tokenizer reads texts, special tokens left out.
+    """Statistics of a tokenizer on texts, special tokens left out.
 
     Returns:
         `dict`: characters, words (between spaces), tokens, unknown_tokens, unknown_rate (their share of the tokens; a run
@@ -184,8 +184,8 @@ def _nmt_nfkc() -> normalizers.Normalizer:
     ])  # fmt: skip
 
 
-def _splitter() -> pre_tokenizers.PreTokenizer:
-    """Words with ▁ before them, cut where SentencePiece ends a piece: at digits, at punctuation, at Chinese or Japanese.
+def word_splitter() -> pre_tokenizers.PreTokenizer:
+    """Words with ▁ before them, split where SentencePiece ends a piece: at digits, at punctuation, at Chinese or Japanese.
 
     Marks and the zero-width joiner belong to what is before them. 256 characters at most, for scripts without spaces.
     """
@@ -200,8 +200,8 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Metaspace("▁", "always"), pre_tokenizers.Split(runs, "isolated")])
 
 
-def _cut(text: str) -> Iterator[str]:
-    """The text in parts of at most CUT characters, parted at spaces or line ends where there are any."""
+def cut_text(text: str) -> Iterator[str]:
+    """The text in chunks of at most CUT characters, divided at spaces or line ends where there are any."""
     start = 0
     while start < len(text):
         end = start + CUT
@@ -212,15 +212,15 @@ def _cut(text: str) -> Iterator[str]:
         start = end
 
 
-def _count_words(texts: Iterator[str], show_progress: bool) -> Counter[str]:
-    normalizer, splitter, words = _nmt_nfkc(), _splitter(), Counter()
+def count_words(texts: Iterator[str], show_progress: bool) -> Counter[str]:
+    normalizer, splitter, words = _nmt_nfkc(), word_splitter(), Counter()
     for text in tqdm(texts, desc="Counting words", unit=" texts", disable=not show_progress):
-        for part in _cut(text):
+        for part in cut_text(text):
             words.update([word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(part))])
     return words
 
 
-def _cover(words: Counter[str], coverage: float) -> tuple[list[str], Counter[str]]:
+def cover_alphabet(words: Counter[str], coverage: float) -> tuple[list[str], Counter[str]]:
     """The most frequent characters that make up the share `coverage` of the text, and the words without the others."""
     count = Counter()
     for word, n in words.items():
@@ -234,23 +234,23 @@ def _cover(words: Counter[str], coverage: float) -> tuple[list[str], Counter[str
     alphabet = [character for character, covered in zip(ranked, before, strict=False) if covered < enough]
     rare = [*ranked[len(alphabet) :], *ENDS]
     pattern = re.compile(f"[{''.join(map(re.escape, rare))}]+")
-    kept = Counter()
+    covered_words = Counter()
     for word, n in words.items():
         for part in pattern.split(word):
             if part:
-                kept[part] += n
-    return alphabet, kept
+                covered_words[part] += n
+    return alphabet, covered_words
 
 
-def _fit_pieces(words: Counter[str], characters: int, size: int, show_progress: bool) -> list[tuple[str, float]]:
+def fit_pieces(words: Counter[str], characters: int, size: int, show_progress: bool) -> list[tuple[str, float]]:
     """At most `size` pieces and their log probabilities, the likeliest first."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
-    ends = max(map(_number_of_ends, words.values()))
+    ends = max(map(number_of_ends, words.values()))
     trainer = trainers.UnigramTrainer(
         vocab_size=size + ends + 1, special_tokens=["[UNK]"], unk_token="[UNK]", show_progress=show_progress
     )
-    tokenizer.train_from_iterator(_repeat(words), trainer)
+    tokenizer.train_from_iterator(repeat_words(words), trainer)
     pieces = [item for item in json.loads(tokenizer.to_str())["model"]["vocab"][1:] if item[0] not in ENDS]
     # Characters that the trainer lost come back in random order, each 0.0001 above the one before.
     lowest = min(score for _, score in pieces)
@@ -259,7 +259,7 @@ def _fit_pieces(words: Counter[str], characters: int, size: int, show_progress: 
     return sorted(((piece, round(score, 6)) for piece, score in pieces), key=lambda item: (-item[1], item[0]))
 
 
-def _repeat(words: Counter[str]) -> Iterator[str]:
+def repeat_words(words: Counter[str]) -> Iterator[str]:
     """Each word as often as it was counted, some of them with an END.
 
     The trainer takes its first pieces from the strings that go on in two ways within the list of different words, so it
@@ -267,11 +267,11 @@ def _repeat(words: Counter[str]) -> Iterator[str]:
     What holds an END goes on in one way only, so it is never a piece.
     """
     for word, n in sorted(words.items()):
-        ends = _number_of_ends(n)
+        ends = number_of_ends(n)
         yield from (word + end for end in ENDS[:ends])
         for start in range(0, n - ends, CUT):
             yield "\n".join([word] * min(CUT, n - ends - start))
 
 
-def _number_of_ends(n: int) -> int:
+def number_of_ends(n: int) -> int:
     return min(n.bit_length() // 2, len(ENDS))

@@ -99,8 +99,8 @@ class TargetTrainer(RunTrainer):
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
     number of processes changes the loss.
 
-    Dropout, and whatever else a step draws, is drawn from (seed, number of the micro-batch in the order of the data): two
-    processes and one process with twice the accumulation draw the same, and a resumed run what the first would have.
+    Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
+    processes and one process with twice the accumulation draw the same, and so does a resumed run.
 
     A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums.
 
@@ -127,7 +127,7 @@ class TargetTrainer(RunTrainer):
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
 
-    # ------- what a subclass says
+    # ------- a subclass has these
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """[losses] float32: the targets of each loss in a batch, without running the model."""
@@ -142,14 +142,14 @@ class TargetTrainer(RunTrainer):
         raise NotImplementedError
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        """What is logged, from the sums since the last log by name."""
+        """Metrics to log, from the sums since the last log by name."""
         return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
         """The same for all rows [R, statistics, 3] of an evaluation."""
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
 
-    # ------- what Trainer calls
+    # ------- called by Trainer
 
     def check_wrappers(self):
         """
@@ -193,24 +193,24 @@ class TargetTrainer(RunTrainer):
         rounds = math.ceil(len(self.train_dataset) / (size * processes))
         steps = math.ceil(rounds / self.args.gradient_accumulation_steps)
         first = self.state.global_step % steps * self.args.gradient_accumulation_steps
-        kept = []
+        new_batches = []
         for round_, batch in enumerate(batches, first):
             began = (round_ * processes + self.args.process_index) * size
-            kept.append(first_rows(batch, len(self.train_dataset) - began))
-        return kept
+            new_batches.append(first_rows(batch, len(self.train_dataset) - began))
+        return new_batches
 
     def begin_micro_batch(self) -> int:
-        """Seeds the next micro-batch of the current step, and says which it is."""
+        """Seed the next micro-batch of the current step, and return its number."""
         if self._step != self.state.global_step:
             self._step, self._micro_batch = self.state.global_step, -1
         self._micro_batch += 1
         self.seed_micro_batch(self._micro_batch)
         return self._micro_batch
 
-    def seed_micro_batch(self, number: int, *more: int):
-        """Seeds what the micro-batch `number` of the current step draws."""
+    def seed_micro_batch(self, number: int, *further: int):
+        """Seed the draws of the micro-batch `number` of the current step."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
-        numbers = accumulated * self.args.world_size + self.args.process_index, *more
+        numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
@@ -293,12 +293,12 @@ class PretrainingTrainer(TargetTrainer):
 def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:
     """Loss, accuracy and perplexity from rows [R, objectives, 3] of (sum of losses, right, targets)."""
     metrics: dict[str, Any] = {"loss": 0.0}
-    for name, (total, right, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
+    for name, (total, correct, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
         if not count:
             raise ValueError(no_targets([name], len(statistics)))
         loss = total / count
         metrics["loss"] += weights[name] * loss
-        metrics |= {f"{name}_loss": loss, f"{name}_accuracy": right / count, f"{name}_targets": int(count)}
+        metrics |= {f"{name}_loss": loss, f"{name}_accuracy": correct / count, f"{name}_targets": int(count)}
         if name in WITH_PERPLEXITY:
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics

@@ -172,28 +172,28 @@ def test_best_fit_cuts_long_documents_at_sentence_ends():
 
 def test_sentence_starts_count_characters_and_leave_blanks_before_them():
     text = "Ünï 😀 ça.  Žb.\n\n\n最後。次の"
-    starts = packing._sentence_starts(text, "ja")
+    starts = packing.sentence_starts(text, "ja")
     # The last of two spaces goes with the word, line ends go with the sentence before.
     assert [text[a:b] for a, b in pairwise([0, *starts, len(text)])] == ["Ünï 😀 ça. ", " Žb.\n\n\n", "最後。", "次の"]
-    assert packing._sentence_starts("\n\n A. \n", "en") == []
+    assert packing.sentence_starts("\n\n A. \n", "en") == []
 
 
 def test_sentences_of_a_region_are_those_of_its_language():
     """Of de-AT sentencex knows nothing, and cut after the number."""
     text = "Am 3. Mai kam er. Es regnete."
-    assert packing._sentence_starts(text, "de-AT") == packing._sentence_starts(text, "de") == [17]
+    assert packing.sentence_starts(text, "de-AT") == packing.sentence_starts(text, "de") == [17]
 
 
 def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
     text = " ".join(numbered([[3, 1, 7, 2, 5] * 20]))
-    expected = packing._sentence_starts(text, "en")
+    expected = packing.sentence_starts(text, "en")
     assert len(expected) == 99
     for size in (40, 61, 100):
         monkeypatch.setattr(packing, "SPLIT_TOGETHER", size)
-        assert packing._sentence_starts(text, "en") == expected
+        assert packing.sentence_starts(text, "en") == expected
     # Shorter than a sentence: no start is made up.
     monkeypatch.setattr(packing, "SPLIT_TOGETHER", 3)
-    assert set(packing._sentence_starts(text, "en")) <= set(expected)
+    assert set(packing.sentence_starts(text, "en")) <= set(expected)
 
 
 @pytest.mark.criterion("P16")
@@ -368,7 +368,7 @@ def test_a_second_call_takes_the_result_from_the_cache(tmp_path, monkeypatch):
     corpus = load_corpus(path, documents="line", cache_dir=tmp_path / "cache")
     tokenizer = word_tokenizer(corpus["text"])
     first, report = pack(corpus, tokenizer, mode="best_fit", max_length=16)
-    monkeypatch.setattr(packing, "_tokenize", None)
+    monkeypatch.setattr(packing, "tokenize_documents", None)
     again, same_report = pack(corpus, tokenizer, mode="best_fit", max_length=16)
     assert list(again) == list(first) and report == same_report
     with pytest.raises(TypeError):

@@ -22,7 +22,7 @@ def accelerator(monkeypatch):
     """accelerator(gigabytes, bf16): recipes take it for the machine's."""
 
     def use(gigabytes, bf16=True):
-        monkeypatch.setattr(recipes, "_memory", lambda device: gigabytes << 30)
+        monkeypatch.setattr(recipes, "device_memory", lambda device: gigabytes << 30)
         monkeypatch.setattr(hardware, "is_torch_bf16_gpu_available", lambda: bf16)
 
     return use
