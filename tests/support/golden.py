@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Golden facts of a tree: record them before a refactoring, compare afterwards.
+
+    python tests/support/golden.py record FOLDER [--root REPOSITORY]
+    python tests/support/golden.py compare FOLDER [--root REPOSITORY]
+
+`record` writes JSON files into FOLDER: texts of --help, files of saved models, outputs and gradients of small models, files
+of small runs, and the answers to wrong inputs. `compare` records anew and prints each difference; its exit status is 1 if
+there is one. --root is the repository to look at, by default that of this file. Command lines are in golden_commands.txt.
+Names of modules are never used, so that files may move. All runs are in one process, as imports take longer: two minutes.
+"""
+
+import argparse
+import contextlib
+import difflib
+import io
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import golden_material as material
+
+ENVIRONMENT = dict(
+    OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false", COLUMNS="100",
+    NO_COLOR="1", PYTHONWARNINGS="ignore", HF_HOME="hub_cache", MPLCONFIGDIR="matplotlib",
+)  # fmt: skip
+SECTIONS = ("help", "saved", "outputs", "runs", "errors")
+# Names of measurements that differ from run to run.
+VOLATILE = re.compile(r"runtime|per_second|seconds|duration|speed|timing|milliseconds|memory|bytes_over|fingerprint|time")
+TEXT_FILES = (".md", ".tsv", ".txt", ".jsonl")
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+# Texts that differ from run to run -> their replacement. Speeds and durations stand in tables and sentences of cards.
+VARIABLE = {
+    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?": "DATE",
+    r"\d+:\d\d:\d\d(\.\d+)?": "TIME",
+    r"\d[\d.,]*(e[+-]?\d+)? (?=seconds|minutes|hours|ms\b|s\b|samples a second|tokens a second|examples a second)": "# ",
+    r"(?<=seconds of all stages \| )[\d.]+": "#",
+    r"((?:runtime|per_second|seconds|duration|[Ss]peed|time)[^|\n=]*[|=:] *)\d[\d.,]*(e[+-]?\d+)?": r"\1#",
+    r"__version__ = \S+|hf_deberta_ext \d[\w.]*": "VERSION",
+    # The last column of a comparison, seconds.
+    r"(?m)(\| (?:one|two) \| .*\| )\d+ \|$": r"\1# |",
+    # Sizes of folders with code.
+    r"\d[\d.,]* (kB|MB|B|bytes)(?!\w)": r"# \1",
+}
+
+
+# ------- recording
+
+
+def record_help(root: Path) -> dict:
+    """--help of every script and every command, 100 columns wide, and the parameters of public names."""
+    texts = {script.stem: call(root, [script.stem, "--help"])["stdout"] for script in sorted(root.glob("examples/*.py"))}
+    texts["deberta-ext"] = listing = call(root, ["deberta-ext", "--help"])["stdout"]
+    names = re.findall(r"^    (\w+) ", "\n".join(listing), re.MULTILINE)
+    texts |= {f"deberta-ext {name}": call(root, ["deberta-ext", name, "--help"])["stdout"] for name in names}
+    return texts | {"public names": material.public_parameters()}
+
+
+def record_saved(root: Path) -> dict:
+    """Files of each saved head, names of the code files, and the committed cards."""
+    for name, model in material.saved_models():
+        model.save_pretrained(Path("saved", name))
+    cards = {file.name: file.read_text(encoding="utf-8").splitlines() for file in sorted(root.glob("model_cards/*.md"))}
+    facts = {name: files_of(Path("saved", name)) for name in sorted(os.listdir("saved"))}
+    return facts | {"code files": code_files(Path("saved", "base")), "model_cards": cards}
+
+
+def record_outputs(root: Path) -> dict:
+    """Outputs and gradients of each head, family and backend."""
+    return dict(material.outputs_and_gradients())
+
+
+def record_runs(root: Path) -> dict:
+    """Status, last output and files of each run. What training scripts and benchmarks print is mostly about time."""
+    material.write_files()
+    facts = {}
+    for line, command in material.commands()["runs"].items():
+        name, _, command = command.partition(": ")
+        if name.startswith("card_"):
+            material.write_for_card(name)
+        facts[line] = call(root, shlex.split(command)) | dict(files=files_of(Path(name)))
+        if command.startswith(("run_", "quickstart", "bench", "export_onnx")):
+            del facts[line]["stdout"]
+    return facts
+
+
+def record_errors(root: Path) -> dict:
+    """Exit status and error line of each wrong input. The material of `record_runs` must be there."""
+    material.write_damaged_folders()
+    facts = {}
+    for line, command in material.commands()["errors"].items():
+        outcome = call(root, shlex.split(command))
+        facts[line] = dict(status=outcome["status"], error=outcome["error"], leaves_folder=Path("refused").exists())
+        if command.startswith(("deberta-ext push", "deberta-ext card", "deberta-ext info")):
+            facts[line]["stdout"] = outcome["stdout"]
+        shutil.rmtree("refused", ignore_errors=True)
+    return facts
+
+
+def call(root: Path, words: list[str]) -> dict:
+    """Run a program in this process: its exit status, error line and output."""
+    program, *arguments = words
+    stdout, stderr = io.StringIO(), io.StringIO()
+    script = root / "examples" / f"{program}.py"
+    before = sys.argv, sys.path[:]
+    sys.argv = [str(script), *arguments]
+    status = 0
+    print("golden:", shlex.join(words), file=sys.stderr, flush=True)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            if program == "python":
+                exec(arguments[1], material.names_for_code())
+            elif program == "deberta-ext":
+                runpy.run_module("hf_deberta_ext", run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(script.parent))
+                runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else int(left.code is not None)
+            if isinstance(left.code, str):
+                print(left.code, file=stderr)
+        except BaseException:
+            status = "traceback"
+            traceback.print_exc()
+        finally:
+            sys.argv, sys.path[:] = before
+    print(stderr.getvalue()[-3000:] if status else "", file=sys.stderr, flush=True)
+    lines = normalised(stderr.getvalue(), root).splitlines()
+    # From the message of the program, or of the exception, to the end.
+    start = max((number for number, line in enumerate(lines) if re.match(r"[\w.-]+( \w+)?: ", line)), default=0)
+    # The dry run of a push lists each code file.
+    printed = [line.rstrip() for line in normalised(stdout.getvalue(), root).splitlines() if not line.endswith(".py")]
+    return dict(status=status, error=lines[start:] if status != 0 else [], stdout=printed)
+
+
+def files_of(folder: Path) -> dict:
+    """Contents of the files below a folder that are text, JSON or weights; the names alone of all others.
+
+    Folders with the same code as the first saved model say only that: a renamed code file is one difference, not a hundred.
+    """
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    facts = {path: content_of(folder / path) for path in paths if not path.endswith(".py")}
+    for parent in sorted({(folder / path).parent for path in paths if path.endswith(".py")}):
+        names = code_files(parent)
+        is_whole = names == code_files(Path("saved", "base"))
+        facts[f"{parent.relative_to(folder).as_posix()}/*.py"] = "code of the package" if is_whole else names
+    return facts
+
+
+def code_files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("*.py"))
+
+
+def content_of(file: Path):
+    if any(part.startswith("checkpoint-") for part in file.parts) or file.name == "tokenizer.json":
+        return "a file"
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, "pt") as weights:
+            slices = {name: weights.get_slice(name) for name in sorted(weights.keys())}
+            return {name: [entry.get_dtype(), entry.get_shape()] for name, entry in slices.items()}
+    if file.suffix == ".csv":
+        # Of benchmarks: its header.
+        return file.read_text(encoding="utf-8").splitlines()[:1]
+    if file.suffix == ".json":
+        return stable(json.loads(file.read_text(encoding="utf-8")))
+    return normalised(file.read_text(encoding="utf-8")).splitlines() if file.suffix in TEXT_FILES else "a file"
+
+
+def stable(value, name: str = ""):
+    """JSON without what differs from run to run."""
+    if VOLATILE.search(name) and not isinstance(value, (dict, list)):
+        return "~"
+    if isinstance(value, dict):
+        return {key: "~" if key in ("timings", "hardware") else stable(entry, key) for key, entry in value.items()}
+    if isinstance(value, list):
+        # peft writes a set.
+        return sorted(value) if name == "target_modules" else [stable(entry, name) for entry in value]
+    return normalised(value) if isinstance(value, str) else value
+
+
+def normalised(text: str, root: Path | None = None) -> str:
+    for folder, name in ((Path.cwd(), "WORK"), (root, "ROOT"), (Path(tempfile.gettempdir()), "TEMPORARY")):
+        text = text.replace(str(folder), name) if folder else text
+    for pattern, replacement in VARIABLE.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+# ------- comparing
+
+
+def differences(before, after, where: str = ""):
+    """Lines that say what differs between two facts."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            place = f"{where} > {key}" if where else key
+            if key not in after or key not in before:
+                yield f"{place}: {'is missing' if key in before else 'is new'}"
+            else:
+                yield from differences(before[key], after[key], place)
+    elif is_text(before) and is_text(after):
+        if len(before) != len(after) or not all(map(same_text, before, after)):
+            yield f"{where}:"
+            yield from (f"    {line}" for line in list(difflib.unified_diff(before, after, lineterm="", n=1))[2:])
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (one, two) in enumerate(zip(before, after, strict=True)):
+            yield from differences(one, two, f"{where}[{number}]")
+    elif not same_value(before, after):
+        yield f"{where}: {json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
+
+
+def is_text(value) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+
+
+def same_value(before, after) -> bool:
+    if isinstance(before, str) and isinstance(after, str):
+        return same_text(before, after)
+    are_numbers = all(isinstance(value, (int, float)) for value in (before, after))
+    return math.isclose(before, after, rel_tol=1e-4, abs_tol=1e-6) if are_numbers else before == after
+
+
+def same_text(before: str, after: str) -> bool:
+    """Equal but for the rounding of fractions."""
+    pairs = list(zip(NUMBER.findall(before), NUMBER.findall(after), strict=False))
+    close = all(
+        a == b or (re.search("[.e]", a) and math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)) for a, b in pairs
+    )
+    return before == after or (close and NUMBER.sub("#", before) == NUMBER.sub("#", after))
+
+
+def compare(before: Path, after: Path) -> int:
+    count = 0
+    for section in SECTIONS:
+        old, new = (json.loads((folder / f"{section}.json").read_text(encoding="utf-8")) for folder in (before, after))
+        lines = list(differences(old, new))
+        count += sum(not line.startswith("    ") for line in lines)
+        print(f"## {section}: {'no differences' if not lines else ''}", *lines, sep="\n")
+    print(f"{count} differences")
+    return int(count > 0)
+
+
+# ------- command line
+
+
+def record(folder: Path, root: Path) -> int:
+    """Record all facts in a process of its own, in an empty temporary folder; its exit status. FOLDER/log.txt says more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="golden_") as work, open(folder / "log.txt", "w", encoding="utf-8") as log:
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(root)}
+        command = [sys.executable, Path(__file__).resolve(), "worker", folder.resolve(), "--root", root]
+        return subprocess.run(command, cwd=work, env=environment, stdout=log, stderr=log).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("action", choices=["record", "compare", "worker"])
+    parser.add_argument("folder", type=Path, help="folder of the recorded facts")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="repository to look at")
+    arguments = parser.parse_args()
+    root = arguments.root.resolve()
+    if arguments.action == "worker":
+        for section in SECTIONS:
+            facts = globals()[f"record_{section}"](root)
+            text = json.dumps(facts, indent=1, ensure_ascii=False)
+            (arguments.folder / f"{section}.json").write_text(text + "\n", encoding="utf-8")
+        return 0
+    if arguments.action == "record":
+        return record(arguments.folder, root)
+    with tempfile.TemporaryDirectory(prefix="golden_new_") as folder:
+        if record(Path(folder), root):
+            print("recording failed:", Path(folder, "log.txt").read_text(encoding="utf-8")[-5000:])
+            return 1
+        return compare(arguments.folder, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
