@@ -200,24 +200,23 @@ def normalised(text: str, root: Path | None = None) -> str:
 # ------- comparing
 
 
-def differences(before, after, where: str = ""):
-    """Lines that say what differs between two facts."""
+def differences(before, after, place: str = ""):
+    """Place and description of each difference between two facts."""
     if isinstance(before, dict) and isinstance(after, dict):
-        for key in [*before, *(key for key in after if key not in before)]:
-            place = f"{where} > {key}" if where else key
-            if key not in after or key not in before:
-                yield f"{place}: {'is missing' if key in before else 'is new'}"
-            else:
-                yield from differences(before[key], after[key], place)
+        for word, keys in (("missing", before.keys() - after.keys()), ("new", after.keys() - before.keys())):
+            if keys:
+                yield place, f"{word}: {', '.join(sorted(keys))}"
+        for key in before:
+            if key in after:
+                yield from differences(before[key], after[key], f"{place} > {key}".removeprefix(" > "))
     elif is_text(before) and is_text(after):
         if len(before) != len(after) or not all(map(same_text, before, after)):
-            yield f"{where}:"
-            yield from (f"    {line}" for line in list(difflib.unified_diff(before, after, lineterm="", n=1))[2:])
+            yield place, "\n    ".join(["", *list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]])
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for number, (one, two) in enumerate(zip(before, after, strict=True)):
-            yield from differences(one, two, f"{where}[{number}]")
+            yield from differences(one, two, f"{place}[{number}]")
     elif not same_value(before, after):
-        yield f"{where}: {json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
+        yield place, f"{json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
 
 
 def is_text(value) -> bool:
@@ -241,13 +240,19 @@ def same_text(before: str, after: str) -> bool:
 
 
 def compare(before: Path, after: Path) -> int:
+    """Print the differences, each once with all the entries that have it; 1 if there are any."""
     count = 0
     for section in SECTIONS:
         old, new = (json.loads((folder / f"{section}.json").read_text(encoding="utf-8")) for folder in (before, after))
-        lines = list(differences(old, new))
-        count += sum(not line.startswith("    ") for line in lines)
-        print(f"## {section}: {'no differences' if not lines else ''}", *lines, sep="\n")
-    print(f"{count} differences")
+        entries = {}
+        for key in [*old, *(key for key in new if key not in old)]:
+            for place, text in differences(old.get(key), new.get(key)):
+                entries.setdefault(f"{place}: {text}".removeprefix(": "), []).append(key[:110])
+        print(f"\n## {section}: {len(entries)} differences")
+        for difference, keys in entries.items():
+            print("", *keys[:3], *([f"... {len(keys)} in all"] if keys[3:] else []), f"    {difference}", sep="\n")
+        count += len(entries)
+    print(f"\n{count} differences")
     return int(count > 0)
 
 
