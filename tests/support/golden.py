@@ -38,6 +38,8 @@ SECTIONS = ("help", "saved", "outputs", "runs", "errors")
 VOLATILE = re.compile(r"runtime|per_second|seconds|duration|speed|timing|milliseconds|memory|bytes_over|fingerprint|time")
 TEXT_FILES = (".md", ".tsv", ".txt", ".jsonl")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+# Of an error message: "run_glue.py: error: ", "deberta-ext info: ", "ValueError: ".
+PREFIX = re.compile(r"\n([\w.-]+(?: \w+)?: (?:error: )?)")
 # Texts that differ from run to run -> their replacement. Speeds and durations stand in tables and sentences of cards.
 VARIABLE = {
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?": "DATE",
@@ -99,9 +101,9 @@ def record_errors(root: Path) -> dict:
     facts = {}
     for line, command in material.commands()["errors"].items():
         outcome = call(root, shlex.split(command))
-        facts[line] = dict(status=outcome["status"], error=outcome["error"], leaves_folder=Path("refused").exists())
-        if command.startswith(("deberta-ext push", "deberta-ext card", "deberta-ext info")):
-            facts[line]["stdout"] = outcome["stdout"]
+        facts[line] = outcome | dict(leaves_folder=Path("refused").exists())
+        if not command.startswith(("deberta-ext push", "deberta-ext card", "deberta-ext info")):
+            del facts[line]["stdout"]
         shutil.rmtree("refused", ignore_errors=True)
     return facts
 
@@ -134,12 +136,12 @@ def call(root: Path, words: list[str]) -> dict:
         finally:
             sys.argv, sys.path[:] = before
     print(stderr.getvalue()[-3000:] if status else "", file=sys.stderr, flush=True)
-    lines = normalised(stderr.getvalue(), root).splitlines()
-    # From the message of the program, or of the exception, to the end.
-    start = max((number for number, line in enumerate(lines) if re.match(r"[\w.-]+( \w+)?: ", line)), default=0)
+    # The last message, of the program or of an exception, to the end.
+    prefix, message = ["", *PREFIX.split("\n" + normalised(stderr.getvalue(), root))][-2:]
     # The dry run of a push lists each code file.
     printed = [line.rstrip() for line in normalised(stdout.getvalue(), root).splitlines() if not line.endswith(".py")]
-    return dict(status=status, error=lines[start:] if status != 0 else [], stdout=printed)
+    error = dict(prefix=prefix, error=message.rstrip().splitlines()) if status != 0 else {}
+    return dict(status=status, stdout=printed) | error
 
 
 def files_of(folder: Path) -> dict:
@@ -212,8 +214,10 @@ def differences(before, after, place: str = ""):
     elif is_text(before) and is_text(after):
         if len(before) != len(after) or not all(map(same_text, before, after)):
             yield place, "\n    ".join(["", *list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]])
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (one, two) in enumerate(zip(before, after, strict=True)):
+    elif isinstance(before, list) and isinstance(after, list):
+        if len(before) != len(after):
+            yield place, f"{len(before)} entries -> {len(after)}"
+        for number, (one, two) in enumerate(zip(before, after, strict=False)):
             yield from differences(one, two, f"{place}[{number}]")
     elif not same_value(before, after):
         yield place, f"{json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
@@ -247,7 +251,9 @@ def compare(before: Path, after: Path) -> int:
         entries = {}
         for key in [*old, *(key for key in new if key not in old)]:
             for place, text in differences(old.get(key), new.get(key)):
-                entries.setdefault(f"{place}: {text}".removeprefix(": "), []).append(key[:110])
+                entries.setdefault(f"{place}: {text}".removeprefix(": "), []).append(
+                    key if len(key) < 120 else f"{key[:70]} ... {key[-45:]}"
+                )
         print(f"\n## {section}: {len(entries)} differences")
         for difference, keys in entries.items():
             print("", *keys[:3], *([f"... {len(keys)} in all"] if keys[3:] else []), f"    {difference}", sep="\n")
