@@ -80,8 +80,10 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
 
 def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
-    """As `begin_folder` for a seed, whose folder is new, finished or to be resumed; one without a complete checkpoint is moved
-    aside, and begins anew."""
+    """As `begin_folder` for a seed, whose folder is new, finished or to be resumed.
+
+    A folder without a complete checkpoint is moved aside, and the seed begins anew.
+    """
     folder = Path(args.output_dir)
     resuming = is_finished(folder) or seed_checkpoint(folder) is not None
     if not resuming:

@@ -143,7 +143,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             self._measured = None
 
     def measure(self, names: Collection[str]) -> dict[str, float]:
-        """Evaluate and predict the sets with results of these names ("eval", "predict_mm"); write metrics and predictions."""
+        """Evaluate and predict the sets with results of these names ("eval", "predict_mm"); write metrics and outputs."""
         metrics: dict[str, float] = {}
         for stem, sets in dict(eval=self.task.evaluation, predict=self.task.test).items():
             for set_name, measured in sets.items():
