@@ -298,29 +298,23 @@ def report(results: dict, timings: dict, answers: list) -> str:
     )  # fmt: skip
 
 
-def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
-    """README.md, the model card of the classifier: what `report` tells, in the form that the Hub reads.
+def card_facts(results: dict, timings: dict, sizes: dict):
+    """`RunFacts` for the model card of the classifier: the content of `report` in the form that the Hub reads.
 
     Args:
         sizes (`dict`): FULL or SHORT.
     """
-    from hf_deberta_ext.publishing.card import shown_number, write_card
-    from hf_deberta_ext.publishing.loading_code import loading_code
-    from hf_deberta_ext.publishing.results import eval_results
+    from hf_deberta_ext.publishing.card import shown_number
+    from hf_deberta_ext.publishing.facts import RunFacts
     from hf_deberta_ext.training.batch_size import versions
 
     corpus, seeds, python = results["corpus"], results["finetune_seeds"], results["versions"]["python"]
-    measured = eval_results(
-        {"accuracy": results["mean"]["pre-trained"]}, task_type="text-classification", dataset=None,
-        dataset_name=f"docstrings of Python {python}", sets={"": (None, "test")},
-        note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
-    )  # fmt: skip
+    measured_on = f"{corpus['test']:,} texts that were kept out of all trainings"
     shown = [
         table(results),
         results["comparison"]["verdict"],
-        f"Accuracy on {corpus['test']:,} texts that were kept out of all trainings. The folder holds the classifier of the "
-        f"seed {seeds[0]}: {results['test_accuracy']['pre-trained'][0]:.3f}.",
-        f"![Losses and accuracy during the trainings]({CURVES_FILE})",
+        f"Accuracy on {measured_on}. The folder holds the classifier of the seed {seeds[0]}: "
+        f"{results['test_accuracy']['pre-trained'][0]:.3f}.",
     ]
     limits = ["It shows the whole way and is small enough for two CPU cores: it is no model to build on."]
     if results["short"]:
@@ -331,20 +325,21 @@ def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
     limits.append(f"It reads the first {sizes['text_length']} tokens of a text.")
     if len(seeds) > 1:
         limits.append("The spread is over seeds of the fine-tuning, after one pre-training and with one split.")
-    else:
-        limits.append("It is one run: how much the results differ from seed to seed is not known.")
     labels = "\n".join(textwrap.wrap(f"Its labels are {', '.join(corpus['packages'])}.", 110))
-    write_card(
-        folder,
+    return RunFacts(
+        task=f"docstrings of Python {python}",
         opening="A DeBERTa text classifier (DebertaExtForSequenceClassification) that names the package of Python's\n"
         "standard library that a docstring is from, pre-trained and fine-tuned from nothing by examples/quickstart.py of\n"
         f"hf_deberta_ext. It has {shown_number(results['parameters']['classifier'])} parameters.\n{labels}",
-        load=loading_code(
-            "text-classification", folder.resolve().name, custom_code=True,
-            texts=("Return the value of the next header field.",),
-        ),
-        brings_code=True,
         results="\n\n".join(shown),
+        figure=CURVES_FILE,
+        sample_texts=["Return the value of the next header field."],
+        measured_on=measured_on,
+        scores={"accuracy": results["mean"]["pre-trained"]},
+        score_note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
+        sets={"": (None, "test")},
+        seeds=seeds,
+        language=["en"],
         training={
             "data": f"{corpus['docstrings']:,} docstrings and {corpus['topics']:,} `pydoc` topics of Python {python}, "
             f"{corpus['words']:,} words; names of packages and modules are replaced",
@@ -361,11 +356,7 @@ def write_model_card(folder: Path, results: dict, timings: dict, sizes: dict):
             "versions": versions() | results["versions"],
         },
         limits=limits,
-        metadata=dict(
-            language="en", pipeline_tag="text-classification", tags=["deberta", "hf_deberta_ext"], metrics=["accuracy"],
-            eval_results=measured,
-        ),
-    )  # fmt: skip
+    )
 
 
 def main():
@@ -380,6 +371,7 @@ def main():
     from hf_deberta_ext.analysis.plots import plot_curves
     from hf_deberta_ext.finetuning import docstrings as task
     from hf_deberta_ext.pretraining import train_byte_level_bpe
+    from hf_deberta_ext.publishing.card import write_run_card
     from hf_deberta_ext.tokenization import check_tokenizer
 
     transformers.logging.set_verbosity_error()
@@ -483,7 +475,7 @@ def main():
     (args.output_dir / RESULTS_FILE).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
     examples = list(zip(split.test, test_logits["pre-trained"], strict=True))
     (args.output_dir / REPORT_FILE).write_text(report(results, timings, examples), encoding="utf-8")
-    write_model_card(args.output_dir, results, timings, sizes)
+    write_run_card(args.output_dir, card_facts(results, timings, sizes))
 
     print(
         f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "

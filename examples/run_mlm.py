@@ -47,13 +47,13 @@ from hf_deberta_ext.pretraining import (
     PretrainingTrainer,
     evaluation_table,
     plot_objectives,
-    write_model_card,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.objectives import pair_objectives
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.tokenization import check_tokenizer
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
@@ -113,14 +113,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     if args.should_save:
         run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_objectives(trainer.state.log_history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
-        write_model_card(
-            args.output_dir,
-            metrics=metrics,
-            objectives=args.objectives,
-            facts=stages.card_facts(data_args, masking_args, options, args, trainer.state.global_step, run_report, reports),
-            parameters=model.num_parameters(),
-            **stages.card_content(data_args, model_args, args, run_report, reports),
-        )
+        titles = {name: OBJECTIVES[name].title for name in args.objectives}
+        weights = ", ".join(f"{titles[name]} (weight {weight:g})" for name, weight in args.objectives.items())
+        facts = stages.run_facts(
+            data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
+            reports=reports, rows={"objectives": weights}, objectives=titles,
+        )  # fmt: skip
+        write_run_card(args.output_dir, facts)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
     if args.push_to_hub:
         trainer.push_to_hub()

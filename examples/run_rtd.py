@@ -48,13 +48,14 @@ from hf_deberta_ext.pretraining import (
     recipe_arguments,
     recipe_table,
     replaced_token_table,
-    write_replaced_token_cards,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
-from hf_deberta_ext.pretraining.report import CURVES_FILE, learned_nothing
-from hf_deberta_ext.publishing.card import shown_source
+from hf_deberta_ext.pretraining.report import CURVES_FILE
+from hf_deberta_ext.publishing.card import write_run_card
+from hf_deberta_ext.publishing.facts import shown_source
+from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.tokenization import check_tokenizer
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
@@ -148,17 +149,14 @@ def run(model_args, joint_args, data_args, masking_args, args):
     )
     metrics = stages.train_and_evaluate(trainer, checkpoint)
     if args.should_save:
-        parameters = export(args.output_dir, tokenizer)
+        export(args.output_dir, tokenizer)
         run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_replaced_tokens(trainer.state.log_history, Path(args.output_dir, CURVES_FILE))
-        facts = stages.card_facts(data_args, masking_args, options, args, trainer.state.global_step, run_report, reports)
-        write_replaced_token_cards(
-            args.output_dir,
-            metrics=metrics,
-            facts=joint_facts(model.config, joint_args, args) | facts,
-            parameters=parameters,
-            **stages.card_content(data_args, model_args, args, run_report, reports),
-        )
+        facts = stages.run_facts(
+            data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
+            reports=reports, rows=joint_facts(model.config, joint_args, args),
+        )  # fmt: skip
+        write_run_card(args.output_dir, facts)
         print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
@@ -233,15 +231,14 @@ def shape(model: DebertaExtForPreTraining) -> str:
     return f"{', '.join(shapes)}, {model.num_parameters() / 1e6:.1f} million parameters"
 
 
-def export(folder: str, tokenizer) -> dict[str, int]:
-    """Writes discriminator/ and generator/ from the joint model that was saved; returns the parameters of all three."""
+def export(folder: str, tokenizer):
+    """Write discriminator/ and generator/ from the joint model that was saved."""
     model = DebertaExtForPreTraining.from_pretrained(folder, dtype=torch.float32)
     parts = dict(discriminator=model.export_discriminator(), generator=model.export_generator())
     for name, part in parts.items():
         with replaced_model(Path(folder, name)) as whole:
             part.save_pretrained(whole)
             tokenizer.save_pretrained(whole)
-    return {name: part.num_parameters() for name, part in dict(joint=model, **parts).items()}
 
 
 def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args: ReplacedTokenArguments) -> dict:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         raise ValueError(f"--check sets no metadata: leave {' and '.join(given)} out")
     file = arguments.folder / "README.md"
     if not arguments.check:
-        from ..publishing.model_card import write_model_card
+        from ..publishing.card import write_model_card
 
         there, before = file.is_file(), _moved_aside(arguments.folder)
         given = {name: getattr(arguments, name) for name in METADATA}
@@ -64,7 +64,7 @@ def _moved_aside(folder: Path) -> set[Path]:
 
 def _judge(file: Path, *, show: bool) -> int:
     """Prints what is wrong, the way out of it, and what is missing; 1 where something is wrong."""
-    from ..publishing.model_card import card_problems, metadata_problems, missing_metadata
+    from ..publishing.card_checks import card_problems, metadata_problems, missing_metadata
 
     try:
         text = file.read_text(encoding="utf-8")

@@ -5,10 +5,10 @@ A script is the name of its data class: `main(TextClassificationData, TextClassi
 """
 
 import copy
-import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch import nn
 from transformers import PretrainedConfig, set_seed
 from transformers.utils import logging
 
+from ..publishing.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
 from ..training.run_folder import repeated_arguments
 from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
-from .cards import summarise_seeds, summary_table
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe, recipe_hint
 from .reports import PreparedRun, report_run, report_seeds
@@ -32,6 +32,16 @@ from .trainer import TaskTrainer, check_arguments, set_prefix
 __all__ = ["main", "run"]
 
 logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run whose folder is made: what it works with, and where it goes on."""
+
+    prepared: PreparedRun
+    args: FineTuningArguments
+    checkpoint: str | None
+    model: nn.Module
 
 
 def main(
@@ -51,10 +61,11 @@ def main(
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
     """
     with ExitOnUserError() as program:
-        prepared = prepare(read, *parse(argv, data_arguments, description=description))
+        data_args, model_args, args, given = parse(argv, data_arguments, description=description)
+        begun = _begin(read, data_args, model_args, args, given)
         program.show_traceback = True
         program.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
-        return run_prepared(prepared)
+        return _work(begun)
 
 
 def run(
@@ -62,45 +73,42 @@ def run(
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
-    given_flags: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run all stages; returns the metrics, of several seeds mean, standard deviation and values.
+    """All stages; returns what was measured, of several seeds mean, standard deviation and values.
 
     Args:
-        given_flags (`dict`, *optional*): flags of the command line, by name: defaults that depend on the task spare them.
+        given (`dict`, *optional*): flags that were given, by name: defaults that depend on the task spare them.
 
     Raises:
         ValueError: whatever is wrong with flags, data, model or folder, before anything is written; or a loss that is not
             finite.
-        OSError: the model does not exist.
+        OSError: a model that is not there.
         ImportError: a package that a flag needs is not installed.
     """
-    return run_prepared(prepare(read, data_args, model_args, args, given_flags or {}))
+    return _work(_begin(read, data_args, model_args, args, given or {}))
 
 
-# ------- before the training
-
-
-def prepare(
+def _begin(
     read: Callable[[Any, ModelArguments], TaskData],
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
-    given_flags: Mapping[str, Any],
-) -> PreparedRun:
-    """The stages before the training; the folder is made at their end. Arguments and errors as in `run`."""
+    given: Mapping[str, Any],
+) -> _Begun:
+    """The stages before the training; the folder is made at their end."""
     if args.process_index:
         logging.set_verbosity_error()
 
-    # 1. Errors show here, before anything long begins.
-    check_flags(model_args, args)
+    # 1. What is wrong shows here, before anything long begins.
+    _check(data_args, model_args, args)
     check_overwrite(data_args, model_args, args)
     checkpoint = first_checkpoint(args)
 
-    # 2. Data, configuration and tokenizer
+    # 2. Data, model and tokenizer
     with args.main_process_first(desc="reading data and configuration"):
         data = read(data_args, model_args)
-        check_sets(args, do_train=data.num_train, do_eval=data.num_evaluation)
+        _check_parts(args, dict(do_train=data.num_train, do_eval=data.num_evaluation))
         config = load_config(model_args, data_args)
         if hasattr(data, "use_label_order"):
             data.use_label_order(config.label2id)
@@ -108,7 +116,7 @@ def prepare(
         prefix_space = getattr(data, "needs_prefix_space", False)
         tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
     if args.recipe is not None:
-        set_recipe_fields(args.recipe, config, data_args, model_args)
+        _use_recipe(args.recipe, config, data_args, model_args)
     if args.do_train:
         for warning in divergence_warnings(config, args, model_args.model_name_or_path, lora=model_args.lora):
             logger.warning(warning)
@@ -116,26 +124,39 @@ def prepare(
     # 3. Texts -> features
     with args.main_process_first(desc="tokenising"):
         task = data.encode(tokenizer, config)
-    check_sets(args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
-    set_best_metric(task, args, given_flags)
+    parts = dict(do_train=task.train, do_eval=task.evaluation, do_predict=task.test)
+    _check_parts(args, {name: len(part or ()) for name, part in parts.items()})
+    _choose_best_by(task, args, given)
 
     # 4. Model and folder
-    prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args, args, checkpoint)
-    model = build_model(prepared, [*args.seeds, args.seed][0])
+    prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args)
+    model = _get_model(prepared, args, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
             begin_folder(args, repeated_arguments((data_args, model_args), args))
-    return dataclasses.replace(prepared, model=model)
+    return _Begun(prepared, args, checkpoint, model)
 
 
-def check_flags(model_args: ModelArguments, args: FineTuningArguments):
-    """Check flags that depend on one another.
+def _work(begun: _Begun) -> dict[str, Any]:
+    """Train, evaluate, predict, report."""
+    if begun.args.seeds:
+        metrics = _run_seeds(begun.prepared, begun.args, begun.model)
+    else:
+        metrics = _run_one(begun.prepared, begun.args, begun.checkpoint, begun.model)
+    leave_together()
+    return metrics
+
+
+# ------- what is checked first
+
+
+def _check(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
+    """Flags that are wrong together.
 
     Raises:
-        ValueError: says which are wrong.
+        ValueError: says which.
     """
-    model = model_args.model_name_or_path
-    if model is None:
+    if model_args.model_name_or_path is None:
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
     if model_args.dtype == "float16" and args.do_train:
         raise ValueError(
@@ -147,34 +168,32 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
     check_arguments(args)
     if model_args.lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft: pip install peft")
-    if model_args.lora and args.push_to_hub and Path(model).exists():
+    if model_args.lora and args.push_to_hub and Path(model_args.model_name_or_path).exists():
         raise ValueError(
-            f"--push_to_hub of an adapter whose model {model} is on this machine: nobody could load it. Push that model "
-            "first, and give its Hub id as --model_name_or_path"
+            f"--push_to_hub of an adapter whose model {model_args.model_name_or_path} is on this machine: nobody could load "
+            "it. Push that model first, and give its Hub id as --model_name_or_path"
         )
-    if str(args.resume_from_checkpoint).lower() == "false":
+    if args.resume_from_checkpoint is not None and str(args.resume_from_checkpoint).lower() == "false":
         args.resume_from_checkpoint = None
-    if args.resume_from_checkpoint is not None and not args.do_train:
-        raise ValueError("--resume_from_checkpoint is for training: give --do_train")
+    if args.resume_from_checkpoint is not None:
+        if not args.do_train:
+            raise ValueError("--resume_from_checkpoint is for training: give --do_train")
 
 
-def check_sets(args: FineTuningArguments, **counts: int):
-    """Check that --do_train, --do_eval and --do_predict have data, by the number of examples or sets of each.
-
-    --eval_strategy sets do_eval.
-    """
+def _check_parts(args: FineTuningArguments, counts: Mapping[str, int]):
+    """What is to be done has data to be done with; --eval_strategy sets do_eval."""
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
-    for flag, count in counts.items():
-        if getattr(args, flag) and not count:
-            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or data set of the Hub that has some")
+    for name, count in counts.items():
+        if getattr(args, name) and not count:
+            raise ValueError(f"--{name} has no data: give --{files[name]}, or a task or data set of the Hub that has some")
 
 
-def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI."""
+def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
+    """The part of a recipe that is in the model: dropout, and a new head where it begins at a model of MNLI."""
     recipe = find_recipe(name, data_args.task_name)
     dropout = recipe.classifier_dropout
-    overridden = {override.partition("=")[0].strip() for override in (model_args.config_overrides or "").split(",")}
-    if not set_classifier_dropout(config, dropout, overridden):
+    given = {part.partition("=")[0].strip() for part in (model_args.config_overrides or "").split(",")}
+    if not set_classifier_dropout(config, dropout, given):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
@@ -182,113 +201,125 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
         logger.warning(hint)
 
 
-def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
-    """Choose the best checkpoint by the task's own metric on its first set, not by the loss, unless a flag names one."""
-    if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
+def _choose_best_by(task: EncodedTask, args: FineTuningArguments, given: Mapping[str, Any]):
+    """The task's own metric on its first set says which checkpoint is best, not the loss, unless a flag does."""
+    if "metric_for_best_model" not in given and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
-    certain = {
+    known = {
         f"{set_prefix('eval', name)}_{metric}"
-        for name, evaluated in task.evaluation.items()
-        for metric in (task.metric, *(["loss"] if "labels" in evaluated.rows.column_names else []))
+        for name, part in task.evaluation.items()
+        for metric in (task.metric, *(["loss"] if "labels" in part.rows.column_names else []))
     }
     best = args.metric_for_best_model
-    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & certain:
+    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & known:
         # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
         args.eval_on_start = True
 
 
-def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
-    """Load the model with which the training begins, and draw its new weights from the seed.
+# ------- one run, and several
+
+
+def _get_model(prepared: PreparedRun, args: FineTuningArguments, seed: int) -> nn.Module:
+    """The model as the training begins with it; new weights are drawn from the seed.
 
     Raises:
-        ValueError: the model does not fit the task, the flags, or SiFT.
+        ValueError: there are new weights, and no training.
     """
-    model_args, args = prepared.model_args, prepared.args
+    model_args = prepared.model_args
     set_seed(seed)
-    config = copy.deepcopy(prepared.config)
-    model, new_weights = load_model(
-        model_args, prepared.data_args, config, prepared.data.auto_class, is_trained=args.do_train
-    )
+    model, new_weights = load_model(model_args, prepared.data_args, copy.deepcopy(prepared.config), prepared.data.auto_class)
+    if new_weights and not args.do_train:
+        raise ValueError(
+            f"{model_args.model_name_or_path} lacks {', '.join(new_weights)}: its answers would be random; give --do_train, "
+            "or a model that is fine-tuned for this task"
+        )
     if args.sift_weight:
+        # Raises where there is none.
         embedding_norm(model, args.sift_layer_norm)
     if not model_args.lora or hasattr(model, "peft_config"):
         return model
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
 
 
-# ------- one run, and several
-
-
-def run_prepared(prepared: PreparedRun) -> dict[str, Any]:
-    """Train, evaluate, predict and report, with one seed or with several."""
-    metrics = run_seeds(prepared) if prepared.args.seeds else run_seed(prepared)
-    leave_together()
-    return metrics
-
-
-def run_seed(prepared: PreparedRun) -> dict[str, float]:
-    """Train, evaluate and predict as the flags say, into `output_dir`."""
-    args = prepared.args
-    trainer = TaskTrainer(prepared.model, args, task=prepared.task, processing_class=prepared.tokenizer)
-    metrics = {}
+def _run_one(prepared: PreparedRun, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
+    """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
+    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    measured = trainer.train_and_save(checkpoint, train_samples=prepared.data.num_train) if args.do_train else {}
+    measured |= _measure(prepared, trainer, _stems(prepared.task, args))
     if args.do_train:
-        metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
-    metrics |= trainer.measure(result_names(prepared.task, args))
-    if args.do_train:
-        report(prepared, trainer, metrics)
+        _report(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
-    return metrics
+    return measured
 
 
-def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
-    """Names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
+def _report(prepared: PreparedRun, trainer: TaskTrainer):
+    trainer.save_state()
+    if trainer.args.should_save:
+        report_run(prepared, trainer)
+
+
+def _stems(task: EncodedTask, args: FineTuningArguments) -> list[str]:
+    """What the results are called that --do_eval and --do_predict ask for."""
     evaluated = [set_prefix("eval", name) for name in task.evaluation] if args.do_eval else []
     return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
 
 
-def report(prepared: PreparedRun, trainer: TaskTrainer, metrics: Mapping[str, float]):
-    """Save the log, and write what `report_run` writes."""
-    trainer.save_state()
-    if trainer.args.should_save:
-        report_run(prepared, trainer, metrics)
+def _measure(prepared: PreparedRun, trainer: TaskTrainer, stems: Sequence[str]) -> dict[str, float]:
+    """Evaluates and predicts on the sets whose results have these names, and writes both."""
+    task, folder, measured = prepared.task, Path(trainer.args.output_dir), {}
+    for name, evaluated in task.evaluation.items():
+        if (stem := set_prefix("eval", name)) in stems:
+            measured |= trainer.record(stem, trainer.evaluate({name: evaluated}))
+            if trainer.args.should_save:
+                evaluated.write(trainer.predictions[stem], folder, stem)
+    for name, predicted in task.test.items():
+        if (stem := set_prefix("predict", name)) in stems:
+            output = trainer.predict_set(predicted, stem)
+            measured |= trainer.record(stem, output.metrics)
+            if trainer.args.should_save:
+                predicted.write(output.predictions, folder, stem)
+    return measured
 
 
-def run_seeds(prepared: PreparedRun) -> dict[str, Any]:
-    """Run each seed in a folder of its own; finished ones stay, and the one that was stopped goes on."""
-    args, model, results = prepared.args, prepared.model, {}
+def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+    """A run in a folder of its own for each seed; those that are finished stay, and the one that was stopped goes on.
+
+    Args:
+        model: of the first seed.
+    """
+    results = {}
     for seed in args.seeds:
-        folder = Path(args.output_dir, f"seed-{seed}")
-        seed_args = copy.copy(args)
-        seed_args.seed, seed_args.output_dir = seed, str(folder)
+        own = copy.copy(args)
+        own.seed, own.output_dir = seed, str(Path(args.output_dir, f"seed-{seed}"))
         with args.main_process_first(local=False, desc="making the folder"):
             if args.should_save:
-                begin_seed(seed_args, repeated_arguments((prepared.data_args, prepared.model_args), seed_args))
-        seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
+                begin_seed(own, repeated_arguments((prepared.data_args, prepared.model_args), own))
+        folder = Path(own.output_dir)
         if is_finished(folder):
-            results[seed] = complete_run(seed_run)
+            results[seed] = _complete(prepared, own, model)
         else:
-            results[seed] = run_seed(dataclasses.replace(seed_run, model=model or build_model(seed_run, seed)))
-        # New weights of the other seeds are their own.
+            model = _get_model(prepared, own, seed) if model is None else model
+            results[seed] = _run_one(prepared, own, seed_checkpoint(folder), model)
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
-        report_seeds(prepared, args, summary, results)
+        report_seeds(prepared, args, summary)
         print(f"\n{summary_table(summary)}\n", flush=True)
     return summary
 
 
-def complete_run(prepared: PreparedRun) -> dict[str, Any]:
-    """Return the metrics of a finished run; those that its flags did not ask for are measured now, with its saved model."""
-    folder, args = Path(prepared.args.output_dir), prepared.args
-    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    missing = [name for name in result_names(prepared.task, args) if not (folder / f"{name}_results.json").is_file()]
+def _complete(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
+    """What a finished run has measured; what it was not asked for then is measured now, with the model that it saved."""
+    folder = Path(args.output_dir)
+    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    missing = [stem for stem in _stems(prepared.task, args) if not (folder / f"{stem}_results.json").is_file()]
     if not missing:
-        return metrics
-    model = prepared.model or build_model(prepared, args.seed)
+        return results
+    model = _get_model(prepared, args, args.seed) if model is None else model
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.restore(folder)
-    metrics |= trainer.measure(missing)
-    report(prepared, trainer, metrics)
-    return metrics
+    results |= _measure(prepared, trainer, missing)
+    _report(prepared, trainer)
+    return results

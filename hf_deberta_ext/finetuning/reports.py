@@ -3,22 +3,22 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..analysis.plots import plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
-from ..publishing.card import shown_source
+from ..publishing.card import write_run_card
+from ..publishing.card_metadata import as_list, is_hub_id
+from ..publishing.facts import RunFacts, shown_source
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import replace_text
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
-from .cards import TaskFacts, task_limits, write_seeds_card, write_task_card
 from .input_lengths import longest_row
 from .task import EncodedTask, TaskData
 from .tasks.glue import KnownTask
@@ -33,7 +33,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose texts are features and whose folder is made; several seeds differ in `args`, `checkpoint` and `model`."""
+    """What a run works with once its texts are features; all seeds share it."""
 
     data: TaskData
     task: EncodedTask
@@ -41,63 +41,47 @@ class PreparedRun:
     tokenizer: PreTrainedTokenizerBase
     data_args: DataArguments
     model_args: ModelArguments
-    args: FineTuningArguments
-    checkpoint: str | None
-    model: nn.Module | None = None
 
 
-def report_run(prepared: PreparedRun, trainer: TaskTrainer, measured: Mapping[str, float]):
+def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     """Curves and card of one run. Of a resumed run that had finished, the training's results are those written then."""
     args, folder = trainer.args, Path(trainer.args.output_dir)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8")) | dict(measured)
-    facts = _facts(prepared, args, folder, results=results, steps=trainer.state.global_step)
-    write_task_card(
-        folder,
+    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    facts = _facts(prepared, args, results=results, steps=trainer.state.global_step)
+    facts = replace(
         facts,
-        metrics=results,
-        model=type(inner).__name__,
+        seeds=[args.seed],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        evaluated_on=_evaluation_files(prepared),
-        limits=_limits(prepared, args, facts, results, [args.seed]),
+        trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         figure=_draw_curves(prepared, trainer.state.log_history, folder),
     )
+    write_run_card(folder, facts)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _evaluation_files(prepared: PreparedRun) -> str | None:
-    """Names of the files that results are of, or None where they are of the data set."""
+def _evaluation_files(prepared: PreparedRun) -> list[Path]:
+    """The files that results are of; none where they are of a data set."""
     files = named_files(prepared.data_args.validation_file, what="--validation_file")
-    return shown_files([path for paths in files.values() for path in paths]) or None
+    return [Path(path) for paths in files.values() for path in paths]
 
 
 def _facts(
-    prepared: PreparedRun,
-    args: FineTuningArguments,
-    folder: Path,
-    *,
-    results: Mapping[str, Any],
-    steps: int | None = None,
-) -> TaskFacts:
-    """What the cards say of data, recipe and hardware.
+    prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: int | None = None
+) -> RunFacts:
+    """Data, recipe and hardware of a run for its card.
 
     Args:
-        folder (`Path`): of a model, which tells what its code and its adapter are.
         results (`dict`): of all_results.json; of several seeds nothing.
     """
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
-    config, adapter = (_read(folder / name) for name in ("config.json", "adapter_config.json"))
     # A data set may be a folder, too, of which only the name is shown.
     from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
+    longest, base = longest_row(prepared.task.train), model_args.model_name_or_path
+    measured = {file.resolve() for file in _evaluation_files(prepared)}
     training = {
         "data": shown_source(data.dataset),
         "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
-        "longest input": longest_row(prepared.task.train),
+        "longest input": longest,
         "steps": steps or (args.max_steps if args.max_steps > 0 else None),
         "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
@@ -108,21 +92,26 @@ def _facts(
         "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}" if model_args.lora else None,
         "seed": None if args.seeds else args.seed,
     }
-    return TaskFacts(
+    return RunFacts(
         task=data.name,
         pipeline=data.pipeline,
-        dataset=shown_source(data.dataset),
-        from_hub=from_hub,
+        measured_on=shown_files(_evaluation_files(prepared)) or f"the validation data of {shown_source(data.dataset)}",
         sets=_sets(prepared, from_hub),
+        datasets=[data.dataset] if from_hub and is_hub_id(data.dataset) else [],
+        base_model=None if model_args.from_scratch else shown_source(base),
+        base_model_id=None if model_args.from_scratch or Path(base).exists() or not is_hub_id(base) else base,
+        base_revision=model_args.model_revision,
+        from_scratch=model_args.from_scratch,
         training={name: value for name, value in training.items() if value is not None},
         hardware=hardware_facts(args, parameters=model_args.dtype, results=results),
-        base_model=None if model_args.from_scratch else model_args.model_name_or_path,
-        base_revision=model_args.model_revision,
-        adapter_base=adapter.get("base_model_name_or_path"),
-        custom_code="auto_map" in config,
         text_columns=getattr(data, "text_columns", ()),
-        problem_type=data.config_fields().get("problem_type"),
-        language=data_args.card_language or (_xnli_languages(data) if from_hub else None),
+        longest=longest,
+        train_samples=data_args.max_train_samples,
+        eval_samples=data_args.max_eval_samples,
+        seeds=args.seeds,
+        best_chosen=args.load_best_model_at_end,
+        trained_on_results=bool(measured & {Path(path).resolve() for path in data_args.train_file}),
+        language=as_list(data_args.card_language) or (_xnli_languages(data) if from_hub else []),
         license=model_args.license,
     )
 
@@ -135,29 +124,11 @@ def _sets(prepared: PreparedRun, from_hub: bool) -> dict[str, tuple[str | None, 
     return {name: (None, "validation") for name in prepared.task.evaluation}
 
 
-def _xnli_languages(data: TaskData) -> list[str] | None:
+def _xnli_languages(data: TaskData) -> list[str]:
     """Of XNLI the configurations are languages."""
     if data.name != "xnli":
-        return None
+        return []
     return [*dict.fromkeys([*data.task.train[:1], *(language for language, _ in data.task.evaluation.values())])]
-
-
-def _limits(
-    prepared: PreparedRun, args: FineTuningArguments, facts: TaskFacts, results: Mapping[str, Any], seeds: Sequence[int]
-) -> list[str]:
-    files = named_files(prepared.data_args.validation_file, what="--validation_file")
-    measured = {Path(path).resolve() for paths in files.values() for path in paths}
-    return task_limits(
-        facts,
-        metrics=results,
-        measured_on=_evaluation_files(prepared) or f"the validation data of {facts.dataset}",
-        longest=longest_row(prepared.task.train),
-        seeds=seeds,
-        chosen=args.load_best_model_at_end,
-        seen=bool(measured & {Path(path).resolve() for path in prepared.data_args.train_file}),
-        train_samples=prepared.data_args.max_train_samples,
-        eval_samples=prepared.data_args.max_eval_samples,
-    )
 
 
 def _draw_curves(prepared: PreparedRun, history: list[dict[str, Any]], folder: Path) -> str | None:
@@ -174,13 +145,11 @@ def _draw_curves(prepared: PreparedRun, history: list[dict[str, Any]], folder: P
     return CURVES_FILE
 
 
-def report_seeds(
-    prepared: PreparedRun, args: FineTuningArguments, summary: Mapping[str, Any], results: Mapping[int, Mapping[str, Any]]
-):
+def report_seeds(prepared: PreparedRun, args: FineTuningArguments, summary: Mapping[str, Any]):
     """all_results.json, a figure and a card over all seeds.
 
     Args:
-        summary (`dict`): what `summarise_seeds` returned for `results`, what each seed has measured.
+        summary (`dict`): the result of `summarise_seeds`.
     """
     folder, data, task = Path(args.output_dir), prepared.data, prepared.task
     replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
@@ -190,8 +159,4 @@ def report_seeds(
     if scores and importlib.util.find_spec("matplotlib") is not None:
         plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
         figure = SEEDS_FILE
-    facts = _facts(prepared, args, folder / f"seed-{args.seeds[0]}", results={})
-    measured = next(iter(results.values()))
-    write_seeds_card(
-        folder, facts, summary=summary, limits=_limits(prepared, args, facts, measured, args.seeds), figure=figure
-    )
+    write_run_card(folder, replace(_facts(prepared, args, results={}), figure=figure))

@@ -6,6 +6,7 @@ from typing import Any
 
 _MODULES = {
     ".analysis.embedding_similarity": ("average_cosine_similarity",),
+    ".publishing.results": ("replaced_token_table",),
     "corpus": ("load_corpus", "texts"),
     "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"),
     "masking": ("MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"),
@@ -13,14 +14,7 @@ _MODULES = {
     "packing": ("PackingReport", "pack"),
     "recipes": ("RECIPES", "Recipe", "recipe_arguments", "recipe_table"),
     "replaced_token_trainer": ("ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"),
-    "report": (
-        "evaluation_table",
-        "plot_objectives",
-        "plot_replaced_tokens",
-        "replaced_token_table",
-        "write_model_card",
-        "write_replaced_token_cards",
-    ),
+    "report": ("evaluation_table", "plot_objectives", "plot_replaced_tokens"),
     "run_arguments": ("DataArguments", "MaskingArguments", "ModelArguments"),
     "span_boundary": ("SpanBoundaryHead", "span_boundaries"),
     "tokenizer_training": ("tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"),

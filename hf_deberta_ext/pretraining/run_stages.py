@@ -11,8 +11,8 @@ from transformers import TrainingArguments
 
 from ..data.columns import first
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.card import shown_source
-from ..publishing.card_metadata import is_hub_id
+from ..publishing.card_metadata import as_list, is_hub_id
+from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
@@ -22,7 +22,7 @@ from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
-from .report import pretraining_limits
+from .report import CURVES_FILE
 from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 __all__ = [
-    "card_content",
-    "card_facts",
     "corpora",
     "fit_to_tokenizer",
     "get_tokenizer",
     "numbered_examples",
+    "run_facts",
     "train_and_evaluate",
     "trained_tokenizer",
     "write_run_report",
@@ -194,25 +193,31 @@ def write_run_report(
     return facts
 
 
-def card_facts(
+def run_facts(
     data_args: DataArguments,
+    model_args: ModelArguments,
     masking_args: MaskingArguments,
     options: MaskingOptions,
     args: TrainingArguments,
+    *,
     steps: int,
     run_report: Mapping[str, Any],
     reports: Mapping[str, PackingReport],
-) -> dict[str, Any]:
-    """Rows of the table of the training in a model card.
+    rows: Mapping[str, Any],
+    objectives: Mapping[str, str] | None = None,
+) -> RunFacts:
+    """Facts of a pre-training for its model cards.
 
     Args:
         steps (`int`): that were taken.
-        run_report (`dict`): what `write_run_report` returned.
+        run_report (`dict`): the result of `write_run_report`.
+        rows (`dict`): of the table of the training, before the usual ones.
+        objectives (`dict[str, str]`, *optional*): name in the results -> title.
     """
     masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
     copies = masking_args.masking_duplicates
     tokenizer = {name: shown_source(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
-    return {
+    training = {
         "data": [shown_source(source) for source in data_args.train_data],
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
         **{f"packed, {name}": report.summary() for name, report in reports.items()},
@@ -223,35 +228,25 @@ def card_facts(
         "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
         "seed": args.seed,
     }
-
-
-def card_content(
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    args: TrainingArguments,
-    run_report: Mapping[str, Any],
-    reports: Mapping[str, PackingReport],
-) -> dict[str, Any]:
-    """Arguments of `write_model_card` beside results and recipe.
-
-    Args:
-        run_report (`dict`): what `write_run_report` returned.
-    """
     results = Path(args.output_dir, "all_results.json")
-    train = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
-    names = ", ".join(map(shown_source, data_args.validation_data))
-    packed = reports.get("train")
-    hub = [source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)]
+    hardware = hardware_facts(args, results=json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {})
+    versions_row = {"versions": hardware.pop("versions")}
     # Of a run that was resumed nobody knows how long it took.
-    whole = {"seconds of all stages": run_report["seconds"]} if args.resume_from_checkpoint is None else {}
-    hardware = hardware_facts(args, results=train)
-    used = {"versions": hardware.pop("versions")}
-    return dict(
-        hardware=hardware | whole | used,
-        limits=pretraining_limits(
-            seed=args.seed, max_length=data_args.max_length, held_out=names or None,
-            tokens=None if packed is None else packed.packed_tokens, language=data_args.language,
-            base_model=model_args.model,
-        ),
-        base_model=model_args.model, language=data_args.language, license=model_args.license, datasets=hub,
-    )  # fmt: skip
+    seconds = {"seconds of all stages": run_report["seconds"]} if args.resume_from_checkpoint is None else {}
+    base, packed = model_args.model, reports.get("train")
+    return RunFacts(
+        objectives=objectives or {},
+        measured_on=", ".join(map(shown_source, data_args.validation_data)) or None,
+        datasets=[source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)],
+        base_model=None if base is None else shown_source(base),
+        base_model_id=None if base is None or Path(base).exists() or not is_hub_id(base) else base,
+        from_scratch=base is None,
+        training={**rows, **training},
+        hardware=hardware | seconds | versions_row,
+        longest=data_args.max_length,
+        tokens=None if packed is None else packed.packed_tokens,
+        seeds=[args.seed],
+        language=as_list(data_args.language),
+        license=model_args.license,
+        figure=CURVES_FILE,
+    )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishing on the Hub: a push that looks before it sends, what it checks, and model cards."""
 
+from .card import write_model_card
+from .card_checks import card_problems
 from .changes import FileChange, PushReport
 from .folder_checks import check_folder
-from .model_card import card_problems, write_model_card
 from .push import push
 from .transfer import PushError
 

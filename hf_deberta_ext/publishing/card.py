@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model cards in Markdown: the frame, which pre-training and fine-tuning fill."""
+"""The model card of a folder: one template, filled with the facts that the files in the folder hold, or a card completed."""
 
 import os
 import re
@@ -7,33 +7,175 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "LOADING_LINES", "base_model_names", "facts_table", "pin_loading_lines", "render_card", "shown_number", "shown_source",
-    "write_card",
-]  # fmt: skip
+from .card_checks import split_card
+from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
+from .facts import HALVES, ModelFolder, RunFacts, read_folder, save_run_facts, shown_source
+from .loading_code import AUTO_MODELS, loading_code, sample_texts
+from .results import (
+    eval_results,
+    is_score,
+    learned_nothing,
+    measured_metrics,
+    number_of_examples,
+    objectives_table,
+    replaced_token_table,
+    results_table,
+    summary_table,
+)
 
+__all__ = ["card_text", "facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
+
+CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
-# How the code that loads a model begins; whoever publishes the model replaces both lines.
-LOADING_LINES = """repo = "{repo}"  # the path of this folder, or its id on the Hub
-revision = None  # on the Hub: a tag or commit, which pins weights and code"""
-PUBLISHED_LINES = """repo = "{repo}"
-revision = "{revision}"  # pins weights and code"""
-UNPINNED_LINES = """repo = "{repo}"
-revision = "{revision}"  # for good: the id of a commit, huggingface_hub.model_info(repo).sha, pins weights and code"""
-_REPO_LINE = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
+NOUNS = {
+    "fill-mask": "masked language model",
+    "text-classification": "model for text classification",
+    "token-classification": "model for token classification",
+    "question-answering": "model for question answering",
+    "multiple-choice": "model for multiple choice",
+    "fine-tune": "encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
+    "joint": "Generator and discriminator of replaced token detection (DeBERTaV3)",
+    "encoder": "encoder",
+}
+FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
+# Below so many examples the chance of the sample is larger than most differences that people report.
+FEW_EXAMPLES = 1000
+# Published models have read billions: 78 GB of text (DeBERTa) to 160 GB (DeBERTaV3).
+FEW_TOKENS = 10_000_000
+EXPLAINED = {
+    "mlm": "Each loss is a mean over the targets of its objective, in held-out text. Perplexity is the exponential of the "
+    "loss under the mask.",
+    "rtd": "In held-out text. The generator's loss is a mean over masked tokens; perplexity is its exponential. The "
+    "discriminator tells which tokens were replaced, {eval_replaced_share:.2%} of them: a sample that equals the original "
+    "counts as original. Who knows only this share would have a loss of {eval_discriminator_guess_loss:.4f}. Precision and "
+    "recall are those of the replaced tokens, at a probability of 1/2. The average cosine similarity of word embeddings is "
+    "{eval_generator_similarity:.4f} in the generator and {eval_discriminator_similarity:.4f} in the discriminator.",
+}
+CAPTIONS = {
+    "task": "Losses and metrics during the training",
+    "mlm": "Losses and held-out loss during the training",
+    "rtd": "Losses, precision and recall during the training",
+    "seeds": "The scores of the seeds",
+}
 
 
-def write_card(folder: str | os.PathLike, **content: Any) -> Path:
-    """Writes README.md, the model card that the Hub shows, into the folder of a model; `content` is `render_card`'s."""
+def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
+    """Keep the facts of a run in its run_report.json, and write the card of its model; of a joint model those of its halves
+    too."""
+    save_run_facts(folder, facts)
+    model = read_folder(folder)
+    for half in HALVES if model.is_joint else ():
+        _write(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
+    return _write(model.folder / CARD, card_text(model))
+
+
+def write_model_card(
+    folder: str | os.PathLike,
+    *,
+    language: str | Sequence[str] | None = None,
+    license: str | None = None,
+    base_model: str | None = None,
+    datasets: str | Sequence[str] | None = None,
+    tags: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Path:
+    """Write README.md, the model card, into the folder of a model; an existing card keeps its text and gets these metadata.
+
+    A card is built from config.json (or adapter_config.json), the headers of the .safetensors, and as far as they are there
+    from what a run leaves: *_results.json, run_report.json, or else trainer_state.json and run_arguments.json. Of a joint
+    model its folders discriminator and generator get cards too, where they have none.
+
+    Args:
+        language (`str` or `list[str]`, *optional*): ISO 639 codes, with a region or without (pt, pt-BR): the Hub lists
+            models by the language alone, so give both.
+        license (`str`, *optional*): as the Hub calls it.
+        base_model (`str`, *optional*): the Hub id of the model that this one began as.
+        datasets (`str` or `list[str]`, *optional*): ids on the Hub of the data that it was trained on.
+        tags (`list[str]`): more of them.
+        overwrite (`bool`): build the card anew though there is one, whose text, unless it is the one that is built, is kept
+            beside it as README.md.old-1 (-2, ...).
+
+    Returns:
+        `Path`: the card.
+
+    Raises:
+        ValueError: it is no folder of a model, one of its files is damaged, a name is none that the Hub knows, or the
+            metadata of the card that is there cannot be read.
+    """
     folder = Path(folder)
-    text = render_card(
-        **{"title": folder.resolve().name, **{name: value for name, value in content.items() if value is not None}}
-    )
-    # Whole or not at all: a card is the last thing that a run writes.
-    file, part = folder / "README.md", folder / "README.md.part"
-    part.write_text(text, encoding="utf-8")
+    check_metadata(language=language, license=license)
+    for name, ids in (("base_model", base_model), ("datasets", datasets)):
+        if wrong := [each for each in as_list(ids) if not is_hub_id(each)]:
+            raise ValueError(f"--{name}: {wrong[0]!r} is no id of the Hub, owner/name")
+    metadata = dict(
+        language=one_or_list(as_list(language)), license=license, base_model=base_model,
+        datasets=as_list(datasets) or None, tags=as_list(tags) or None,
+    )  # fmt: skip
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    if not overwrite and (folder / CARD).is_file():
+        return _complete(folder / CARD, metadata)
+    model = read_folder(folder)
+    card = _replace(model, metadata)
+    for half in HALVES if model.is_joint else ():
+        if (folder / half / "config.json").is_file() and (overwrite or not (folder / half / CARD).is_file()):
+            _replace(read_folder(folder / half), metadata)
+    return card
+
+
+def _replace(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
+    """Build the card; the existing one is moved aside, if its text differs."""
+    file, text = model.folder / CARD, card_text(model, metadata)
+    if file.is_file():
+        old = file.read_bytes()
+        # Below the metadata, which the flags of the command may have changed.
+        before, after = (split_card(card)[1].strip() for card in (old.decode("utf-8", errors="replace"), text))
+        if before != after:
+            number = 1
+            while (aside := file.with_name(f"{CARD}.old-{number}")).exists():
+                number += 1
+            aside.write_bytes(old)
+    return _write(file, text)
+
+
+def _complete(file: Path, metadata: Mapping[str, Any]) -> Path:
+    """Set metadata of a card; its text, its line ends and its other metadata stay.
+
+    Raises:
+        ValueError: its metadata cannot be read.
+    """
+    import yaml
+    from huggingface_hub import ModelCard
+
+    if not metadata:
+        return file
+    way_out = "correct it, or build the card anew with --overwrite, which keeps this one beside it"
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            text = stream.read()
+        block, *_ = split_card(text)
+        # Without metadata the client would warn that there are none.
+        card = ModelCard(text if block is not None else f"---\n{{}}\n---\n\n{text}")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error}; {way_out}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"the metadata of {file} cannot be read: {' '.join(str(error).split())}; {way_out}") from error
+    for name, value in metadata.items():
+        if name == "tags":
+            value = [*dict.fromkeys([*as_list(card.data.tags), *value])]
+        card.data[name] = value
+    return _write(file, str(card))
+
+
+def _write(file: Path, text: str) -> Path:
+    """Atomic: a card is the last file that a run writes."""
+    part = file.with_name(f"{file.name}.part")
+    with open(part, "w", encoding="utf-8", newline="") as stream:
+        stream.write(text)
     os.replace(part, file)
     return file
+
+
+# ------- the template
 
 
 def render_card(
@@ -44,67 +186,42 @@ def render_card(
     load: str | None = None,
     brings_code: bool = False,
     results: str | None = None,
-    training: Mapping[str, Any] | str | None = None,
+    training: Mapping[str, Any] | None = None,
     hardware: Mapping[str, Any] | None = None,
     limits: Sequence[str] = (),
-    more: str | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of a model card, from model_card_template.md. What is empty has no heading.
+    """The text of a model card, from model_card_template.md. Empty parts have no heading.
 
     Args:
-        opening (`str`): what the model is and how it was made.
+        opening (`str`): the model and its training in a few sentences.
         metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
             `library_name` is transformers and `model_name`, where there are results, the title unless it says otherwise.
         load (`str`, *optional*): Python that loads it; begins with `LOADING_LINES` where it needs `repo` and `revision`.
         brings_code (`bool`): the folder holds code of its own; the card says so.
         results (`str`, *optional*): Markdown.
-        training (`dict` or `str`, *optional*): facts of data and recipe for a table, or Markdown.
-        hardware (`dict`, *optional*): facts of machine, time, versions.
+        training, hardware, sizes (`dict`, *optional*): rows of tables.
         limits (`list[str]`): sentences.
-        more (`str`, *optional*): Markdown with headings of its own, at the end.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     # The name belongs to the results: without any it would be a field that the Hub does not know.
-    named = {"model_name": title} if metadata.get("eval_results") else {}
-    data = ModelCardData(**{**named, "library_name": "transformers", **metadata})
+    name = {"model_name": title} if metadata.get("eval_results") else {}
     card = ModelCard.from_template(
-        data,
+        ModelCardData(**{**name, "library_name": "transformers", **metadata}),
         template_str=TEMPLATE.read_text(encoding="utf-8"),
         title=title,
         opening=opening,
         load=load,
         brings_code=brings_code,
         results=results,
-        training=training if isinstance(training, str) else facts_table(training) if training else None,
-        hardware=facts_table(hardware) if hardware else None,
+        training=facts_table(training),
+        hardware=facts_table(hardware),
         limits="\n".join(f"- {limit}" for limit in limits),
-        more=more,
+        sizes=facts_table(sizes),
     )
     # Paragraphs are apart by one empty line, wherever the template left something out.
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip("\n") + "\n"
-
-
-def pin_loading_lines(text: str, repo_id: str, revision: str, *, pinned: bool = True) -> str:
-    """A card whose code loads `repo_id` at `revision` (a tag or commit, or if not `pinned` a branch) instead of a folder."""
-    lines = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
-    return _REPO_LINE.sub(lambda _: lines, text)
-
-
-def base_model_names(base_model: str | None) -> tuple[str | None, str | None]:
-    """(the checkpoint's name for people, its Hub id or None): of a folder on this machine only the name is shown."""
-    is_local = base_model is not None and Path(base_model).exists()
-    return (shown_source(base_model), None) if is_local else (base_model, base_model)
-
-
-def shown_source(source: str | os.PathLike) -> str:
-    """A Hub id, or the name of a file or folder without its place on this machine: of a half of a joint model with the
-    folder that it is in."""
-    path = Path(source)
-    if not path.exists():
-        return str(source)
-    parts = path.resolve().parts
-    return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])
 
 
 def shown_number(count: int) -> str:
@@ -112,15 +229,253 @@ def shown_number(count: int) -> str:
     return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"
 
 
-def facts_table(facts: Mapping[str, Any]) -> str:
+def facts_table(facts: Mapping[str, Any] | None) -> str | None:
     """A row for each fact; a value is text, a number, a list, or a dictionary of these."""
+    if not facts:
+        return None
     return "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
-        value = [f"{name} {_cell(part)}" for name, part in value.items()]
+        value = [f"{name} {_cell(each)}" for name, each in value.items()]
     if isinstance(value, float):
         return f"{value:.4g}"
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(text.split()).replace("|", "\\|")
+
+
+# ------- a card from facts
+
+
+def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> str:
+    """The card of a folder, built from its facts.
+
+    Args:
+        metadata (`dict`, *optional*): language, license, base_model, datasets and tags that win over those of the run.
+    """
+    metadata, run, kind = metadata or {}, model.run, model.kind
+    base = metadata.get("base_model") or run.base_model
+    measured = _measured(model)
+    index = _model_index(model, measured)
+    is_ours = model.config.get("model_type") == "deberta-ext" or "hf_deberta_ext" in run.hardware.get("versions", {})
+    tags = ["deberta", "hf_deberta_ext"] if is_ours else []
+    languages = as_list(run.language or DATASET_LANGUAGES.get((*run.datasets, None)[0]))
+    adapter_base = model.adapter.get("base_model_name_or_path")
+    return render_card(
+        title=model.title,
+        opening=run.opening or _opening(model, base),
+        load=loading_code(
+            kind, shown_source(model.folder) + ("" if model.model_folder == model.folder else f"/{model.model_folder.name}"),
+            custom_code=model.custom_code or model.base_has_code,
+            texts=run.sample_texts or sample_texts(run.task, run.text_columns),
+            problem_type=model.config.get("problem_type"), adapter_base=adapter_base and shown_source(adapter_base),
+            base_revision=run.base_revision, own_config=bool(model.config), tokenizer=model.has_tokenizer,
+        ),
+        brings_code=model.custom_code,
+        results=_results(model, measured),
+        training=run.training,
+        hardware=run.hardware,
+        limits=_limits(model, measured, base, languages),
+        sizes=_sizes(model),
+        metadata=dict(
+            language=metadata.get("language") or one_or_list(languages),
+            license=metadata.get("license") or run.license,
+            library_name="peft" if model.adapter else "transformers",
+            pipeline_tag={"encoder": "feature-extraction"}.get(kind, kind if kind in AUTO_MODELS else None),
+            tags=[*dict.fromkeys([*tags, *(["lora"] if model.adapter else []), *metadata.get("tags", [])])] or None,
+            base_model=metadata.get("base_model") or run.base_model_id,
+            datasets=metadata.get("datasets") or [*run.datasets] or None,
+            metrics=[*dict.fromkeys(result.metric_type for result in index)] or None,
+            eval_results=index or None,
+        ),
+    )  # fmt: skip
+
+
+def _measured(model: ModelFolder) -> dict[str, float]:
+    """Metrics by name, without "eval_"; means of several seeds."""
+    if model.run.scores:
+        return dict(model.run.scores)
+    if model.summary:
+        named = {name: value["mean"] for name, value in model.summary.items() if name.startswith("eval_")}
+        return {name.removeprefix("eval_"): mean for name, mean in named.items()}
+    return measured_metrics(model.results)
+
+
+def _model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
+    """Results in the form of the Hub."""
+    run, kind = model.run, model.kind
+    if model.is_pretraining:
+        prefix, names = "generator" if model.half == "generator" else "mlm", ("perplexity", "accuracy")
+        task_type, task_name = "fill-mask", "masked-language modelling"
+        if model.half == "discriminator":
+            prefix, names = model.half, ("accuracy", "precision", "recall")
+            task_type, task_name = "other", "replaced token detection"
+        scores = {name: measured[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in measured}
+        about = dict(dataset=None, dataset_name="held-out text", sets={"": (None, None)})
+        return eval_results(scores, task_type=task_type, task_name=task_name, **about) if kind != "joint" else []
+    if run.measured_on is None or kind not in AUTO_MODELS:
+        return []
+    seeds = model.summary.get("seeds", ())
+    return eval_results(
+        measured, task_type=kind, dataset=(*run.datasets, None)[0], dataset_name=run.task or run.measured_on, sets=run.sets,
+        note=run.score_note or (f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None),
+    )  # fmt: skip
+
+
+def _opening(model: ModelFolder, base: str | None) -> str:
+    run, kind = model.run, model.kind
+    family = FAMILIES.get(str(model.config.get("model_type")), str(model.config.get("model_type") or "transformers"))
+    text = NOUNS[kind] if kind == "joint" else f"{'An' if family[0] in 'aeiou' else 'A'} {family} {NOUNS[kind]}"
+    if model.half == "generator":
+        text += " (the generator of replaced token detection)"
+    if model.adapter:
+        method = str(model.adapter.get("peft_type") or "LORA").replace("LORA", "LoRA")
+        text = f"An adapter ({method}) for {kind.replace('-', ' ')}"
+    text += f" ({model.architecture})" if model.architecture else ""
+    task = f" on {run.task}" if run.task not in (None, kind) else ""
+    if base is not None:
+        verb = "trained further" if model.is_pretraining else f"fine-tuned{task}"
+        text += f", {verb} from {base}"
+    elif run.from_scratch:
+        text += f", trained{task} from random weights"
+    text += ", with hf_deberta_ext" if "hf_deberta_ext" in run.hardware.get("versions", {}) else ""
+    seeds = model.summary.get("seeds", ())
+    if seeds:
+        times = f"{len(seeds)} times with the seeds" if len(seeds) > 1 else "once, with the seed"
+        text += f", {times} {', '.join(map(str, seeds))}:\nthe folder of each seed holds a model and its card"
+    count = run.parameters if run.parameters and not model.half else model.parameters().get("all")
+    if count and not seeds:
+        text += f". {'The adapter' if model.adapter and not run.parameters else 'It'} has {shown_number(count)} parameters"
+        if model.adapter and run.trained_parameters:
+            text += f". {shown_number(run.trained_parameters)} of them were trained (low-rank adapters and the head)"
+    if model.labels and kind in ("text-classification", "token-classification"):
+        text += f".\nIts labels are {', '.join(model.labels)}"
+    return f"{text}."
+
+
+def _results(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
+    run, caption = model.run, CAPTIONS["task"]
+    if run.results:
+        blocks = [run.results]
+    elif model.summary:
+        caption = CAPTIONS["seeds"]
+        note = "Mean and standard deviation over seeds: nothing is chosen among the seeds."
+        blocks = [summary_table(model.summary), note] if measured else ["Nothing was measured."]
+    elif model.detects_replaced_tokens:
+        caption = CAPTIONS["rtd"]
+        blocks = [replaced_token_table(model.results), EXPLAINED["rtd"].format(**model.results)]
+    elif run.objectives:
+        caption = CAPTIONS["mlm"]
+        blocks = [objectives_table(model.results, run.objectives), EXPLAINED["mlm"]]
+    elif measured:
+        counts = number_of_examples(model.results)
+        numbers = ", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items())
+        sentences = [f"Measured on {run.measured_on}."] if run.measured_on else []
+        sentences += [f"Examples: {numbers}."] if counts else []
+        blocks = [results_table(measured), " ".join(sentences)]
+    else:
+        blocks = ["Nothing was measured."] if run.training else []
+    if run.figure and not model.half:
+        blocks.append(f"![{caption}]({run.figure})")
+    return "\n\n".join(filter(None, blocks)) or None
+
+
+def _limits(model: ModelFolder, measured: Mapping[str, float], base: str | None, languages: Sequence[str]) -> list[str]:
+    """Sentences on the bounds of the model and of its results, as far as its folder has facts for them."""
+    run, kind, is_pretraining = model.run, model.kind, model.is_pretraining
+    limits = [*run.limits]
+    if model.adapter:
+        contents = "an adapter and a head" if model.adapter.get("modules_to_save") else "an adapter alone"
+        limits.append(f"The folder holds {contents}: nothing works without the model that it was trained on.")
+    elif not model.has_tokenizer:
+        limits.append("The folder has no tokenizer: it needs the one that the model was trained with.")
+    if kind == "joint" or model.half == "generator":
+        limits.append("The generator was made to propose replacements: what to fine-tune is the discriminator.")
+    elif kind == "fill-mask":
+        limits.append("It fills masks: for any other task it has to be fine-tuned.")
+    elif kind not in AUTO_MODELS or kind == "encoder":
+        limits.append("It has no head for a task: it has to be fine-tuned for one.")
+    if model.detects_replaced_tokens and model.half != "generator":
+        limits.append(
+            "The discriminator was tested on replacements of this generator alone: other errors in a text may look "
+            "different to it."
+        )
+        if learned_nothing(model.results):
+            limits.append(
+                "The discriminator's loss is that of a constant guess: it has learned nothing that helps fine-tuning."
+            )
+    rows = model.config.get("max_position_embeddings")
+    if model.config.get("position_biased_input", True) and model.config.get("model_type") in FAMILIES and rows:
+        limits.append(f"It has positions for {rows} tokens and takes no longer input.")
+    if run.longest:
+        limits.append(f"It was trained on {_lengths(kind, is_pretraining).format(run.longest)}.")
+    if run.train_samples:
+        limits.append(f"It was trained on the first {run.train_samples:,} examples of the data alone.")
+    if len(run.seeds) == 1 and measured:
+        limits.append(
+            f"It is one run, with the seed {run.seeds[0]}: how much the results differ from seed to seed is not known."
+        )
+    if not measured:
+        limits.append("Nothing was measured: how good it is is not known.")
+    elif is_pretraining:
+        source = run.measured_on or "held-out documents of the data that it was trained on"
+        limits.append(f"Its results are of {source} and nothing else; how well it can be fine-tuned was not measured.")
+    else:
+        limits += _limits_of_results(model, measured)
+    if run.tokens is not None and run.tokens < FEW_TOKENS and base is None:
+        limits.append(f"It has been trained on {run.tokens:,} tokens of text, far less than published models.")
+    if languages:
+        limits.append(f"The data is in {', '.join(languages)}: nothing is known of other languages.")
+    if base is not None:
+        limits.append(f"What the model that it began as ({base}) does not know, or has learned wrongly, stays.")
+    elif run.from_scratch and not is_pretraining:
+        limits.append("It was trained from random weights, without pre-training.")
+    if not model.has_log:
+        limits.append("How it was trained is not in its folder.")
+    return limits
+
+
+def _lengths(kind: str, is_pretraining: bool) -> str:
+    if is_pretraining:
+        return "examples of at most {} tokens: what it does with longer texts is not known"
+    return {
+        "question-answering": "windows of at most {} tokens: longer texts are read in several",
+        "multiple-choice": "choices of at most {} tokens, context and question included: longer contexts were cut, or did "
+        "not occur",
+    }.get(kind, "inputs of at most {} tokens: longer ones were cut, or did not occur")
+
+
+def _limits_of_results(model: ModelFolder, measured: Mapping[str, float]) -> list[str]:
+    run, limits = model.run, []
+    if run.measured_on is not None:
+        first = f", the first {run.eval_samples:,} examples of each set," if run.eval_samples else ""
+        limits.append(f"It was measured on {run.measured_on}{first} and nothing else: other texts may be harder.")
+    few = min(number_of_examples(model.results).values(), default=FEW_EXAMPLES)
+    if few < FEW_EXAMPLES and any(map(is_score, measured)):
+        limits.append(f"{few} examples are few: small differences between models are chance there.")
+    if run.trained_on_results:
+        limits.append("What it was measured on it was trained on, too: the results say nothing of other texts.")
+    if run.best_chosen:
+        limits.append("The best of several checkpoints was chosen on the data of the results, which are too good for it.")
+    if not all(map(is_score, (name for name in measured if not name.endswith("loss")))):
+        limits.append("Scores called best are at the threshold that is best on this very data.")
+    return limits
+
+
+def _sizes(model: ModelFolder) -> dict[str, Any]:
+    """Rows of the table of sizes."""
+    if model.adapter:
+        return {}
+    config, rows = model.config, {}
+    names = {
+        "num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "attention heads",
+        "intermediate_size": "width of the feed-forward layers", "vocab_size": "vocabulary",
+    }  # fmt: skip
+    for half in ("generator", "discriminator") if model.is_joint else ("",):
+        if counts := model.parameters(f"{half}." if half else ""):
+            numbers = [f"{name} {counts[name]:,}" for name in ("embeddings", "encoder", "heads") if counts[name]]
+            rows[f"parameters, {half}" if half else "parameters"] = f"{counts['all']:,}: {', '.join(numbers)}"
+    suffix = ", discriminator" if model.is_joint else ""
+    rows |= {f"{row}{suffix}": config[field] for field, row in names.items() if isinstance(config.get(field), int)}
+    return rows | ({"type of the weights": model.dtypes} if model.tensors else {})

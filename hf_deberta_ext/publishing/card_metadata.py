@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
-    "LANGUAGES", "LICENSES", "as_list", "check_metadata", "is_hub_id", "language_problem", "license_problem", "one_or_list",
+    "DATASET_LANGUAGES", "LANGUAGES", "LICENSES",
+    "as_list", "check_metadata", "is_hub_id", "language_problem", "license_problem", "one_or_list",
     "primary_language",
 ]  # fmt: skip
 
@@ -35,6 +36,12 @@ LANGUAGES = frozenset(
     ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
     """.split()
 )
+# Languages of data sets on the Hub, as their cards say.
+DATASET_LANGUAGES = {
+    "allenai/swag": "en", "aps/super_glue": "en", "clue/clue": "zh", "ehovy/race": "en", "eriktks/conll2003": "en",
+    "jaredfern/codah": "en", "leondz/wnut_17": "en", "nyu-mll/glue": "en", "rajpurkar/squad": "en",
+    "rajpurkar/squad_v2": "en",
+}  # fmt: skip
 SPECIAL_LANGUAGES = ("multilingual", "code")
 LANGUAGE_TAG = re.compile(
     r"([a-z]{2,3})(-[a-z]{4})?(-(?:[a-z]{2}|[0-9]{3}))?(-(?:[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*", re.IGNORECASE
@@ -42,7 +49,7 @@ LANGUAGE_TAG = re.compile(
 
 
 def license_problem(name: Any) -> str | None:
-    """What is wrong with the name of a licence, or None."""
+    """The problem of the name of a licence, or None."""
     if isinstance(name, str) and name in LICENSES:
         return None
     close = difflib.get_close_matches(str(name).lower(), LICENSES, 1)
@@ -51,7 +58,7 @@ def license_problem(name: Any) -> str | None:
 
 
 def language_problem(name: Any) -> str | None:
-    """What is wrong with the code of a language, or None; a region may follow it (pt-BR), but see `primary_language`."""
+    """The problem of the code of a language, or None; a region may follow it (pt-BR), but see `primary_language`."""
     language = primary_language(name) if isinstance(name, str) else ""
     if name in SPECIAL_LANGUAGES or language in LANGUAGES or re.fullmatch("[a-z]{3}", language):
         return None
@@ -62,13 +69,15 @@ def language_problem(name: Any) -> str | None:
 
 def primary_language(name: str) -> str:
     """The language of a tag of BCP 47, "pt" of "pt-BR", by which the Hub lists models; "" if it is none."""
-    found = LANGUAGE_TAG.fullmatch(name)
-    return found[1] if found else ""
+    match = LANGUAGE_TAG.fullmatch(name)
+    return match[1] if match else ""
 
 
 def check_metadata(*, language: str | Sequence[str] | None = None, license: str | None = None, flag: str = "--language"):
-    """Raises:
-    ValueError: a name is none that the Hub knows; `flag` is where the languages come from.
+    """Refuse names that the Hub does not know.
+
+    Raises:
+        ValueError: names the flag, `flag` for a language.
     """
     for name in as_list(language):
         if problem := language_problem(name):
@@ -78,7 +87,7 @@ def check_metadata(*, language: str | Sequence[str] | None = None, license: str 
 
 
 def is_hub_id(name: str | None) -> bool:
-    """Whether it has the form of the id of a repository, "name" or "owner/name"."""
+    """True for the form of the id of a repository, "name" or "owner/name"."""
     return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files in the folder of a model tell of it: what it is, its size, how it was trained, what was measured."""
+"""Facts about a model from the files in its folder: architecture, size, training, results. No weights are loaded."""
 
+import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from ..model.checkpoint_files import (
     read_tensors,
     tokenizer_files,
 )
+from .card_metadata import as_list, is_hub_id
 
-__all__ = ["ModelFolder", "read_folder", "shown_path"]
+__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "save_run_facts", "shown_source"]
 
-HEADS = {
+REPORT_FILE = "run_report.json"
+# Folders of a joint model that are models by themselves.
+HALVES = ("discriminator", "generator")
+KINDS = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -28,6 +33,91 @@ HEADS = {
     "ForMultipleChoice": "multiple-choice",
     "ForReplacedTokenDetection": "fine-tune",
 }
+PEFT_KINDS = {
+    "SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering",
+}  # fmt: skip
+# Flags of a run -> rows of the table of the training, in this order; a value of "", 0, false or [] has no row.
+RECIPE = {
+    "task_name": "task", "dataset_name": "data set", "train_file": "data", "train_data": "data", "recipe": "recipe",
+    "max_seq_length": "longest input, tokens", "max_length": "longest example, tokens", "packing": "packing",
+    "masking": "masking", "masking_rate": "share of masked tokens", "per_device_train_batch_size": "batch of a device",
+    "gradient_accumulation_steps": "accumulation steps", "world_size": "processes", "optim": "optimizer",
+    "learning_rate": "learning rate", "lr_scheduler_type": "schedule", "warmup_steps": "warm-up",
+    "weight_decay": "weight decay", "sift_weight": "weight of SiFT", "seed": "seed",
+}  # fmt: skip
+SOURCES = ("dataset_name", "train_file", "train_data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Facts for the model card that only a run knows; run_report.json keeps them. Sources are named without their place.
+
+    Args:
+        task (`str`, *optional*): "sst2"; None = pre-training, or a task without a name.
+        pipeline (`str`, *optional*): the Hub's name of the kind of task; None = that of the model's class.
+        objectives (`dict[str, str]`): name in the results -> title, of a pre-training.
+        measured_on (`str`, *optional*): the data of the results.
+        sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
+        datasets (`list[str]`): ids on the Hub.
+        base_model (`str`, *optional*): the checkpoint that was trained further, and `base_model_id` its id on the Hub.
+        base_revision (`str`, *optional*): of it on the Hub.
+        from_scratch (`bool`): the training began from random weights.
+        training, hardware (`dict`): rows of two tables; a value is text, a number, a list or a dictionary of these.
+        parameters, trained_parameters (`int`, *optional*): of the model with its adapters.
+        text_columns (`list[str]`): of a text classifier: one, or two for pairs; `sample_texts` are such texts.
+        longest (`int`, *optional*): tokens of the longest input of the training.
+        tokens (`int`, *optional*): in the documents of a pre-training.
+        train_samples, eval_samples (`int`, *optional*): only the first so many examples were taken.
+        seeds (`list[int]`): of the training.
+        best_chosen (`bool`): the best of several checkpoints was chosen on the data of the results.
+        trained_on_results (`bool`): a file that was measured on was trained on, too.
+        language (`list[str]`): ISO codes.
+        license (`str`, *optional*): the Hub's name of it.
+        opening, results, figure (`str`, *optional*): Markdown in place of the usual description and table, and a picture.
+        limits (`list[str]`): sentences before the usual ones.
+        scores (`dict`): for the model index, in place of what all_results.json has; `score_note` stands behind their names.
+    """
+
+    task: str | None = None
+    pipeline: str | None = None
+    objectives: Mapping[str, str] = field(default_factory=dict)
+    measured_on: str | None = None
+    sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    datasets: Sequence[str] = ()
+    base_model: str | None = None
+    base_model_id: str | None = None
+    base_revision: str | None = None
+    from_scratch: bool = False
+    training: Mapping[str, Any] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
+    trained_parameters: int | None = None
+    text_columns: Sequence[str] = ()
+    sample_texts: Sequence[str] = ()
+    longest: int | None = None
+    tokens: int | None = None
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    seeds: Sequence[int] = ()
+    best_chosen: bool = False
+    trained_on_results: bool = False
+    language: Sequence[str] = ()
+    license: str | None = None
+    opening: str | None = None
+    results: str | None = None
+    figure: str | None = None
+    limits: Sequence[str] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    score_note: str | None = None
+
+
+def save_run_facts(folder: str | os.PathLike, facts: RunFacts):
+    """Adds the facts to run_report.json."""
+    file = Path(folder, REPORT_FILE)
+    known = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps(read_json(file) | {"card": known}, indent=2, default=str) + "\n", encoding="utf-8")
+    os.replace(part, file)
 
 
 @dataclass(frozen=True)
@@ -35,56 +125,83 @@ class ModelFolder:
     """A folder with a model, as far as its files can be read without loading it.
 
     Args:
+        folder (`Path`): of the card; `model_folder` holds the model, that of the first seed where there are several.
         config (`dict`): config.json.
         adapter (`dict`): adapter_config.json; empty = a whole model.
-        tensors (`dict`): what the headers of the .safetensors tell, by name; empty where there are none.
-        results (`dict`): all_results.json, or else the *_results.json that there are.
-        arguments (`dict`): run_arguments.json, the flags of the run.
-        state (`dict`): trainer_state.json.
-        report (`dict`): run_report.json, of a pre-training.
+        tensors (`dict`): shapes and dtypes in the headers of the .safetensors, by name; empty where there are none.
+        results (`dict`): all_results.json, or else all *_results.json.
+        summary (`dict`): results over several seeds.
+        has_log (`bool`): the folder has the arguments or the state of its training.
+        run (`RunFacts`): of run_report.json, or as far as arguments and state of a training have them.
     """
 
     folder: Path
+    model_folder: Path
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     results: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    state: Mapping[str, Any]
-    report: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    has_log: bool
+    run: RunFacts
+
+    @property
+    def title(self) -> str:
+        """The folder's name; that of a half of a joint model after the name of the joint model."""
+        folder = self.folder.resolve()
+        return f"{folder.parent.name}: {folder.name}" if self.half else folder.name
+
+    @property
+    def half(self) -> str | None:
+        """ "discriminator" or "generator" for a half of a joint model in the folder of that."""
+        folder = self.folder.resolve()
+        return folder.name if _joint_folder(folder) else None
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class, "" where it is not known."""
+        """Name of the model's class, "" where it is not known: the configuration of an adapter may be that of its base."""
+        if self.adapter:
+            return str((self.adapter.get("auto_mapping") or {}).get("base_model_class") or "")
         return str((self.config.get("architectures") or [""])[0])
 
     @property
     def kind(self) -> str:
-        """What the model does, as `loading_code` calls it."""
+        """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint", as for `loading_code`."""
         if self.is_joint:
             return "joint"
-        return next((kind for head, kind in HEADS.items() if self.architecture.endswith(head)), "encoder")
+        kind = self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")))
+        name = self.architecture or str((self.config.get("architectures") or [""])[0])
+        return kind or next((kind for head, kind in KINDS.items() if name.endswith(head)), "encoder")
 
     @property
     def is_joint(self) -> bool:
-        """Whether it is generator and discriminator in one model."""
+        """Generator and discriminator in one model."""
         return self.config.get("model_type") == "deberta-ext" and self.architecture.endswith("ForPreTraining")
 
     @property
+    def detects_replaced_tokens(self) -> bool:
+        """Its results are those of a generator and a discriminator."""
+        return "eval_discriminator_loss" in self.results
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.is_joint or self.half is not None or "eval_mlm_loss" in self.results
+
+    @property
     def custom_code(self) -> bool:
-        """Whether loading it needs the code in the folder."""
+        """Loading it needs the code in the folder."""
         return "auto_map" in self.config
 
     @property
     def base_has_code(self) -> bool:
-        """Whether the model that an adapter is for has code of its own, as far as the adapter or the base's folder tells."""
+        """The model of an adapter has code of its own, as far as the adapter or the base's folder says."""
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library") or "transformers")
         base = Path(str(self.adapter.get("base_model_name_or_path") or ""), "config.json")
         return library.split(".")[0] != "transformers" or (bool(self.adapter) and "auto_map" in read_json(base))
 
     @property
     def has_tokenizer(self) -> bool:
-        return bool(tokenizer_files(self.folder))
+        return bool(tokenizer_files(self.model_folder))
 
     @property
     def labels(self) -> list[str]:
@@ -93,16 +210,16 @@ class ModelFolder:
         names = [str(labels[number]) for number in sorted(labels, key=lambda number: int(number))]
         return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
-    def parameters(self, beginning: str = "") -> dict[str, int]:
-        """Numbers of parameters, "all" and by part: "embeddings", "encoder", "heads"; empty where they are not known.
+    def parameters(self, prefix: str = "") -> dict[str, int]:
+        """Numbers of parameters: "all", "embeddings", "encoder", "heads"; empty where they are not known.
 
         Args:
-            beginning (`str`): of the names that count: "generator." for a half of a joint model.
+            prefix (`str`): of the names that count: "generator." for a half of a joint model.
         """
         counts = {"all": 0, "embeddings": 0, "encoder": 0, "heads": 0}
         for name, tensor in self.tensors.items():
             # Buffers of older files.
-            if name.startswith(beginning) and not name.endswith("position_ids"):
+            if name.startswith(prefix) and not name.endswith("position_ids"):
                 part = "embeddings" if ".embeddings." in f".{name}" else "encoder" if ".encoder." in f".{name}" else "heads"
                 counts[part] += tensor.size
                 counts["all"] += tensor.size
@@ -114,33 +231,146 @@ class ModelFolder:
 
 
 def read_folder(folder: str | os.PathLike) -> ModelFolder:
-    """
+    """Read the files of a model, of a run, of a half of a joint model or of a run over several seeds.
+
     Raises:
-        ValueError: it is no folder of a model; a file in it is damaged.
+        ValueError: the folder holds no model; a file in it is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
-    if not config and not adapter:
-        raise ValueError(f"{folder} is no folder of a model: it has neither config.json nor adapter_config.json")
     results = read_json(folder / "all_results.json")
+    summary = results if isinstance(results.get("seeds"), list) else {}
+    model_folder = folder / f"seed-{summary['seeds'][0]}" if summary else folder
+    config, adapter = read_json(model_folder / "config.json"), read_json(model_folder / "adapter_config.json")
+    if not config and not adapter:
+        raise ValueError(f"{model_folder} is no folder of a model: it has neither config.json nor adapter_config.json")
+    # The run of a half of a joint model is that of the joint model.
+    run_folder = _joint_folder(folder.resolve()) or folder
+    if summary or run_folder != folder:
+        results = read_json((model_folder if summary else run_folder) / "all_results.json")
     if not results:
         for file in sorted(folder.glob("*_results.json")):
             results |= read_json(file)
     arguments, state, report = (
-        read_json(folder / name) for name in ("run_arguments.json", "trainer_state.json", "run_report.json")
+        read_json(run_folder / name) for name in ("run_arguments.json", "trainer_state.json", REPORT_FILE)
     )
-    return ModelFolder(folder, config, adapter, _tensors(folder, bool(adapter)), results, arguments, state, report)
+    if "card" in report:
+        names = {each.name for each in fields(RunFacts)}
+        run = RunFacts(**{name: value for name, value in report["card"].items() if name in names})
+    else:
+        run = _facts_of_arguments(folder, arguments, state, report, results, adapter)
+    tensors = _tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
+    has_log = bool(arguments or state or "card" in report)
+    return ModelFolder(folder, model_folder, config, adapter, tensors, results, summary, has_log, run)
 
 
-def _tensors(folder: Path, adapter: bool) -> dict[str, Tensor]:
-    """Of the first file of weights that loading would take, if it is in safetensors or an index of such files.
+def shown_source(source: str | os.PathLike) -> str:
+    """A Hub id, or the name of a file or folder without its place on a machine, this one or that of the run; of a half of a
+    joint model with the name of the joint one. "NAME=FILE" is shown as the file."""
+    text = str(source)
+    if Path(text).exists():
+        parts = [*Path(text).resolve().parts]
+    else:
+        text = text.partition("=")[2] or text
+        parts = [part for part in re.split(r"[/\\]", text) if part not in ("", ".", "..", "~")]
+        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(parts) > 2 or Path(text).exists()
+        if not is_local or not parts:
+            return text
+    return "/".join(parts[-2:] if parts[-1] in HALVES else parts[-1:])
+
+
+def _joint_folder(folder: Path) -> Path | None:
+    """The folder of the joint model that the model in an absolute path is a half of."""
+    return folder.parent if folder.name in HALVES and (folder.parent / "config.json").is_file() else None
+
+
+def _facts_of_arguments(
+    folder: Path,
+    arguments: Mapping[str, Any],
+    state: Mapping[str, Any],
+    report: Mapping[str, Any],
+    results: Mapping[str, Any],
+    adapter: Mapping[str, Any],
+) -> RunFacts:
+    """The facts of a run that did not write them: one of an earlier version, or of other software."""
+
+    def hub_id(source: str | None) -> str | None:
+        """A source of the form owner/name that is no folder beside or above the model's."""
+        if source is None or "/" not in source or not is_hub_id(source):
+            return None
+        return None if any((place / source).exists() for place in (Path(), *folder.resolve().parents)) else source
+
+    base = arguments.get("model_name_or_path") or arguments.get("model") or adapter.get("base_model_name_or_path")
+    base = None if arguments.get("from_scratch") else base
+    is_pretraining, dataset = "train_data" in arguments, arguments.get("dataset_name")
+    measured_on = None
+    if files := as_list(arguments.get("validation_file") or arguments.get("validation_data")):
+        measured_on = ", ".join(map(shown_source, files))
+    elif dataset or arguments.get("task_name"):
+        measured_on = shown_source(dataset) if dataset else f"the validation data of {arguments['task_name']}"
+    packing, seed = report.get("packing", {}).get("train", {}), arguments.get("seed")
+    examples = results.get("train_samples") or packing.get("examples")
+    return RunFacts(
+        task=arguments.get("task_name"),
+        measured_on=measured_on,
+        datasets=as_list(hub_id(dataset)) if not files else [],
+        base_model=shown_source(base) if base else None,
+        base_model_id=hub_id(base),
+        base_revision=adapter.get("revision"),
+        training=_training_rows(arguments, state, adapter, examples=examples, tokens=packing.get("packed_tokens")),
+        hardware=_hardware_rows(arguments, results, report),
+        text_columns=arguments.get("text_columns") or (),
+        longest=arguments.get("max_length") if is_pretraining else arguments.get("max_seq_length"),
+        seeds=as_list(seed),
+        # The flag of this name of a task is of XNLI.
+        language=as_list(arguments.get("card_language") or (arguments.get("language") if is_pretraining else None)),
+        figure="curves.png" if (folder / "curves.png").is_file() else None,
+    )
+
+
+def _training_rows(
+    arguments: Mapping[str, Any], state: Mapping[str, Any], adapter: Mapping[str, Any], **counts: int | None
+) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for flag, row in RECIPE.items():
+        value = arguments.get(flag)
+        if value not in (None, "", [], 0, False):
+            rows[row] = [shown_source(source) for source in as_list(value)] if flag in SOURCES else value
+    if arguments.get("lora"):
+        rows["LoRA"] = f"rank {arguments['lora_r']}, alpha {arguments['lora_alpha']:g}"
+    elif adapter:
+        rows["LoRA"] = f"rank {adapter.get('r')}, alpha {adapter.get('lora_alpha')}"
+    metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
+    more = {
+        "examples": counts["examples"],
+        "tokens of text": counts["tokens"],
+        "steps": state.get("global_step"),
+        "epochs": state.get("epoch"),
+        "best checkpoint": f"{shown_source(best)}, {metric:.4g}" if best and isinstance(metric, (int, float)) else None,
+    }
+    return rows | {name: value for name, value in more.items() if value}
+
+
+def _hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    resumed = results.get("train_resumed_at_step")
+    seconds = "seconds of training" + ("" if resumed is None else f", from step {resumed} on")
+    half = next((half for half in ("bf16", "fp16") if arguments.get(half)), None)
+    rows = {
+        "precision": f"{half} autocast" if half else None,
+        seconds: results.get("train_runtime"),
+        "seconds of all stages": report.get("seconds"),
+        "versions": report.get("versions"),
+    }
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def _tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors of the first file that is there, which loading would take, if it is in safetensors or an index of such files.
 
     Raises:
-        ValueError: a file is damaged, or not there though an index names it.
+        ValueError: a file is damaged, or missing though an index names it.
     """
-    names = ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES
     name = next((name for name in names if (folder / name).is_file()), "")
     if ".safetensors" not in name:
         return {}
@@ -150,14 +380,3 @@ def _tensors(folder: Path, adapter: bool) -> dict[str, Tensor]:
             raise ValueError(f"{folder / file} is not there, a shard of the weights that {name} names")
         tensors |= read_tensors(folder / file)
     return tensors
-
-
-def shown_path(source: Any) -> str:
-    """A Hub id as it is, of a file or folder only the name; NAME=FILE without NAME. Unlike `shown_source` it does not need
-    the file to be there: it may lie on the machine of the run."""
-    text = str(source).partition("=")[2] or str(source)
-    parts = [part for part in re.split(r"[/\\]", text) if part not in ("", ".", "..", "~")]
-    local = text.startswith((".", "/", "~", "\\")) or "\\" in text or ":" in text or len(parts) > 2 or Path(text).exists()
-    if not local or not parts:
-        return text
-    return "/".join(parts[-2:] if parts[-1] in ("discriminator", "generator") else parts[-1:])

@@ -1,13 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code in a model card that loads the model and tries it."""
+"""Code in a model card that loads the model and tries it, from a folder or from a repository of the Hub."""
 
+import posixpath
+import re
 from collections.abc import Sequence
 
-from .card import LOADING_LINES, shown_source
+__all__ = ["AUTO_MODELS", "LOADING_LINES", "loading_code", "pin_loading_lines", "published_card", "sample_texts"]
 
-__all__ = ["AUTO_MODELS", "loading_code"]
+# The first lines of the code that loads a model; a push replaces both lines.
+LOADING_LINES = """repo = "{repo}"  # the path of this folder, or its id on the Hub
+revision = None  # on the Hub: a tag or commit, which pins weights and code"""
+PUBLISHED_LINES = """repo = "{repo}"
+revision = "{revision}"  # pins weights and code"""
+UNPINNED_LINES = """repo = "{repo}"
+revision = "{revision}"  # for good: the id of a commit, huggingface_hub.model_info(repo).sha, pins weights and code"""
+REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
+# Loading of a model in a folder of a repository.
+PART_LINES = """from huggingface_hub import snapshot_download
 
-# The Hub's name of what a model is for: its Auto class; "encoder" is one without a head.
+repo = snapshot_download("{repo}", revision="{revision}", allow_patterns="{part}/*") + "/{part}"
+revision = None  # {note}"""
+# Texts that a text classifier is tried on: by task where its texts have a form of their own, or else by their columns.
+TEXTS = {
+    "multirc": ("She sat on the bank of the river.", "Where did she sit? On the bank."),
+    "record": ("Ann and Mary met at the river.", "Mary saw Ann there."),
+    "wic": ("bank: She sat on the bank of the river.", "He went to the bank for a loan."),
+    "wsc": ("Mary saw # Ann # , and * she * waved .",),
+    ("sentence1", "sentence2"): ("She sat by the river.", "She was sitting beside the river."),
+    ("premise", "hypothesis"): ("She sat on the bank of the river.", "She was near water."),
+    ("question1", "question2"): ("Where did she sit?", "What did she sit on?"),
+    ("question", "sentence"): ("Where did she sit?", "She sat on the bank of the river."),
+    ("question", "passage"): ("Did she sit?", "She sat on the bank of the river."),
+}
+# The Hub's name of a task: its Auto class; "encoder" is one without a head.
 AUTO_MODELS = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
@@ -20,8 +45,8 @@ PIPELINE = """from transformers import pipeline
 
 {loading}
 {name} = pipeline("{kind}", repo{options})
-print({name}({given}))"""
-# Kinds that have a pipeline: (name of the variable, options of the pipeline, what it is tried on).
+print({name}({inputs}))"""
+# Kinds that have a pipeline: (name of the variable, options of the pipeline, its input).
 PIPELINES = {
     "text-classification": ("classify", "", None),
     "token-classification": ("tag_words", ', aggregation_strategy="first"', '"She met Ann Lee in Paris."'),
@@ -52,8 +77,8 @@ BASE_ALONE = "model = {auto}.from_pretrained(base, revision=base_revision{trust}
 # The code is that of the adapter's folder, at its revision: the base may have none.
 MODEL_CLASS = """model_class = get_class_from_dynamic_module(config.auto_map["{auto}"], repo, revision=revision)
 """
-# How a model without a pipeline is tried; the names are those of the variables above.
-CLASSIFY = """inputs = tokenizer({given}, return_tensors="pt")
+# Inputs and outputs of models without a pipeline; the names are those of the variables above.
+CLASSIFY = """inputs = tokenizer({inputs}, return_tensors="pt")
 with torch.no_grad():
     logits = model(**inputs).logits[0]
 print({answer})"""
@@ -134,14 +159,16 @@ def loading_code(
     if kind in ("fine-tune", "joint"):
         return (FINE_TUNE if kind == "fine-tune" else JOINT).format(loading=loading, options=options)
     if kind in PIPELINES and adapter_base is None:
-        name, more, given = PIPELINES[kind]
+        name, extra, inputs = PIPELINES[kind]
         # All labels that hold, not the best alone.
-        more = ", top_k=None" if problem_type == "multi_label_classification" else more
-        given = _pair(texts) if given is None else given
-        return PIPELINE.format(kind=kind, loading=loading, name=name, options=options + more, given=given)
+        extra = ", top_k=None" if problem_type == "multi_label_classification" else extra
+        if inputs is None:
+            quoted = [*map(_quoted, texts)]
+            inputs = quoted[0] if len(quoted) == 1 else f'{{"text": {quoted[0]}, "text_pair": {quoted[1]}}}'
+        return PIPELINE.format(kind=kind, loading=loading, name=name, options=options + extra, inputs=inputs)
     auto = AUTO_MODELS[kind]
     tried = {
-        "text-classification": _classify(texts, problem_type),
+        "text-classification": CLASSIFY.format(inputs=", ".join(map(_quoted, texts)), answer=_answer(problem_type)),
         "token-classification": TAG,
         "question-answering": ANSWER,
         "multiple-choice": CHOOSE,
@@ -152,38 +179,63 @@ def loading_code(
         imports = f"import torch\nfrom transformers import {auto}, AutoTokenizer\n"
         return MODEL.format(imports=imports, loading=loading, auto=auto, options=options, tried=tried)
     revision = "None" if base_revision is None else f'"{base_revision}"'
-    names, more = ["AutoConfig", "AutoTokenizer"], []
+    names, extra_imports = ["AutoConfig", "AutoTokenizer"], []
     if not own_config:
         names = [auto, "AutoTokenizer"]
         base_model = BASE_ALONE.format(auto=auto, trust=trust)
     elif custom_code:
-        more = ["from transformers.dynamic_module_utils import get_class_from_dynamic_module"]
+        extra_imports = ["from transformers.dynamic_module_utils import get_class_from_dynamic_module"]
         model_class = MODEL_CLASS.format(auto=auto)
         base_model = BASE_WITH_CONFIG.format(auto="model_class", model_class=model_class, options=options)
     else:
         names.insert(1, auto)
         base_model = BASE_WITH_CONFIG.format(auto=auto, model_class="", options=options)
-    imports = ["import torch", "from peft import PeftModel", f"from transformers import {', '.join(names)}", *more, ""]
+    imports = ["import torch", "from peft import PeftModel", f"from transformers import {', '.join(names)}"]
     return ADAPTER.format(
-        imports="\n".join(imports), loading=loading, base=shown_source(adapter_base), base_revision=revision,
+        imports="\n".join([*imports, *extra_imports, ""]), loading=loading, base=adapter_base, base_revision=revision,
         base_model=base_model, tokenizer=f"repo{options}" if tokenizer else f"base, revision=base_revision{trust}",
         tried=tried,
     )  # fmt: skip
 
 
-def _pair(texts: Sequence[str]) -> str:
-    """What a pipeline takes: a text, or a dictionary for a pair."""
-    if len(texts) == 1:
-        return _quoted(texts[0])
-    return f'{{"text": {_quoted(texts[0])}, "text_pair": {_quoted(texts[1])}}}'
+def sample_texts(task: str | None, columns: Sequence[str]) -> Sequence[str]:
+    """A text, or the two of a pair, that a text classifier is tried on.
+
+    Args:
+        columns (`list[str]`): of the task's texts.
+    """
+    texts = TEXTS.get(task) or TEXTS.get((*columns,))
+    return texts or ("A text.", "Another text.")[: max(1, len(columns))]
 
 
-def _classify(texts: Sequence[str], problem_type: str | None) -> str:
-    answer = {
+def pin_loading_lines(text: str, repo_id: str, revision: str, *, pinned: bool = True) -> str:
+    """A card whose code loads `repo_id` at `revision` (a tag or commit, or if not `pinned` a branch) instead of a folder."""
+    lines = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
+    return REPO_LINES.sub(lambda _: lines, text)
+
+
+def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned: bool) -> str:
+    """The card with the lines that load the model from the Hub.
+
+    Args:
+        path (`str`): of the card in the repository. Of the part of a joint model the folder is downloaded: some ways to
+            load one (`pipeline`) take no folder of a repository.
+        revision (`str`): a tag, or if not `pinned` a branch.
+    """
+    text = pin_loading_lines(text, repo_id, revision, pinned=pinned)
+    part = posixpath.dirname(path)
+    if not part:
+        return text
+    whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
+    note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
+    return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
+
+
+def _answer(problem_type: str | None) -> str:
+    return {
         "regression": "logits.item()",
         "multi_label_classification": "[model.config.id2label[n] for n, logit in enumerate(logits.tolist()) if logit > 0]",
     }.get(problem_type or "", "model.config.id2label[logits.argmax().item()]")
-    return CLASSIFY.format(given=", ".join(map(_quoted, texts)), answer=answer)
 
 
 def _quoted(text: str) -> str:

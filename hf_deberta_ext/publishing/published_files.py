@@ -10,12 +10,8 @@ from pathlib import Path
 
 from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from ..model.remote_code import is_model_code
-from .card import PUBLISHED_LINES, UNPINNED_LINES, pin_loading_lines
 
-__all__ = [
-    "MODEL_FILES", "MODEL_FOLDERS", "published_card", "published_files",
-]  # fmt: skip
-
+__all__ = ["MODEL_FILES", "MODEL_FOLDERS", "published_files"]
 # A joint model's parts, and its exports.
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
 # Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.
@@ -55,11 +51,6 @@ LEFT_OUT = {
     "*.part": "a file that was not written to its end",
 }
 NOT_OURS = "not a file of a model: --include {} adds it"
-# How a card loads a model that is a folder of a repository.
-PART_LINES = """from huggingface_hub import snapshot_download
-
-repo = snapshot_download("{repo}", revision="{revision}", allow_patterns="{part}/*") + "/{part}"
-revision = None  # {note}"""
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], dict[str, str]]:
@@ -165,20 +156,3 @@ def _reason(path: str) -> tuple[str, str]:
     if shown.endswith(".py"):
         return shown, f"not of the model's code: --include {shown} adds it"
     return shown, NOT_OURS.format(f"{shown}*" if folders else shown)
-
-
-def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned: bool) -> str:
-    """The card with the lines that load the model from the Hub.
-
-    Args:
-        path (`str`): of the card in the repository. Of the part of a joint model the folder is downloaded: some ways to
-            load one (`pipeline`) take no folder of a repository.
-        revision (`str`): a tag, or if not `pinned` a branch.
-    """
-    text = pin_loading_lines(text, repo_id, revision, pinned=pinned)
-    part = posixpath.dirname(path)
-    if not part:
-        return text
-    whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
-    note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
-    return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))

@@ -16,10 +16,11 @@ from huggingface_hub.utils import validate_repo_id
 
 from .._version import __version__
 from ..model.publishing import AUTOMATIC, new_card
+from .card import write_model_card
 from .changes import PushReport, compare_files, stale_graphs
 from .folder_checks import check_folder, leak_problems
-from .model_card import write_model_card
-from .published_files import published_card, published_files
+from .loading_code import published_card
+from .published_files import published_files
 from .sending import CARD, Remote, Sending, check_remote
 from .transfer import PushError, Transfer, patient_session
 

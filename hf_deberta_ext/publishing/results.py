@@ -1,70 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has measured: which numbers tell how good a model is, as a table, and for the metadata of its card."""
+"""Results of a run: the metrics that compare models, as tables in Markdown and as metadata of a card."""
 
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "eval_results",
-    "examples_sentence",
-    "is_score",
-    "measured_metrics",
-    "number_of_examples",
-    "results_table",
-    "set_names",
-]
+    "eval_results", "is_score", "learned_nothing", "measured_metrics", "number_of_examples", "objectives_table",
+    "replaced_token_table", "results_table", "summarise_seeds", "summary_table",
+]  # fmt: skip
 
-# What Trainer measures beside the metrics of a task, and numbers of examples and words.
+# Measurements of Trainer beside the metrics of a task, and numbers of examples and words.
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
-# What the Hub knows, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
+# Metrics of the Hub, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
 METRIC = re.compile(r"(?:.*_)?(accuracy|f1|precision|recall)")
 # A score at the threshold that is best on the very data, and that threshold.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
-def set_names(metrics: Mapping[str, Any], stem: str = "eval") -> list[str]:
-    """Names of the evaluation sets, "" for the main one: of each the number of examples is among the metrics."""
-    pattern = re.compile(rf"{stem}_(?:(.+)_)?samples")
-    return [match[1] or "" for match in map(pattern.fullmatch, metrics) if match]
-
-
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """How many examples were measured on, by the name of the set."""
-    return {name: metrics[f"{stem}_{name}_samples" if name else f"{stem}_samples"] for name in set_names(metrics, stem)}
+    """Examples of each evaluation set by its name, "" for the main one."""
+    pattern = re.compile(rf"{stem}_(?:(.+)_)?samples")
+    return {match[1] or "": metrics[match[0]] for match in map(pattern.fullmatch, metrics) if match}
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Those that tell how good a model is, without speeds and counts, named without `stem`; losses last."""
+    """Metrics without speeds and counts, named without `stem`; losses last."""
     named = {name.removeprefix(f"{stem}_"): value for name, value in metrics.items() if name.startswith(f"{stem}_")}
+    sets = ("", *number_of_examples(metrics, stem))
     measured = {
         name: value
         for name, value in named.items()
         if isinstance(value, (int, float))
-        and not any(NO_METRIC.fullmatch(name.removeprefix(f"{part}_")) for part in ("", *set_names(metrics, stem)))
+        and not any(NO_METRIC.fullmatch(name.removeprefix(f"{prefix}_")) for prefix in sets)
     }
-    # Losses behind what people compare.
     return dict(sorted(measured.items(), key=lambda item: item[0].endswith("loss")))
 
 
-def examples_sentence(metrics: Mapping[str, Any]) -> list[str]:
-    """How many examples were measured on, in words; nothing where it is not known."""
-    counts = number_of_examples(metrics)
-    numbers = ", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items())
-    return [f"Examples: {numbers}."] if counts else []
-
-
 def is_score(name: str) -> bool:
-    """Whether models can be compared by a measured metric: it is no loss, no threshold and no score at the best one."""
+    """True for a metric by which models can be compared: no loss, no threshold and no score at the best one."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
-
-
-def results_table(measured: Mapping[str, float]) -> str:
-    """Markdown with a row for each metric."""
-    lines = ["| metric | value |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {name} | {value:.4f} |" for name, value in measured.items())])
 
 
 def eval_results(
@@ -74,7 +52,7 @@ def eval_results(
     task_name: str | None = None,
     dataset: str | None,
     dataset_name: str,
-    sets: Mapping[str, tuple[str | None, str | None]],
+    sets: Mapping[str, Sequence[str | None]],
     note: str | None = None,
 ) -> list[Any]:
     """`huggingface_hub.EvalResult`s of the scores among the metrics, for the model index of a card.
@@ -83,7 +61,7 @@ def eval_results(
         measured (`dict`): by name, that of its evaluation set in front: "accuracy", "mm_accuracy".
         dataset (`str`, *optional*): its id on the Hub; None for other texts, whose type on the Hub is "text".
         sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
-        note (`str`, *optional*): what a value is, behind the metric's name: "mean of 3 seeds".
+        note (`str`, *optional*): for every value, behind the metric's name: "mean of 3 seeds".
     """
     from huggingface_hub import EvalResult
 
@@ -91,16 +69,97 @@ def eval_results(
     for name, value in measured.items():
         if not is_score(name):
             continue
-        own = next((part for part in sets if part and name.startswith(f"{part}_")), "")
+        own = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
         metric = name.removeprefix(f"{own}_") if own else name
         metric = match[1] if (match := METRIC.fullmatch(metric)) else metric
         config, split = sets.get(own, (None, "validation"))
-        named = name if name != metric else None
+        full_name = name if name != metric else None
         results.append(
             EvalResult(
                 task_type=task_type, task_name=task_name, dataset_type=dataset or "text", dataset_name=dataset_name,
                 dataset_config=config, dataset_split=split, metric_type=metric, metric_value=round(value, 4),
-                metric_name=f"{named or metric} ({note})" if note else named,
+                metric_name=f"{full_name or metric} ({note})" if note else full_name,
             )
         )  # fmt: skip
     return results
+
+
+def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean, standard deviation (None for one seed) and values, in the order of the seeds, of each metric that all have.
+
+    Args:
+        results (`dict[int, dict]`): all_results.json by seed.
+    """
+    summary: dict[str, Any] = {"seeds": [*results]}
+    for stem in ("eval", "predict"):
+        runs = [measured_metrics(metrics, stem) for metrics in results.values()]
+        for name in runs[0]:
+            if not all(name in run for run in runs):
+                continue
+            values = [run[name] for run in runs]
+            summary[f"{stem}_{name}"] = dict(
+                mean=statistics.mean(values),
+                standard_deviation=statistics.stdev(values) if len(values) > 1 else None,
+                values=values,
+            )
+    return summary
+
+
+# ------- tables
+
+
+def results_table(measured: Mapping[str, float]) -> str:
+    """A row for each metric."""
+    lines = ["| metric | value |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {value:.4f} |" for name, value in measured.items())])
+
+
+def summary_table(summary: Mapping[str, Any]) -> str:
+    """The result of `summarise_seeds`, a row for each metric."""
+    lines = [
+        f"| metric | mean | standard deviation | {' | '.join(f'seed {seed}' for seed in summary['seeds'])} |",
+        "| --- " * (3 + len(summary["seeds"])) + "|",
+    ]
+    for name, metric in summary.items():
+        if name != "seeds":
+            cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
+            lines.append(f"| {name} | {' | '.join('' if cell is None else f'{cell:.4f}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def objectives_table(metrics: Mapping[str, float], objectives: Mapping[str, str]) -> str:
+    """The result of `PretrainingTrainer.evaluate`, a row for each objective.
+
+    Args:
+        objectives (`dict[str, str]`): name in the metrics -> title.
+    """
+    lines = ["| objective | loss | perplexity | accuracy | targets |", "| --- | --- | --- | --- | --- |"]
+    for name, title in objectives.items():
+        perplexity = metrics.get(f"eval_{name}_perplexity")
+        shown = "" if perplexity is None else f"{perplexity:.2f}"
+        lines.append(
+            f"| {title} | {metrics[f'eval_{name}_loss']:.4f} | {shown} "
+            f"| {metrics[f'eval_{name}_accuracy']:.4f} | {metrics[f'eval_{name}_targets']:,} |"
+        )
+    return "\n".join(lines)
+
+
+def replaced_token_table(metrics: Mapping[str, float]) -> str:
+    """The result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
+
+    def cell(name: str) -> str:
+        value = metrics.get(f"eval_{name}")
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.{2 if name.endswith('perplexity') else 4}f}"
+
+    columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
+    lines = [f"| part | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    for half, inputs in {"generator": "masked tokens", "discriminator": "all tokens"}.items():
+        lines.append(f"| {half}, {inputs} | {' | '.join(cell(f'{half}_{name}') for name in columns)} |")
+    return "\n".join(lines)
+
+
+def learned_nothing(metrics: Mapping[str, float]) -> bool:
+    """True if the discriminator is no better than a guess that knows only the share of replaced tokens."""
+    return metrics["eval_discriminator_loss"] > 0.99 * metrics["eval_discriminator_guess_loss"]

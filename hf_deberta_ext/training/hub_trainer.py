@@ -18,7 +18,8 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..model.checkpoint_files import stale_weights
-from ..publishing.published_files import PICTURES, published_card, published_files
+from ..publishing.loading_code import published_card
+from ..publishing.published_files import PICTURES, published_files
 from ..publishing.secret_search import text_problems
 
 logger = logging.get_logger(__name__)

@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 from scripts import module_of
 from transformers import TrainerControl, TrainerState
 
-from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata
+from hf_deberta_ext.publishing.card import write_run_card
+from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("accelerate")
@@ -126,8 +127,9 @@ def results_of(seeds, short=False):
 
 def test_the_card_tells_data_recipe_results_hardware_and_limits(quickstart, tmp_path):
     (tmp_path / "loss_curves.png").touch()
-    (tmp_path / "config.json").write_text('{"auto_map": {}}', encoding="utf-8")
-    quickstart.write_model_card(tmp_path, *results_of([1, 2, 3]), quickstart.FULL)
+    config = '{"auto_map": {}, "architectures": ["DebertaExtForSequenceClassification"]}'
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    write_run_card(tmp_path, quickstart.card_facts(*results_of([1, 2, 3]), quickstart.FULL))
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert card_problems(text, tmp_path) == [] and missing_metadata(text) == ["license (--license apache-2.0)"]
     data = ModelCard(text).data
@@ -148,7 +150,8 @@ def test_the_card_tells_data_recipe_results_hardware_and_limits(quickstart, tmp_
 
 
 def test_the_card_of_a_short_run_of_one_seed_says_so(quickstart, tmp_path):
-    quickstart.write_model_card(tmp_path, *results_of([3], short=True), quickstart.SHORT)
+    (tmp_path / "config.json").write_text('{"architectures": ["DebertaExtForSequenceClassification"]}', encoding="utf-8")
+    write_run_card(tmp_path, quickstart.card_facts(*results_of([3], short=True), quickstart.SHORT))
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "its scores mean nothing" in text and "`--max_minutes` ended a training early" in text
     assert "It is one run" in text and "| 0.750 | 0.750 |" in text and "±" not in text

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.commands import card as command
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.publishing.model_card import card_problems
+from hf_deberta_ext.publishing.card_checks import card_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = dict(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)

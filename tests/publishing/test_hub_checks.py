@@ -21,9 +21,9 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaEx
 from hf_deberta_ext.publishing import check_folder
 from hf_deberta_ext.publishing import folder_checks as checks
 from hf_deberta_ext.publishing import secret_search as leaks
+from hf_deberta_ext.publishing.card import write_model_card
 from hf_deberta_ext.publishing.folder_checks import code_problems, load_problems, readme_problems, size_problems
 from hf_deberta_ext.publishing.load_worker import load
-from hf_deberta_ext.publishing.model_card import write_model_card
 from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.publishing.secret_search import text_problems
 

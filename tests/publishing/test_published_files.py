@@ -6,8 +6,9 @@ import pytest
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.model.remote_code import CODE_MARK
-from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
-from hf_deberta_ext.publishing.published_files import published_card, published_files
+from hf_deberta_ext.publishing.card import render_card
+from hf_deberta_ext.publishing.loading_code import LOADING_LINES, pin_loading_lines, published_card
+from hf_deberta_ext.publishing.published_files import published_files
 
 CODE = f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n"
 MODEL = (

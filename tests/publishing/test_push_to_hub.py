@@ -18,7 +18,8 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtFo
 from hf_deberta_ext.model import publishing
 from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.publishing import write_model_card
-from hf_deberta_ext.publishing.card import LOADING_LINES, pin_loading_lines, render_card
+from hf_deberta_ext.publishing.card import render_card
+from hf_deberta_ext.publishing.loading_code import LOADING_LINES, pin_loading_lines
 
 # What a newer revision of the code does: every logit is larger by one.
 CHANGE = """

@@ -20,7 +20,7 @@ from tiny_models import FILES, HEADS, tiny_model
 from transformers import Trainer, TrainerCallback
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
-from hf_deberta_ext.publishing.card import pin_loading_lines
+from hf_deberta_ext.publishing.loading_code import pin_loading_lines
 from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 

@@ -12,15 +12,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard
 from transformers import TrainingArguments
 
-from hf_deberta_ext.publishing.card import (
-    LOADING_LINES,
-    base_model_names,
-    facts_table,
-    pin_loading_lines,
-    render_card,
-    shown_number,
-    write_card,
-)
+from hf_deberta_ext.publishing.card import facts_table, render_card, shown_number
 from hf_deberta_ext.publishing.card_metadata import (
     LANGUAGES,
     LICENSES,
@@ -32,15 +24,13 @@ from hf_deberta_ext.publishing.card_metadata import (
     one_or_list,
     primary_language,
 )
-from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, loading_code
+from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, LOADING_LINES, loading_code, pin_loading_lines
 from hf_deberta_ext.publishing.results import (
     eval_results,
-    examples_sentence,
     is_score,
     measured_metrics,
     number_of_examples,
     results_table,
-    set_names,
 )
 from hf_deberta_ext.training.batch_size import hardware_facts, versions
 from hf_deberta_ext.training.run_folder import repeated_arguments
@@ -49,7 +39,7 @@ pytest.importorskip("accelerate")
 
 WHOLE = dict(
     title="run", opening="What it is.", metadata=dict(license="mit"), load="x = 1", brings_code=True, results="Good.",
-    training={"steps": 7}, hardware={"device": "CPU"}, limits=["It is small.", "It is slow."], more="## More\n\nText.",
+    training={"steps": 7}, hardware={"device": "CPU"}, limits=["It is small.", "It is slow."], sizes={"layers": 12},
 )  # fmt: skip
 METRICS = dict(
     train_loss=0.5, train_runtime=12.0, epoch=3.0, eval_loss=0.25, eval_accuracy=0.91, eval_samples=872,
@@ -70,15 +60,15 @@ def test_every_part_of_a_card_has_its_heading_in_order():
     card = ModelCard(render_card(**WHOLE))
     headings = [line for line in card.text.splitlines() if line.startswith("#")]
     assert headings == ["# run", *(f"## {name}" for name in (
-        "How to load it", "Results", "Training", "Hardware and time", "Limits", "More",
+        "How to load it", "Results", "Training", "Hardware and time", "Limits", "Sizes",
     ))]  # fmt: skip
     assert "```python\nx = 1\n```" in card.text and "runs on your machine: pin a revision" in card.text
     assert "| steps | 7 |" in card.text and "- It is small.\n- It is slow.\n" in card.text
     assert (card.data.license, card.data.library_name) == ("mit", "transformers")
-    assert "\n\n\n" not in card.text and card.content.endswith("Text.\n")
+    assert "\n\n\n" not in card.text and card.content.endswith("| layers | 12 |\n")
 
 
-@pytest.mark.parametrize("part", ["load", "results", "training", "hardware", "limits", "more"])
+@pytest.mark.parametrize("part", ["load", "results", "training", "hardware", "limits", "sizes"])
 def test_what_is_empty_has_no_heading(part):
     text = render_card(**{**WHOLE, part: type(WHOLE[part])()})
     headings = {"load": "How to load it", "hardware": "Hardware and time"}
@@ -91,12 +81,6 @@ def test_a_name_is_in_the_metadata_only_beside_results():
     result = EvalResult("other", "text", "some text", "accuracy", 0.5)
     card = ModelCard(render_card(**WHOLE | dict(metadata=dict(eval_results=[result]))))
     assert card.data.model_name == "run" and "model_name" not in card.content
-
-
-def test_a_card_is_written_whole_and_named_after_its_folder(tmp_path):
-    file = write_card(tmp_path / ".", opening="What it is.", metadata={})
-    assert file.read_text(encoding="utf-8").endswith(f"# {tmp_path.name}\n\nWhat it is.\n")
-    assert [part.name for part in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_what_is_published_loads_the_repository_at_its_revision():
@@ -118,11 +102,6 @@ def test_cells_of_a_table_are_one_line_without_bars():
 
 def test_numbers_of_parameters_are_millions_unless_they_are_small():
     assert [shown_number(count) for count in (12_345_678, 184_000, 1234)] == ["12.3 million", "0.2 million", "1,234"]
-
-
-def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
-    assert base_model_names(str(tmp_path)) == (tmp_path.name, None)
-    assert base_model_names("org/base") == ("org/base", "org/base") and base_model_names(None) == (None, None)
 
 
 # ------- names that the Hub knows
@@ -214,9 +193,8 @@ def test_results_are_metrics_without_speeds_and_counts():
 
 
 def test_examples_are_counted_for_each_set():
-    assert set_names(METRICS) == ["", "mm"] and set_names(METRICS, "predict") == [""] and set_names({}) == []
     assert number_of_examples(METRICS) == {"": 872, "mm": 1010}
-    assert examples_sentence(METRICS) == ["Examples: 872, 1,010 (mm)."] and examples_sentence({}) == []
+    assert number_of_examples(METRICS, "predict") == {"": 5} and number_of_examples({}) == {}
 
 
 def test_losses_thresholds_and_scores_at_the_best_threshold_are_no_scores():

@@ -26,11 +26,9 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.finetuning.cards import TaskFacts, write_task_card
-from hf_deberta_ext.pretraining.report import write_model_card as write_pretraining_card
-from hf_deberta_ext.pretraining.report import write_replaced_token_cards
-from hf_deberta_ext.publishing.facts import read_folder, shown_path
-from hf_deberta_ext.publishing.model_card import card_problems, missing_metadata, write_model_card
+from hf_deberta_ext.publishing.card import write_model_card, write_run_card
+from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
+from hf_deberta_ext.publishing.facts import RunFacts, read_folder, shown_source
 from hf_deberta_ext.tokenization import finish
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "card_code_worker.py")
@@ -152,27 +150,17 @@ def adapters(place):
 
 
 def write_script_card(name, folder):
-    hardware, limits = {"device": "CPU"}, ["It is small."]
-    if name in TASKS:
-        facts = TaskFacts(
-            task=name, pipeline=TASKS[name], dataset="dev.tsv", custom_code=True, hardware=hardware,
-            text_columns=("premise", "hypothesis") if name == "classes" else ("text",),
-            problem_type=KINDS[name][1].get("problem_type"),
+    """The card of a run, of which the facts are these."""
+    facts = dict(training={"seed": 7}, hardware={"device": "CPU"}, limits=["It is small."])
+    if name in TASKS or name == "adapter":
+        columns = ["premise", "hypothesis"] if name == "classes" else ["text"]
+        facts |= dict(
+            task=name, pipeline=TASKS.get(name, "text-classification"), measured_on="dev.tsv", text_columns=columns,
+            parameters=1000, trained_parameters=10,
         )  # fmt: skip
-        run = dict(metrics=RESULTS, model=KINDS[name][0].__name__, parameters=1000, trained=1000)
-        return write_task_card(folder, facts, **run, limits=limits)
-    if name == "adapter":
-        facts = TaskFacts(
-            task=name, pipeline="text-classification", dataset="dev.tsv", custom_code=True,
-            adapter_base=str(folder.with_name(f"{folder.name}-base")),
-        )  # fmt: skip
-        return write_task_card(folder, facts, metrics=RESULTS, model="X", parameters=1000, trained=10)
-    (folder / "curves.png").touch()
-    common = dict(facts={"seed": 7}, hardware=hardware, limits=limits)
-    if name == "joint":
-        parameters = dict(joint=3_000, discriminator=2_500, generator=1_500)
-        return write_replaced_token_cards(folder, metrics=RTD, parameters=parameters, **common)
-    return write_pretraining_card(folder, metrics=MLM, objectives=dict(mlm=1.0), parameters=1000, **common)
+    results = {"joint": RTD, "masks": MLM, "encoder": {}}.get(name, RESULTS)
+    (folder / "all_results.json").write_text(json.dumps(results), encoding="utf-8")
+    return write_run_card(folder, RunFacts(**facts))
 
 
 def run_code(jobs, place):
@@ -259,7 +247,7 @@ def test_a_card_tells_what_the_files_of_a_run_tell(tmp_path):
     result = data.eval_results[0]
     assert (result.dataset_name, result.dataset_type, result.metric_value) == ("sst2", "text", 0.91)
     for text in (
-        "A DeBERTa model for text classification (DebertaExtForSequenceClassification), fine-tuned from org/base.",
+        "A DeBERTa model for text classification (DebertaExtForSequenceClassification), fine-tuned on sst2 from org/base.",
         "Its labels are bad, good.", "| accuracy | 0.9100 |", "Measured on dev.tsv. Examples: 872.", "| data | train.tsv |",
         "| learning rate | 2e-05 |", "| steps | 90 |", "| epochs | 3 |", "| best checkpoint | checkpoint-60, 0.91 |",
         "| seconds of training | 12.5 |", "| precision | bf16 autocast |", "the seed 7", "![Losses", "| layers | 2 |",
@@ -332,7 +320,7 @@ def test_a_local_base_is_named_and_no_id(tmp_path):
     (tmp_path / "models" / "base").mkdir(parents=True)
     folder = run_folder(tmp_path / "runs" / "run", model_name_or_path="models/base", dataset_name="runs/run")
     card = ModelCard.load(write_model_card(folder))
-    assert card.data.base_model is None and card.data.datasets is None and "fine-tuned from models/base" in card.text
+    assert card.data.base_model is None and card.data.datasets is None and "fine-tuned on sst2 from models/base" in card.text
 
 
 def test_a_resumed_run_knows_only_the_seconds_since(tmp_path):
@@ -348,10 +336,10 @@ def test_models_with_absolute_positions_say_how_many(tmp_path):
 
 def test_paths_are_shown_by_name_and_ids_as_they_are():
     home = "/" + "home" + "/someone/"
-    assert shown_path(f"mm={home}dev.tsv") == "dev.tsv" and shown_path(f"{home}run/discriminator") == "run/discriminator"
-    assert shown_path("C:\\Users\\me\\dev.tsv") == "dev.tsv" and shown_path("../data/dev.tsv") == "dev.tsv"
-    assert shown_path("org/base") == "org/base" and shown_path("bert-base-cased") == "bert-base-cased"
-    assert shown_path("a/b/c") == "c" and shown_path("..") == ".."
+    assert shown_source(f"mm={home}dev.tsv") == "dev.tsv" and shown_source(f"{home}run/discriminator") == "run/discriminator"
+    assert shown_source("C:\\Users\\me\\dev.tsv") == "dev.tsv" and shown_source("../data/dev.tsv") == "dev.tsv"
+    assert shown_source("org/base") == "org/base" and shown_source("bert-base-cased") == "bert-base-cased"
+    assert shown_source("a/b/c") == "c" and shown_source("..") == Path("..").resolve().name
 
 
 # ------- a card that is there
