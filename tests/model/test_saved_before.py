@@ -86,7 +86,7 @@ def test_saved_run_resumes_with_its_arguments_and_ends_as_it_did(run, folders):
     results = json.loads(Path(run, "all_results.json").read_text(encoding="utf-8"))
     assert {name: results[name] for name in before["results"]} == pytest.approx(before["results"], rel=1e-2)
     weights = torch.cat([weight.flatten().double() for weight in load_file(Path(run, "model.safetensors")).values()])
-    assert weights.norm().item() == pytest.approx(before["norm_of_weights"], rel=1e-4)
+    assert weights.norm().item() == pytest.approx(before["norm_of_weights"], rel=1e-3)
 
 
 @pytest.mark.parametrize(("command", "last"), [("info", "can be loaded"), ("card --check", "no problems")])
