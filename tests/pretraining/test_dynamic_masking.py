@@ -359,17 +359,11 @@ def test_pairs_change_places_with_their_types_and_say_so(order_collator):
     A, B = [10, 11, 12], [20]
     seen = {}
     for example in range(40):
-        batch = order_collator([numbered(pair(A, B), example)])
-        seen[batch["sentence_labels"].item()] = (batch["input_ids"][0].tolist(), batch["token_type_ids"][0].tolist())
-    assert seen[0] == ([CLS, 10, 11, 12, SEP, 20, SEP], [0, 0, 0, 0, 0, 1, 1])
-    assert seen[1] == ([CLS, 20, SEP, 10, 11, 12, SEP], [0, 0, 0, 1, 1, 1, 1])
-
-
-def test_document_ids_move_with_their_tokens(order_collator):
-    feature = {**pair([10, 11], [20]), "document_ids": [1, 1, 2, 3, 4, 5]}
-    batches = [order_collator([numbered(feature, example)]) for example in range(20)]
-    swapped = [batch["document_ids"][0].tolist() for batch in batches if batch["sentence_labels"].item()]
-    assert swapped and all(ids == [1, 4, 3, 1, 2, 5] for ids in swapped)
+        batch = order_collator([numbered({**pair(A, B), "document_ids": [1, 1, 1, 2, 3, 4, 5]}, example)])
+        columns = ("input_ids", "token_type_ids", "document_ids")
+        seen[batch["sentence_labels"].item()] = [batch[name][0].tolist() for name in columns]
+    assert seen[0] == [[CLS, 10, 11, 12, SEP, 20, SEP], [0, 0, 0, 0, 0, 1, 1], [1, 1, 1, 2, 3, 4, 5]]
+    assert seen[1] == [[CLS, 20, SEP, 10, 11, 12, SEP], [0, 0, 0, 1, 1, 1, 1], [1, 4, 3, 1, 1, 2, 5]]
 
 
 def test_half_of_the_pairs_change_places_anew_in_each_epoch(order_collator):
@@ -394,10 +388,19 @@ def test_swapped_pairs_are_masked_in_their_new_places(vocabulary):
 # ------- errors
 
 
-@pytest.mark.parametrize("name", ["duplicates", "pad_to_multiple_of", "max_length"])
-def test_a_count_below_1_is_an_error(collator, name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, or None, got 0"):
-        collator(**{name: 0})
+@pytest.mark.parametrize(
+    ("options", "features", "message"),
+    [
+        (dict(duplicates=0), [], "duplicates must be at least 1, or None, got 0"),
+        (dict(pad_to_multiple_of=0), [], "pad_to_multiple_of must be at least 1, or None, got 0"),
+        (dict(max_length=0), [], "max_length must be at least 1, or None, got 0"),
+        (dict(max_length=4), [pair([10], [11])], "an example has 5 tokens, max_length is 4"),
+        ({}, [pair([10], [11]), {"input_ids": [CLS, 10, SEP]}], "must have 'token_type_ids'; some have it"),
+    ],
+)
+def test_wrong_options_and_examples_are_refused(collator, options, features, message):
+    with pytest.raises(ValueError, match=message):
+        collator(**options)([numbered(feature) for feature in features])
 
 
 @pytest.mark.parametrize("missing", ["example", "epoch"])
@@ -406,17 +409,6 @@ def test_features_without_numbers_are_an_error(collator, missing):
     del feature[missing]
     with pytest.raises(ValueError, match=r"wrap the data set in NumberedExamples or NumberedStream.*remove_unused_columns"):
         collator()([feature])
-
-
-def test_examples_that_are_too_long_are_an_error(collator):
-    with pytest.raises(ValueError, match="an example has 5 tokens, max_length is 4"):
-        collator(max_length=4)([numbered({"input_ids": [CLS, 10, 11, 12, SEP]})])
-
-
-def test_an_entry_that_only_some_have_is_an_error(collator):
-    features = [numbered(pair([10], [11])), numbered(rows(1)[0])]
-    with pytest.raises(ValueError, match="must have 'token_type_ids'; some have it"):
-        collator()(features)
 
 
 NO_PAIRS = {

@@ -2,7 +2,6 @@
 """Masking: units of three kinds of vocabularies, budgets, lengths, shares, and coverage by position, by chi-square."""
 
 import math
-import pickle
 import random
 
 import pytest
@@ -93,23 +92,28 @@ def unit_list(tokenizer, text, whole_words=True):
 
 
 @pytest.mark.criterion("A19.1")
-def test_byte_level_words_start_at_spaces_punctuation_and_line_breaks(tokenizers):
-    text = "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]"
-    expected = [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1]
-    assert unit_list(tokenizers["Ġ"], text) == expected
-
-
-@pytest.mark.criterion("A19.1")
-def test_sentence_piece_words_start_at_the_marker_and_at_punctuation(tokenizers):
-    text = "[CLS] ▁The re ▁ 国 a 、 国 ▁( a ) [MASK] <0x41> ▁% 国 <0x41> ' t [SEP]"
-    expected = [-1, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, -1, 5, 6, 6, 6, 7, 7, -1]
-    assert unit_list(tokenizers["▁"], text) == expected
-
-
-def test_word_piece_words_start_without_the_marker_and_at_punctuation(tokenizers):
-    text = "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]"
-    expected = [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1]
-    assert unit_list(tokenizers["##"], text) == expected
+@pytest.mark.parametrize(
+    "marker, text, expected",
+    [
+        (
+            "Ġ",
+            "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]",
+            [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1],
+        ),
+        (
+            "▁",
+            "[CLS] ▁The re ▁ 国 a 、 国 ▁( a ) [MASK] <0x41> ▁% 国 <0x41> ' t [SEP]",
+            [-1, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, -1, 5, 6, 6, 6, 7, 7, -1],
+        ),
+        (
+            "##",
+            "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]",
+            [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1],
+        ),
+    ],
+)
+def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(marker, text, expected, tokenizers):
+    assert unit_list(tokenizers[marker], text) == expected
 
 
 def test_a_single_token_is_a_unit_without_whole_words(tokenizers):
@@ -135,13 +139,6 @@ def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
     assert {word, extra} == {7, 8} and vocabulary.special[[6, extra]].all()
     assert (vocabulary.mask_id, vocabulary.pad_id) == (4, 0)
     assert units(torch.tensor([9, 9, word, 9, extra, 9]), vocabulary, True).tolist() == [0, 0, 1, 1, -1, 2]
-
-
-def test_the_vocabulary_survives_pickling(vocabulary):
-    copy = pickle.loads(pickle.dumps(vocabulary))
-    for name in ("starts_word", "ends_word", "special", "ordinary"):
-        assert torch.equal(getattr(copy, name), getattr(vocabulary, name))
-    assert (copy.mask_id, copy.pad_id) == (vocabulary.mask_id, vocabulary.pad_id)
 
 
 @pytest.mark.criterion("P11")
@@ -183,7 +180,7 @@ def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
     g = generator()
     lengths = [*range(1, 41), *range(41, 601, 13)]
     for N in lengths:
-        for rate in (0.05, 0.15, 0.5):
+        for rate in (0.05, 0.15, 0.5) if unit == "span" else (0.05, 0.15, 0.5, 0.9):
             words = torch.arange(N) if unit == "token" else word_units(N, g)
             sizes = torch.bincount(words)
             places = torch.randint(N + 1, (3,), generator=g).tolist()
@@ -195,6 +192,7 @@ def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
             assert not masked[unit_ids < 0].any()
             chosen = unit_ids[masked].unique()
             assert masked.sum() == sizes[chosen].sum() > 0, "a unit was masked in part"
+            assert torch.equal(span_ids[masked].unique_consecutive(), torch.arange(1, int(span_ids.max()) + 1))
             error = abs(int(masked.sum()) - max(1, round(rate * N)))
             # The last unit is taken or not, as is nearer; spans, which never touch, may lack a unit to take.
             nearest = unit != "span" and len(chosen) > 1
@@ -206,13 +204,6 @@ def test_the_mean_rate_is_the_one_asked_for(unit):
     options, g = MaskingOptions(unit=unit), generator()
     masked = [int((choose(word_units(200, g), options, g) > 0).sum()) for _ in range(300)]
     assert sum(masked) / len(masked) == pytest.approx(30, abs=0.25)
-
-
-@pytest.mark.parametrize("unit", ["word", "ngram"])
-def test_rates_up_to_nine_tenths_are_met(unit):
-    options, g = MaskingOptions(unit=unit, rate=0.9), generator()
-    for _ in range(50):
-        assert abs(int((choose(word_units(100, g), options, g) > 0).sum()) - 90) <= 5
 
 
 @pytest.mark.parametrize("unit", ["word", "ngram"])
@@ -230,15 +221,6 @@ def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit, pol
     assert choose(torch.full((5,), -1), options, generator()).tolist() == [0] * 5
     assert choose(torch.tensor([], dtype=torch.long), options, generator()).tolist() == []
     assert choose(torch.tensor([-1, 0, -1]), options, generator()).tolist() == [0, 1, 0]
-
-
-def test_masked_units_are_numbered_from_the_left_without_gaps():
-    g = generator()
-    for unit in UNITS:
-        for _ in range(50):
-            span_ids = choose(word_units(100, g), MaskingOptions(unit=unit), g)
-            numbers = span_ids[span_ids > 0]
-            assert torch.equal(numbers.unique_consecutive(), torch.arange(1, int(span_ids.max()) + 1))
 
 
 def test_spans_never_touch():
@@ -280,11 +262,6 @@ def test_lengths_of_spans_are_geometric_clipped_and_renormalised(p, longest):
     assert chisquare(observed, weights / weights.sum() * observed.sum()).pvalue > P_VALUE
 
 
-def test_the_mean_span_has_3_8_words_as_in_the_paper():
-    observed = observed_lengths("span").double()
-    assert (observed @ torch.arange(1.0, 11.0).double()) / observed.sum() == pytest.approx(3.8, abs=0.1)
-
-
 # ------- what takes their place
 
 
@@ -306,14 +283,6 @@ def test_the_shares_are_those_asked_for(large_vocabulary, mask_share, random_sha
     counts = torch.bincount(kinds(ids, replace(ids, span_ids, without, options, g), 4), minlength=3).tolist()
     for count, share in zip(counts, (mask_share, random_share, 1 - mask_share - random_share), strict=True):
         assert abs(count - n * share) <= 4 * math.sqrt(n * max(share, 0) * (1 - share)) + 1e-6
-
-
-def test_tokens_that_are_not_chosen_stay(large_vocabulary):
-    ids = torch.randint(10, 1000, (5000,), generator=generator())
-    span_ids = torch.arange(5000) % 2
-    options = MaskingOptions(mask_share=0.5, random_share=0.5)
-    output = replace(ids, span_ids, large_vocabulary, options, generator())
-    assert torch.equal(output[::2], ids[::2]) and (output[1::2] != ids[1::2]).float().mean() > 0.99
 
 
 def test_random_tokens_are_never_special_and_uniform_over_the_others():
@@ -375,14 +344,6 @@ def test_places_far_from_each_other_are_masked_independently(unit):
         masked = choose(torch.arange(N), options, g) > 0
         both += (masked & masked.roll(N // 2)).sum().item()
     assert both / N / trials == pytest.approx(0.3**2, rel=0.1)
-
-
-@pytest.mark.criterion("P.g")
-@pytest.mark.parametrize("unit", ["token", "ngram"])
-def test_the_test_tells_the_official_masker_from_the_default(unit):
-    options = dict(N=256, trials=500, sizes=(1, 1, 1, 2))
-    assert chisquare(coverage(unit, "uniform", **options)).pvalue > P_VALUE
-    assert chisquare(coverage(unit, "official", **options)).pvalue < 1e-50
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several objectives in one model: each loss by hand, gradients where they belong, saving, and what is refused."""
 
-import itertools
 import math
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, count_targets, row_statistics
-from hf_deberta_ext.pretraining.span_boundary import span_boundaries
 
 ALL = ("mlm", "sop", "sbo")
 
@@ -193,19 +191,3 @@ def test_sentence_objectives_refuse_several_documents_in_a_row(tiny_config, batc
     ids, _ = batch(1, 12)
     with pytest.raises(ValueError, match="nsp reads one \\[CLS\\] a row"):
         model(ids, labels=spans(ids), sentence_labels=torch.tensor([0]), document_ids=torch.ones(1, 12).long())
-
-
-def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
-    """All masks of 7 tokens: the definition written out."""
-    for bits in itertools.product([0, 1], repeat=7):
-        labels = torch.tensor([bits]) * 105 - 100
-        is_target, before, after, position = span_boundaries(labels)
-        expected = []
-        for i in range(7):
-            if bits[i]:
-                s = next((j + 1 for j in range(i, -1, -1) if not bits[j]), 0)
-                e = next((j - 1 for j in range(i, 7) if not bits[j]), 6)
-                if s > 0 and e < 6:
-                    expected.append((i, s - 1, e + 1, i - s + 1))
-        where = is_target[0].nonzero().flatten()
-        assert list(zip(where.tolist(), before.tolist(), after.tolist(), position.tolist(), strict=True)) == expected

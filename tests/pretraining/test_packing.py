@@ -299,11 +299,6 @@ def test_the_first_segment_has_any_number_of_sentences_equally_often():
     assert sum((count - 500) ** 2 / 500 for count in counts) < 13.8
 
 
-def test_no_negatives_within_a_single_document():
-    _, packed, report = pack_words(numbered([[3] * 50]), "sentence_pair", 16)
-    assert report.negative_pairs == 0 and not any(packed["sentence_labels"])
-
-
 def test_choices_depend_on_the_seed_and_on_nothing_else():
     documents = numbered([[3, 4, 5, 6]] * 40)
     state = random.getstate()

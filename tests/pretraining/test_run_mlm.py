@@ -286,23 +286,20 @@ def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_vocabulary_that_does_not_match_the_checkpoint_is_refused(finished, run_mlm, text, tmp_path):
-    larger = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350)
-    larger.save_pretrained(tmp_path / "larger")
-    with pytest.raises(SystemExit, match="but the model only 300 rows"):
-        run_mlm.main(arguments(text, tmp_path / "run", model=finished, tokenizer=tmp_path / "larger"))
-    with pytest.raises(SystemExit, match="knows only the ids of its own tokenizer"):
-        run_mlm.main(arguments(text, tmp_path / "run", model=finished, train_tokenizer="unigram"))
-
-
-def test_overrides_that_do_not_fit_a_checkpoint_are_refused(finished, run_mlm, text, tmp_path):
-    for change, message in (
-        ("hiden_size=3", "did you mean 'hidden_size'"),
-        ("hidden_size=64", "with --config_overrides hid"),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            run_mlm.main(arguments(text, tmp_path / "run", model=finished, config_overrides=change))
-        assert message in str(caught.value)
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (dict(tokenizer="larger"), "but the model only 300 rows"),
+        (dict(train_tokenizer="unigram"), "knows only the ids of its own tokenizer"),
+        (dict(config_overrides="hiden_size=3"), "did you mean 'hidden_size'"),
+        (dict(config_overrides="hidden_size=64"), "with --config_overrides hid"),
+    ],
+)
+def test_flags_that_do_not_fit_a_checkpoint_are_refused(flags, message, finished, run_mlm, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350).save_pretrained("larger")
+    with pytest.raises(SystemExit, match=message):
+        run_mlm.main(arguments(text, tmp_path / "run", model=finished, **flags))
 
 
 def test_damaged_checkpoint_is_named(finished, run_mlm, text, tmp_path):

@@ -100,6 +100,7 @@ def test_cards_name_parts_results_and_training(finished):
 def test_models_load_with_auto_classes_and_do_what_the_joint_one_does(finished):
     joint, tokenizer = AutoModelForPreTraining.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     assert isinstance(joint, DebertaExtForPreTraining)
+    assert joint.config.special_token_ids == sorted(tokenizer.all_special_ids)
     batch = {name: values for name, values in tokenizer("The cat sees the dog.", return_tensors="pt").items()}
     discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(finished / "discriminator")
     torch.testing.assert_close(discriminator(**batch).logits, joint(**batch).discriminator_logits, rtol=0, atol=1e-6)
@@ -116,11 +117,6 @@ def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_pa
     printed = capsys.readouterr().out
     assert "is that of a constant guess" in printed and "lower --discriminator_learning_rate" in printed
     assert "discriminator 2 layers x 32 (2 heads), generator 1 layers x 32 (2 heads)" in printed
-
-
-def test_special_tokens_are_never_drawn(finished):
-    tokenizer = AutoTokenizer.from_pretrained(finished)
-    assert DebertaExtForPreTraining.from_pretrained(finished).config.special_token_ids == sorted(tokenizer.all_special_ids)
 
 
 @pytest.mark.criterion("A3.8")
@@ -368,14 +364,19 @@ def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd
 
 
 @pytest.mark.parametrize(
-    "flags", [dict(embedding_sharing="nes"), dict(generator_layers=2), dict(generator_model="generator")]
+    ("flags", "message"),
+    [
+        *(
+            (dict(model="", **flag), "is a joint model, whose generator and embedding_sharing are settled")
+            for flag in (dict(embedding_sharing="nes"), dict(generator_layers=2), dict(generator_model="generator"))
+        ),
+        (
+            dict(model="discriminator", generator_model="generator", generator_layers=1),
+            "generator says what the generator is: leave --generator_layers",
+        ),
+    ],
 )
-def test_joint_models_keep_their_generator_and_sharing(flags, finished, run_rtd, text, tmp_path):
-    with pytest.raises(SystemExit, match="is a joint model, whose generator and embedding_sharing are settled"):
-        run_rtd.main(arguments(text, tmp_path / "run", model=finished, **flags))
-
-
-def test_generator_has_one_description(finished, run_rtd, text, tmp_path):
-    given = dict(model=finished / "discriminator", generator_model=finished / "generator", generator_layers=1)
-    with pytest.raises(SystemExit, match="generator says what the generator is: leave --generator_layers"):
-        run_rtd.main(arguments(text, tmp_path / "run", **given))
+def test_checkpoints_keep_their_generator_and_sharing(flags, message, finished, run_rtd, text, tmp_path):
+    folders = {name: finished / value for name, value in flags.items() if name in ("model", "generator_model")}
+    with pytest.raises(SystemExit, match=message):
+        run_rtd.main(arguments(text, tmp_path / "run", **flags | folders))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The span boundary objective: which tokens it reads, and what its head computes."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional
@@ -20,11 +22,20 @@ def test_boundaries_are_the_tokens_beside_each_span():
     assert position.tolist() == [1, 2, 1, 1, 2, 3]
 
 
-def test_a_span_without_a_token_on_both_sides_has_no_targets():
-    labels = torch.tensor([[5, 6, NO, 7, NO, 8]])
-    is_target, before, after, position = span_boundaries(labels)
-    assert is_target.tolist() == [[False, False, False, True, False, False]]
-    assert (before.tolist(), after.tolist(), position.tolist()) == ([2], [4], [1])
+def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
+    """All masks of 7 tokens: the definition written out."""
+    for bits in itertools.product([0, 1], repeat=7):
+        labels = torch.tensor([bits]) * 105 - 100
+        is_target, before, after, position = span_boundaries(labels)
+        expected = []
+        for i in range(7):
+            if bits[i]:
+                s = next((j + 1 for j in range(i, -1, -1) if not bits[j]), 0)
+                e = next((j - 1 for j in range(i, 7) if not bits[j]), 6)
+                if s > 0 and e < 6:
+                    expected.append((i, s - 1, e + 1, i - s + 1))
+        targets = is_target[0].nonzero().flatten()
+        assert list(zip(targets.tolist(), before.tolist(), after.tolist(), position.tolist(), strict=True)) == expected
 
 
 def test_padding_is_no_boundary():
@@ -49,11 +60,6 @@ def test_tokens_far_into_a_span_are_no_targets():
     assert position.tolist() == list(range(1, 21))
 
 
-def test_no_mask_gives_no_targets():
-    is_target, before, after, position = span_boundaries(torch.full((2, 5), NO))
-    assert not is_target.any() and len(before) == len(after) == len(position) == 0
-
-
 def test_head_is_two_layers_of_linear_gelu_and_layer_norm():
     head = SpanBoundaryHead(hidden_size=4, embedding_size=3, max_span_tokens=5, position_size=2)
     generator = torch.Generator().manual_seed(0)
@@ -72,11 +78,3 @@ def test_head_is_two_layers_of_linear_gelu_and_layer_norm():
         h = norm(functional.gelu(head.dense_1.weight @ h + head.dense_1.bias), head.LayerNorm_1)
         y = norm(functional.gelu(head.dense_2.weight @ h + head.dense_2.bias), head.LayerNorm_2)
         assert torch.allclose(head(left, right, position)[i], y, atol=1e-5)
-
-
-def test_head_takes_no_targets_at_all():
-    head = SpanBoundaryHead(hidden_size=4, embedding_size=3)
-    y = head(torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
-    assert y.shape == (0, 3)
-    y.sum().backward()
-    assert all(parameter.grad is not None for parameter in head.parameters())
