@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a checkpoint: its files, tensors and heads, and what loading it would find missing. No weight is read."""
+"""Contents of a checkpoint: files, tensors and heads, and the parameters that loading it would miss. No weight is read."""
 
 import math
 import os
@@ -36,7 +36,6 @@ from ..model.checkpoint_files import (
 )
 from ..model.checkpoint_layouts import convert_official
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
-from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
 from ..model.official_configurations import OFFICIAL_TYPES
 from ..model.presets import PRESETS
@@ -60,7 +59,7 @@ SHAPE_FIELDS = {
 
 @dataclass
 class CheckpointContents:
-    """What `read_contents` found.
+    """Result of `read_contents`.
 
     Args:
         source (`str`): the folder or repository id as it was given.
@@ -70,7 +69,7 @@ class CheckpointContents:
         tensors (`dict[str, Tensor]`): key in these files -> shape and dtype.
         generator_tensors (`dict[str, Tensor]`): the same of the generator beside an official discriminator.
         converted (`dict[str, tuple]`): our name -> shape of what loading makes of these tensors.
-        ours (`DebertaExtConfig`, *optional*): the configuration as this package reads it.
+        model_config (`DebertaExtConfig`, *optional*): the configuration as this package reads it.
         new (`dict[str, list[str]]`): head -> parameters that its class has and the files have not, or in another shape.
         unread (`list[str]`): keys in the files that no class reads.
         problems (`list[str]`): why it cannot be loaded.
@@ -84,7 +83,7 @@ class CheckpointContents:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     generator_tensors: dict[str, Tensor] = field(default_factory=dict)
     converted: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    ours: DebertaExtConfig | None = None
+    model_config: DebertaExtConfig | None = None
     new: dict[str, list[str]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -106,7 +105,7 @@ class CheckpointContents:
 
     @property
     def by_transformers(self) -> bool:
-        """Whether an official architecture was saved by transformers, not by Microsoft."""
+        """An official architecture, saved by transformers and not by Microsoft."""
         return "transformers_version" in self.config or any(key.startswith("cls.predictions.") for key in self.tensors)
 
     @property
@@ -117,19 +116,21 @@ class CheckpointContents:
     @property
     def heads(self) -> list[str]:
         """The heads whose parameters are all in the files, "base" aside; the one that config.json names comes first."""
-        whole = [name for name, new in self.new.items() if not new and name != "base"]
-        named = [name for name in whole if _same_class(HEADS[name].__name__, self.config)]
+        complete = [name for name, new in self.new.items() if not new and name != "base"]
+        # Architectures of this package, or of transformers for the same task.
+        tasks = {re.sub(r"^Deberta(Ext|V2)?", "", name) for name in self.config.get("architectures") or []}
+        first = [name for name in complete if HEADS[name].__name__.removeprefix("DebertaExt") in tasks]
         if "pooler.dense.weight" in self.converted:
             # The classifier of a whole text has the names of a token's as well.
-            whole = [name for name in whole if name != "token-classification"]
-        return named + [name for name in whole if name not in named]
+            complete = [name for name in complete if name != "token-classification"]
+        return first + [name for name in complete if name not in first]
 
     @property
     def preset(self) -> str | None:
         """The name of the published size that it has."""
-        if self.ours is None:
+        if self.model_config is None:
             return None
-        differences = {name: {*self.ours.difference(DebertaExtConfig.from_preset(name))} for name in PRESETS}
+        differences = {name: {*self.model_config.difference(DebertaExtConfig.from_preset(name))} for name in PRESETS}
         return next((name for name, fields in differences.items() if not SHAPE_FIELDS & fields), None)
 
     def parameters(self) -> dict[str, int]:
@@ -153,7 +154,7 @@ class CheckpointContents:
             return f"a model of this package ({architecture or 'no architecture named'})"
         if not self.is_official:
             return f"a model of another type: {model_type} ({architecture or 'no architecture named'})"
-        old = self.ours is not None and not self.ours.share_att_key
+        old = self.model_config is not None and not self.model_config.share_att_key
         family = "v1" if model_type == "deberta" or old else "v2" if self.config.get("conv_kernel_size") else "v3"
         if model_type != "deberta" and self.config.get("vocab_size", 0) >= PRESETS["mdeberta-v3-base"]["vocab_size"]:
             family = "mDeBERTa v3"
@@ -162,12 +163,6 @@ class CheckpointContents:
             return f"{name} as transformers saves it ({model_type}, {architecture or 'no architecture named'})"
         beside = ", discriminator and generator" if self.generator_tensors else ""
         return f"{name} as Microsoft publishes it ({model_type}{beside})"
-
-
-def _same_class(name: str, config: dict[str, Any]) -> bool:
-    """Whether an architecture in config.json is this class of ours, or transformers' of the same task."""
-    tasks = {re.sub(r"^Deberta(Ext|V2)?", "", architecture) for architecture in config.get("architectures") or []}
-    return name.removeprefix("DebertaExt") in tasks
 
 
 # ------- files
@@ -188,7 +183,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     try:
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
         if weights:
-            _fetch_weights(source, folder)
+            fetch_weights(source, commit=folder.name)
     except HFValidationError as error:
         raise OSError(f"{source} is neither a folder nor a repository id") from error
     except RevisionNotFoundError as error:
@@ -201,14 +196,14 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
             "open it: hf auth login)"
         ) from error
     except LocalEntryNotFoundError as error:
-        why = "the Hub is switched off (HF_HUB_OFFLINE)" if is_offline_mode() else "the Hub cannot be reached"
-        raise OSError(f"there is no folder {source}; {why}, and no such repository is in its cache") from error
+        reason = "the Hub is switched off (HF_HUB_OFFLINE)" if is_offline_mode() else "the Hub cannot be reached"
+        raise OSError(f"there is no folder {source}; {reason}, and no such repository is in its cache") from error
     return folder
 
 
-def _fetch_weights(source: str, folder: Path):
-    # The snapshot's own commit: the branch may have moved since.
-    options = dict(revision=folder.name, _raise_exceptions_for_missing_entries=False)
+def fetch_weights(source: str, commit: str):
+    """Download the weights that `from_pretrained` reads, at one commit: the branch may have moved meanwhile."""
+    options = dict(revision=commit, _raise_exceptions_for_missing_entries=False)
     for name in WEIGHT_FILES:
         path = cached_file(source, name, **options)
         if path is None:
@@ -224,7 +219,7 @@ def _fetch_weights(source: str, folder: Path):
 
 
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
-    """What lies in a folder or Hub repository with a config.json.
+    """Read the contents of a folder or Hub repository with a config.json.
 
     Args:
         weights (`bool`): download the weights of a repository as well; otherwise the headers of safetensors files are read
@@ -239,25 +234,25 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     if not (folder / "config.json").is_file():
         raise OSError(f"{source} has no config.json")
     contents.config = read_json(folder / "config.json")
-    _read_weights(contents)
+    read_weight_headers(contents)
     if contents.is_official or contents.is_ours:
-        _compare(contents)
+        compare_with_classes(contents)
     else:
         kind = contents.config.get("model_type")
-        what = f"model_type {kind!r}" if kind else "no model_type"
-        contents.problems.append(f"config.json has {what}; this package loads DeBERTa alone")
+        described = f"model_type {kind!r}" if kind else "no model_type"
+        contents.problems.append(f"config.json has {described}; this package loads DeBERTa alone")
     return contents
 
 
-def _read_weights(contents: CheckpointContents):
+def read_weight_headers(contents: CheckpointContents):
+    """Fill in files and tensors: from the folder, and from the headers of safetensors files that are on the Hub alone."""
     folder = contents.folder
-    # A repository of which not everything is here.
-    remote = {} if os.path.isdir(contents.source) else _remote_sizes(contents)
+    remote = {} if os.path.isdir(contents.source) else remote_sizes(contents)
     name = next((name for name in WEIGHT_FILES if (folder / name).exists() or name in remote), None)
     if name is None:
-        others = sorted({file.name for pattern in UNREADABLE_WEIGHTS for file in folder.glob(pattern)})
-        beside = f"; {', '.join(others)} cannot be read here" if others else ""
-        contents.problems.append(f"no weights: none of {', '.join(WEIGHT_FILES)}{beside}")
+        unreadable = sorted({file.name for pattern in UNREADABLE_WEIGHTS for file in folder.glob(pattern)})
+        note = f"; {', '.join(unreadable)} cannot be read here" if unreadable else ""
+        contents.problems.append(f"no weights: none of {', '.join(WEIGHT_FILES)}{note}")
         return
     shards, keys = [name], None
     if name.endswith(".json"):
@@ -279,7 +274,9 @@ def _read_weights(contents: CheckpointContents):
             contents.missing.append(f"what is in {shard}, which is on the Hub and not here: --download gets it")
             continue
         try:
-            contents.tensors |= _tensors_of(contents, shard)
+            contents.tensors |= (
+                read_tensors(folder / shard) if (folder / shard).exists() else remote_tensors(contents, shard)
+            )
         except ValueError as error:
             contents.problems.append(str(error))
     if keys is not None and contents.tensors and not contents.problems and (lost := sorted({*keys} - {*contents.tensors})):
@@ -291,15 +288,13 @@ def _read_weights(contents: CheckpointContents):
             contents.problems.append(str(error))
 
 
-def _tensors_of(contents: CheckpointContents, name: str) -> dict[str, Tensor]:
-    file = contents.folder / name
-    if file.exists():
-        return read_tensors(file)
+def remote_tensors(contents: CheckpointContents, name: str) -> dict[str, Tensor]:
+    """Tensors of a safetensors file on the Hub, from its header."""
     metadata = HfApi().parse_safetensors_file_metadata(contents.source, name, revision=contents.folder.name)
     return {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in metadata.tensors.items()}
 
 
-def _remote_sizes(contents: CheckpointContents) -> dict[str, int]:
+def remote_sizes(contents: CheckpointContents) -> dict[str, int]:
     """File -> bytes of a repository; {} where the Hub cannot be asked: then only what was downloaded is known."""
     if is_offline_mode():
         return {}
@@ -311,21 +306,21 @@ def _remote_sizes(contents: CheckpointContents) -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
-def _compare(contents: CheckpointContents):
-    """The tensors beside the parameters of our classes."""
+def compare_with_classes(contents: CheckpointContents):
+    """Compare the tensors with the parameters of each class: new, unread, and those without which nothing can be loaded."""
     try:
         config = DebertaExtConfig.from_dict(dict(contents.config))
     except (ValueError, TypeError) as error:
         contents.problems.append(f"config.json: {error}")
         return
-    contents.ours = config
+    contents.model_config = config
     if contents.problems or not contents.tensors:
         return
     # Shapes alone, in the form in which loading renames and splits them.
-    tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.tensors.items()}
+    tensors = as_meta(contents.tensors)
     if contents.is_official:
         # Loading adds the difference to the generator's table.
-        bases = {key.split(".")[-2]: torch.empty(t.shape, device="meta") for key, t in contents.generator_tensors.items()}
+        bases = {key.split(".")[-2]: tensor for key, tensor in as_meta(contents.generator_tensors).items()}
         try:
             renamed, report = convert_official(tensors, config, bases)
         except ValueError as error:
@@ -335,10 +330,10 @@ def _compare(contents: CheckpointContents):
     else:
         renamed = tensors
     prefixed = contents.is_joint or any(name.startswith("deberta.") for name in renamed)
-    found = {name if prefixed else f"deberta.{name}": tuple(tensor.shape) for name, tensor in renamed.items()}
-    contents.converted = found
+    shapes = {name if prefixed else f"deberta.{name}": tuple(tensor.shape) for name, tensor in renamed.items()}
+    contents.converted = shapes
     # As loading does: without absolute positions there is nothing for EMD to decode with.
-    no_table = not any(name.endswith("embeddings.position_embeddings.weight") for name in found)
+    no_table = not any(name.endswith("embeddings.position_embeddings.weight") for name in shapes)
     if contents.is_official and no_table and config.has_mask_decoder:
         config.emd_layers, config.emd_input = 1, "hidden"
         contents.missing.append(
@@ -350,30 +345,34 @@ def _compare(contents: CheckpointContents):
     incomplete = any(f"{table}weight" not in contents.tensors for table in deltas)
     read = set()
     for head in ["pretraining"] if contents.is_joint else [name for name in HEADS if name != "pretraining"]:
-        expected = _parameters_of(HEADS[head], config)
+        expected = parameter_shapes(HEADS[head], config)
         read |= {*expected}
-        contents.new[head] = sorted(name for name, shape in expected.items() if found.get(name) != shape)
+        contents.new[head] = sorted(name for name, shape in expected.items() if shapes.get(name) != shape)
     if contents.generator_tensors:
-        judged = contents.new["replaced-token-detection"] + _new_in_generator(contents, config)
-        contents.new = {"pretraining": judged} if incomplete else contents.new | {"pretraining": judged}
+        joint = contents.new["replaced-token-detection"] + new_in_generator(contents, config)
+        contents.new = {"pretraining": joint} if incomplete else contents.new | {"pretraining": joint}
     # Written by old torch.save files beside the table.
     tied = {"lm_predictions.lm_head.decoder.weight", "generator.lm_predictions.lm_head.decoder.weight"}
-    contents.unread += sorted({*found} - read - tied)
-    _judge_encoder(contents, found, _parameters_of(HEADS["pretraining" if contents.is_joint else "base"], config))
+    contents.unread += sorted({*shapes} - read - tied)
+    check_encoder(contents, parameter_shapes(HEADS["pretraining" if contents.is_joint else "base"], config))
 
 
-def _new_in_generator(contents: CheckpointContents, config: DebertaExtConfig) -> list[str]:
+def as_meta(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of these shapes without values."""
+    return {key: torch.empty(tensor.shape, device="meta") for key, tensor in tensors.items()}
+
+
+def new_in_generator(contents: CheckpointContents, config: DebertaExtConfig) -> list[str]:
     """Parameters that the generator beside an official discriminator has and its file has not."""
     stock = read_json(contents.folder / GENERATOR_CONFIG_FILE)
-    own = DebertaExtConfig.from_dict(stock) if stock else config.generator_config()
-    tensors = {key: torch.empty(tensor.shape, device="meta") for key, tensor in contents.generator_tensors.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in convert_official(tensors, own)[0].items()}
-    expected = _parameters_of(DebertaExtForMaskedLM, own)
-    return [f"generator.{name}" for name, shape in expected.items() if found.get(name) != shape]
+    generator_config = DebertaExtConfig.from_dict(stock) if stock else config.generator_config()
+    tensors, _ = convert_official(as_meta(contents.generator_tensors), generator_config)
+    expected = parameter_shapes(HEADS["masked-lm"], generator_config)
+    return [f"generator.{name}" for name in expected if name not in tensors or tensors[name].shape != expected[name]]
 
 
-def _parameters_of(model_class: type[DebertaExtPreTrainedModel], config: DebertaExtConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what a file of this class holds, with the prefix that all heads share."""
+def parameter_shapes(model_class: type[DebertaExtPreTrainedModel], config: DebertaExtConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors in a file of this class, with the prefix that all heads share."""
     with torch.device("meta"):
         model = model_class(config)
     tied = {*model.all_tied_weights_keys}
@@ -381,16 +380,16 @@ def _parameters_of(model_class: type[DebertaExtPreTrainedModel], config: Deberta
     return {prefix + name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
 
 
-def _judge_encoder(contents: CheckpointContents, found: dict, expected: dict):
-    """Loading would draw what is missing of the encoder at random, and stop at another shape."""
-    lost = [name for name in expected if name not in found]
-    if len(lost) == len(expected):
-        some = ", ".join(sorted(contents.tensors)[:3])
-        contents.problems.append(f"no tensor belongs in a DeBERTa; the keys are like {some}")
-    elif lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        contents.problems.append(f"parameters that are not in the file: {lost[0]}{more}")
-    for name, shape in expected.items():
-        if name in found and found[name] != shape:
-            contents.problems.append(f"{name} has shape {list(found[name])}, but config.json makes it {list(shape)}")
-            return
+def check_encoder(contents: CheckpointContents, expected: dict[str, tuple[int, ...]]):
+    """Report missing parameters, which loading would draw at random, and the first of another shape, where it would stop."""
+    shapes = contents.converted
+    missing = [name for name in expected if name not in shapes]
+    if len(missing) == len(expected):
+        keys = ", ".join(sorted(contents.tensors)[:3])
+        contents.problems.append(f"no tensor belongs in a DeBERTa; the keys are like {keys}")
+    elif missing:
+        rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        contents.problems.append(f"parameters that are not in the file: {missing[0]}{rest}")
+    if resized := next((name for name in expected if name in shapes and shapes[name] != expected[name]), None):
+        sizes = f"has shape {list(shapes[resized])}, but config.json makes it {list(expected[resized])}"
+        contents.problems.append(f"{resized} {sizes}")

@@ -33,7 +33,8 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.commands import convert, main
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.conversion import convert, verification
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -424,20 +425,21 @@ def test_the_working_directory_is_not_moved_away(official, fails, tmp_path, monk
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), OSError("no space"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["_write", "_verify", "_put_in_place"])
+@pytest.mark.parametrize("step", ["write_folder", "check_folder", "put_in_place"])
 def test_where_it_fails_nothing_is_left_and_what_was_there_stays(step, error, official, tmp_path, monkeypatch):
     source, output = official(), tmp_path / "ours"
     output.mkdir()
     (output / "mine.txt").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    real = getattr(convert, step)
+    module = verification if step == "check_folder" else convert
+    real = getattr(module, step)
 
-    def failing(*arguments):
-        if step == "_write":
-            real(*arguments)
+    def failing(*arguments, **options):
+        if step == "write_folder":
+            real(*arguments, **options)
         raise error
 
-    monkeypatch.setattr(convert, step, failing)
+    monkeypatch.setattr(module, step, failing)
     expected = 130 if isinstance(error, KeyboardInterrupt) else 2
     assert main(["convert", str(source), str(output), "--overwrite"]) == expected
     assert sorted(tmp_path.rglob("*")) == before
@@ -447,7 +449,7 @@ def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tm
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "mine.txt").write_text("mine")
     with pytest.raises(OSError):
-        convert._put_in_place(tmp_path / "never written", tmp_path / "ours")
+        convert.put_in_place(tmp_path / "never written", tmp_path / "ours")
     assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["ours", "ours/mine.txt"]
 
 
@@ -456,14 +458,14 @@ def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tm
 
 def damaged(monkeypatch, damage):
     """Calls damage(folder) between writing and checking."""
-    real = convert._write
+    real = convert.write_folder
 
-    def write_and_damage(model, tokenizer, folder, arguments):
-        notes = real(model, tokenizer, folder, arguments)
+    def write_and_damage(model, tokenizer, folder, **options):
+        notes = real(model, tokenizer, folder, **options)
         damage(folder)
         return notes
 
-    monkeypatch.setattr(convert, "_write", write_and_damage)
+    monkeypatch.setattr(convert, "write_folder", write_and_damage)
 
 
 def change_tensor(name, change):
@@ -493,14 +495,13 @@ def test_outputs_that_are_not_the_sources_are_found(official, fails, tmp_path, m
 
 
 def test_outputs_of_transformers_that_are_not_ours_are_found(official, fails, tmp_path, monkeypatch):
-    from hf_deberta_ext.commands.convert import _outputs
+    real = verification.compute_outputs
 
-    def outputs(model, *like):
-        found = _outputs(model, *like)
+    def outputs(model):
         scale = 1.001 if type(model).__module__.startswith("transformers.models.deberta_v2") else 1
-        return {name: tensor * scale for name, tensor in found.items()}
+        return {name: tensor * scale for name, tensor in real(model).items()}
 
-    monkeypatch.setattr(convert, "_outputs", outputs)
+    monkeypatch.setattr(verification, "compute_outputs", outputs)
     message = fails(official(), tmp_path / "out", "--to", "deberta-v2")
     assert "the outputs of transformers' DebertaV2Model differ from the source's by 0.001" in message
 
@@ -544,10 +545,6 @@ def test_a_classifier_of_another_size_is_refused(official, fails, tmp_path):
     source = official("v1", ("classifier",))
     message = fails(source, tmp_path / "out", "--head", "sequence-classification")
     assert "classifier.bias has shape [3]" in message and "is its number of labels (id2label) right?" in message
-
-
-def test_the_names_of_the_heads_are_those_that_are_known():
-    assert convert.HEAD_NAMES == tuple(HEADS)
 
 
 # ------- as a program, and from the Hub

@@ -28,9 +28,9 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.commands.info import describe
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS, read_contents
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
+from hf_deberta_ext.conversion.describe import describe
 from hf_deberta_ext.model.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +201,7 @@ def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
     assert f"deberta-ext info {tmp_path / 'checkpoint-200'}" in capsys.readouterr().out
     assert describe(str(tmp_path / "checkpoint-200"))["trainer_state"] == "whole"
     cut = describe(str(tmp_path / "checkpoint-300"))
-    assert cut["trainer_state"] == "cut off" and any("cannot be resumed" in line for line in cut["missing"])
+    assert cut["trainer_state"] == "incomplete" and any("cannot be resumed" in line for line in cut["missing"])
     assert cut["problems"] == []
     # A finished run has its model beside them.
     ours(tmp_path, tiny_config)
@@ -218,7 +218,7 @@ def test_a_model_whose_folder_is_named_after_no_step_is_no_checkpoint_that_was_c
         ours(tmp_path / name, tiny_config)
     assert "trainer_state" not in describe(str(tmp_path / "checkpoint-best"))
     monkeypatch.chdir(tmp_path / "checkpoint-5")
-    assert describe(".")["trainer_state"] == describe(str(tmp_path / "checkpoint-5"))["trainer_state"] == "cut off"
+    assert describe(".")["trainer_state"] == describe(str(tmp_path / "checkpoint-5"))["trainer_state"] == "incomplete"
 
 
 def test_a_run_without_a_whole_checkpoint(tmp_path):

@@ -33,7 +33,7 @@ ALLOWED = {
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
     "commands": {"", "analysis", "conversion", "pretraining", "publishing", "tokenization", "training"},
-    "conversion": {"tokenization"},
+    "conversion": {"tokenization", "training"},
     "data": set(),
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
