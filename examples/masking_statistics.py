@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 import transformers
+from docstring_corpus import collect_docstrings
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import chisquare
 from tqdm import tqdm
 
-from hf_deberta_ext.finetuning.docstrings import collect_docstrings
 from hf_deberta_ext.pretraining import (
     MaskingOptions,
     MaskingVocabulary,

@@ -151,10 +151,10 @@ def train(model, arguments: dict, max_seconds: float | None, **trainer_options):
 
 def pretrain(config, tokenizer, blocks, held_out_blocks, args):
     """Masked-language modelling. Returns as `train`."""
+    from docstring_corpus import mask_blocks
     from transformers import DataCollatorForLanguageModeling, default_data_collator, set_seed
 
     from hf_deberta_ext import DebertaExtForMaskedLM
-    from hf_deberta_ext.finetuning.docstrings import mask_blocks
 
     set_seed(args.seed)
     mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED_SHARE)
@@ -364,12 +364,12 @@ def main():
     # Imported this late so that --help does not wait for torch.
     import math
 
+    import docstring_corpus as task
     import torch
     import transformers
 
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
     from hf_deberta_ext.analysis.plots import plot_curves
-    from hf_deberta_ext.finetuning import docstrings as task
     from hf_deberta_ext.pretraining import train_byte_level_bpe
     from hf_deberta_ext.publishing.card import write_run_card
     from hf_deberta_ext.tokenization import check_tokenizer

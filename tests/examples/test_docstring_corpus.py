@@ -5,12 +5,12 @@ import re
 import shutil
 from collections import Counter
 
+import docstring_corpus as task
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
-from hf_deberta_ext.finetuning import docstrings as task
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 NAMES = {"xml", "dom", "email", "mime", "base_events", "asyncio"}
