@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SiFT in transformers' Trainer: `SiftTrainer` and its arguments."""
+
+import contextlib
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from ..training.distributed import check_sharding
+from ..training.flags import option
+from .output_distance import LOSSES
+from .perturbation import FORMS, NORMS, PRESETS, PROJECTIONS, Sift, SiftOptions
+
+__all__ = ["SiftArguments", "SiftTrainer"]
+
+
+@dataclass
+class SiftArguments(TrainingArguments):
+    """`TrainingArguments` with those of SiFT, each in the unit and with the values of `SiftOptions`."""
+
+    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0: plain fine-tuning. Published: 5 with 'official'")
+    sift_preset: str = option("default", "values of the other sift flags where they are not given", choices=[*PRESETS])
+    sift_learning_rate: float | None = option(None, "size of an ascent step, in standard deviations of the embeddings")
+    sift_init_size: float | None = option(None, "standard deviation of the noise with which the perturbation begins")
+    sift_steps: int | None = option(None, "ascent steps K")
+    sift_radius: float | None = option(None, "largest size of the perturbation")
+    sift_norm: str | None = option(None, "of gradient and perturbation", choices=[*NORMS])
+    sift_projection: str | None = option(None, "what keeps the perturbation within --sift_radius", choices=[*PROJECTIONS])
+    sift_loss: str | None = option(None, "between the clean and the perturbed outputs", choices=[*LOSSES])
+    sift_form: str | None = option(None, "virtual: outputs are compared; adversarial: the loss on labels", choices=[*FORMS])
+    sift_same_dropout: bool | None = option(None, "all passes of a step have one dropout noise")
+    sift_detach_embeddings: bool | None = option(None, "the perturbed pass does not train the embeddings")
+    sift_start_step: int = option(0, "optimizer steps without SiFT at the beginning")
+    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not (math.isfinite(self.sift_weight) and self.sift_weight >= 0):
+            raise ValueError(f"sift_weight must be 0 or a positive number, got {self.sift_weight}")
+        if self.sift_start_step < 0:
+            raise ValueError(f"sift_start_step must be 0 or more, got {self.sift_start_step}")
+        if self.sift_preset not in PRESETS:
+            raise ValueError(f"sift_preset must be one of {', '.join(PRESETS)}, got {self.sift_preset!r}")
+        try:
+            _ = self.sift_options
+        except ValueError as error:
+            raise ValueError(f"sift_{error}") from error
+
+    @property
+    def sift_options(self) -> SiftOptions:
+        """The preset, with the values that were given."""
+        names = [field.name for field in dataclasses.fields(SiftOptions)]
+        given = {name: getattr(self, f"sift_{name}") for name in names}
+        return dataclasses.replace(
+            PRESETS[self.sift_preset], **{name: value for name, value in given.items() if value is not None}
+        )
+
+
+class SiftTrainer(Trainer):
+    """Trainer with SiFT: its loss + `sift_weight` times the adversarial loss; with weight 0 it is Trainer to the last bit.
+
+    Every head whose outputs `divergence` knows: sequence classification (one label, several, regression), token
+    classification, question answering, multiple choice. Logs, beside "loss" (which has both parts), "sift_loss",
+    "sift_size" (root mean square of δ) and "sift_change" (mean absolute change of the logits), means since the last log.
+    δ is drawn from (seed, number of the micro-batch), so that a resumed run draws what the first would have.
+
+    A virtual loss counts the items of the step as the model's own loss does, where Trainer tells their number
+    (`num_items_in_batch`); else it is a mean over the micro-batch.
+
+    Raises:
+        ValueError: no LayerNorm over embeddings, reentrant gradient checkpointing, several GPUs in one process, or FSDP
+            where `runs.processes.check_sharding` refuses it.
+    """
+
+    args: SiftArguments
+
+    def __init__(self, model=None, args: SiftArguments | None = None, **kwargs):
+        super().__init__(model, args, **kwargs)
+        check_sharding(self)
+        self.sift = None
+        if not getattr(self.args, "sift_weight", 0):
+            return
+        if self.args.n_gpu > 1:
+            raise ValueError(f"{self.args.n_gpu} GPUs in one process: for SiFT start one process for each, with torchrun")
+        if self.args.gradient_checkpointing and (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "SiFT needs gradients of activations, which reentrant gradient checkpointing cannot give: leave "
+                "use_reentrant out of gradient_checkpointing_kwargs"
+            )
+        self.sift = Sift(self.model, self.args.sift_options, layer_norm=self.args.sift_layer_norm)
+        # Sums of loss, size and change, and of how many micro-batches and steps.
+        self._sift_sums = torch.zeros(5, device=self.args.device)
+        self._sift_step, self._sift_batch = -1, -1
+
+    def train(self, *args, **kwargs):
+        with self.sift or contextlib.nullcontext():
+            return super().train(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        is_plain = self.sift is None or not (model.training and torch.is_grad_enabled())
+        if is_plain or self.state.global_step < self.args.sift_start_step:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # What the model sees: Trainer takes the labels out where it computes the loss itself.
+        seen = dict(inputs)
+        with self.sift.clean_pass():
+            loss, outputs = super().compute_loss(model, seen, True, num_items_in_batch)
+        # Distributed wrappers expect one pass for each backward; the gradients of this one reach the same parameters.
+        inner = self.accelerator.unwrap_model(model)
+        items = num_items_in_batch if self.model_accepts_loss_kwargs or self.compute_loss_func else None
+        labels, logits = inputs.get("labels"), outputs.get("logits")
+        if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
+            # Trainer counts labels, of which an example has several.
+            items = items / labels.shape[1]
+        scaler = getattr(self.accelerator, "scaler", None)
+        adversarial = self.sift(
+            outputs, inputs, forward=lambda: inner(**seen), num_items=items,
+            labelled=lambda: super(SiftTrainer, self).compute_loss(inner, dict(inputs), True, num_items_in_batch),
+            generator=self._sift_generator(), scale=None if scaler is None else scaler.scale,
+        )  # fmt: skip
+        extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
+        if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:
+            # The items are those of all processes, whose gradients are averaged.
+            extra = extra * self.args.world_size
+        # Trainer divides by the micro-batches of the step, but not what it takes for counted over the whole step.
+        is_counted = items is not None or self.compute_loss_func is not None
+        if is_counted and items is None:
+            extra = extra / accumulated
+        part = extra.detach() if is_counted else extra.detach() / accumulated
+        values = (part, adversarial.size, adversarial.change, torch.tensor(1.0), torch.tensor(1 / accumulated))
+        self._sift_sums += torch.stack([value.to(self._sift_sums) for value in values])
+        loss = loss + self.args.sift_weight * extra
+        return (loss, outputs) if return_outputs else loss
+
+    def _sift_generator(self) -> torch.Generator:
+        """Of the micro-batch, by its number in the order of the data: the same for two processes and twice the steps."""
+        if self._sift_step != self.state.global_step:
+            self._sift_step, self._sift_batch = self.state.global_step, -1
+        self._sift_batch += 1
+        number = self.state.global_step * self.args.gradient_accumulation_steps + self._sift_batch
+        number = number * self.args.world_size + self.args.process_index
+        # torch takes the last 32 bits of a seed.
+        return torch.Generator(self.args.device).manual_seed((1_000_003 * self.args.seed + number) % 2**32)
+
+    def log(self, logs: dict[str, float], *args, **kwargs):
+        if self.sift is not None and "loss" in logs:
+            sums = self._sift_sums.clone()
+            if self.args.world_size > 1:
+                sums = self.accelerator.reduce(sums, "mean")
+            loss, size, change, batches, steps = sums.tolist()
+            if batches:
+                logs |= dict(sift_loss=loss / steps, sift_size=size / batches, sift_change=change / batches)
+            self._sift_sums.zero_()
+        super().log(logs, *args, **kwargs)
