@@ -31,7 +31,7 @@ FORMS = ("virtual", "adversarial")
 
 @dataclass(frozen=True)
 class SiftOptions:
-    """How δ is made, and how its effect is measured. Sizes are in standard deviations of the normalised embeddings.
+    """Options of the ascent and of the adversarial loss. Sizes are in standard deviations of the normalised embeddings.
 
     Args:
         learning_rate (`float`): size of a step of the ascent, in `norm`.
@@ -93,7 +93,7 @@ PRESETS: dict[str, SiftOptions] = {
 
 @dataclass(frozen=True)
 class SiftOutput:
-    """What a perturbation did.
+    """Result of a perturbation.
 
     Args:
         loss (`torch.Tensor`): scalar, with gradient: the adversarial loss.
@@ -121,22 +121,22 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
     """
     norms = {path: module for path, module in model.named_modules() if "norm" in type(module).__name__.lower()}
     if name is not None:
-        found = {path: module for path, module in norms.items() if f".{path}".endswith(f".{name}")}
-        wanted = f"named {name!r}"
+        matches = {path: module for path, module in norms.items() if f".{path}".endswith(f".{name}")}
+        description = f"named {name!r}"
     else:
-        found = {path: module for path, module in norms.items() if path.split(".")[-2:-1] == ["embeddings"]}
-        wanted = "over its embeddings"
-    if len(found) == 1:
-        return next(iter(found.items()))
-    listed = ", ".join([*(found or norms)][:8]) or "none at all"
+        matches = {path: module for path, module in norms.items() if path.split(".")[-2:-1] == ["embeddings"]}
+        description = "over its embeddings"
+    if len(matches) == 1:
+        return next(iter(matches.items()))
+    listed = ", ".join([*(matches or norms)][:8]) or "none at all"
     raise ValueError(
-        f"{type(model).__name__} has {len(found) or 'no'} LayerNorm{'s' * (len(found) > 1)} {wanted}; name the one that "
-        f"δ is added in front of, layer_norm=... (--sift_layer_norm). It has: {listed}"
+        f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm{'s' * (len(matches) > 1)} {description}; name the one "
+        f"that δ is added in front of, layer_norm=... (--sift_layer_norm). It has: {listed}"
     )
 
 
 class _EmbeddingHook:
-    """In front of the embeddings' LayerNorm: notes the shape of what comes, and adds δ while there is one."""
+    """Hook before the embeddings' LayerNorm: notes the shape of its input, and adds δ while there is one."""
 
     def __init__(self, detach: bool):
         self.detach = detach
@@ -204,7 +204,7 @@ class Sift:
 
     @contextlib.contextmanager
     def clean_pass(self) -> Iterator[None]:
-        """Around the model's own pass: what the perturbed passes repeat is noted."""
+        """Context of the model's own pass; notes the random state, which the perturbed passes repeat."""
         self._hook.shape = None
         self._before = _random_state(next(self._module.parameters()).device)
         yield
@@ -220,7 +220,7 @@ class Sift:
         num_items: torch.Tensor | int | None = None,
         scale: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> SiftOutput:
-        """Makes δ for a batch, and the adversarial loss.
+        """Make δ for a batch, and the adversarial loss.
 
         Args:
             outputs (`ModelOutput`): of the clean pass, with their graph.
@@ -233,7 +233,7 @@ class Sift:
             scale (`Callable`, *optional*): a gradient scaler's `scale`, against underflow in float16.
         Raises:
             RuntimeError: not inside of `with sift`, or without a clean pass before it.
-            ValueError: the model's outputs have no logits, or what reaches its LayerNorm is not a row for each sequence.
+            ValueError: the model's outputs have no logits, or the input of its LayerNorm has no row for each sequence.
         """
         if self._handle is None or self._hook.shape is None:
             raise RuntimeError("run the model inside of `with sift:` and `with sift.clean_pass():`, with gradients, first")
@@ -256,14 +256,14 @@ class Sift:
         constant = {name: value.detach() for name, value in outputs.items() if isinstance(value, torch.Tensor)}
         after = _random_state(self._hook.device)
         try:
-            delta, real, rows = self._first_delta(inputs, generator)
+            delta, real, rows = self.first_delta(inputs, generator)
             for _ in range(options.steps):
                 delta.requires_grad_()
-                with self._perturbed(delta):
+                with self.perturbed(delta):
                     value, _ = measure(constant, mean=False)
                 (gradient,) = torch.autograd.grad(value if scale is None else scale(value), delta)
-                delta = self._ascend(delta.detach(), gradient.masked_fill(~real, 0), real, rows)
-            with self._perturbed(delta):
+                delta = self.ascend(delta.detach(), gradient.masked_fill(~real, 0), real, rows)
+            with self.perturbed(delta):
                 loss, change = measure(outputs, mean=True)
         finally:
             self._hook.shape = None
@@ -273,8 +273,8 @@ class Sift:
         return SiftOutput(loss, size, change, delta)
 
     @contextlib.contextmanager
-    def _perturbed(self, delta: torch.Tensor) -> Iterator[None]:
-        """Inside, the model sees its embeddings with δ, and the dropout noise of the clean pass."""
+    def perturbed(self, delta: torch.Tensor) -> Iterator[None]:
+        """Context in which the model sees its embeddings with δ, and the dropout noise of the clean pass."""
         if self.options.same_dropout:
             _set_random_state(self._before)
         self._hook.delta = delta
@@ -283,7 +283,7 @@ class Sift:
         finally:
             self._hook.delta = None
 
-    def _first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(δ in the shape of the embeddings, [.., .., 1] bool: is it a real token, [.., ..] the sequence that it is in).
 
         A model that takes padding out sees one stream of real tokens, [1, T, E], row by row.
@@ -301,29 +301,29 @@ class Sift:
                 f"{self.layer_norm} sees embeddings of shape {list(shape)}, which fit no mask of shape {list(mask.shape)}; "
                 "name the LayerNorm that sees one for each token, layer_norm=... (--sift_layer_norm)"
             )
-        where = device if generator is None else generator.device
-        noise = torch.randn(shape, generator=generator, device=where, dtype=self._hook.dtype).to(device)
+        drawn_on = device if generator is None else generator.device
+        noise = torch.randn(shape, generator=generator, device=drawn_on, dtype=self._hook.dtype).to(device)
         delta = (self.options.init_size * noise).clamp(-2 * self.options.init_size, 2 * self.options.init_size)
         return delta.masked_fill(~real[..., None], 0), real[..., None], rows
 
-    def _ascend(self, delta: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def ascend(self, delta: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Π(δ + lr · g / |g|). Where the gradient is zero or not finite, δ stays."""
         options = self.options
         gradient = gradient.masked_fill(~gradient.isfinite(), 0)
         # A factor of all of it changes nothing, and squares do not underflow.
         gradient = gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
-        size = _sizes(gradient, options.norm, real, rows)
+        size = sizes(gradient, options.norm, real, rows)
         direction = torch.where(size > 0, gradient / size, 0)
         delta = delta + options.learning_rate * direction
         if options.projection == "clamp":
             return delta.clamp(-options.radius, options.radius)
         if options.projection == "ball":
-            size = _sizes(delta, options.norm, real, rows)
+            size = sizes(delta, options.norm, real, rows)
             delta = torch.where(size > options.radius, delta * (options.radius / size), delta)
         return delta
 
 
-def _sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """[.., .., E] -> [.., .., 1], of each token or of the sequence that it is in; x is 0 where `real` is False."""
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)

@@ -51,11 +51,11 @@ class SiftArguments(TrainingArguments):
 
     @property
     def sift_options(self) -> SiftOptions:
-        """The preset, with the values that were given."""
+        """The preset, with the values of the flags."""
         names = [field.name for field in dataclasses.fields(SiftOptions)]
-        given = {name: getattr(self, f"sift_{name}") for name in names}
+        flags = {name: getattr(self, f"sift_{name}") for name in names}
         return dataclasses.replace(
-            PRESETS[self.sift_preset], **{name: value for name, value in given.items() if value is not None}
+            PRESETS[self.sift_preset], **{name: value for name, value in flags.items() if value is not None}
         )
 
 
@@ -72,7 +72,7 @@ class SiftTrainer(Trainer):
 
     Raises:
         ValueError: no LayerNorm over embeddings, reentrant gradient checkpointing, several GPUs in one process, or FSDP
-            where `runs.processes.check_sharding` refuses it.
+            where `training.distributed.check_sharding` refuses it.
     """
 
     args: SiftArguments
@@ -103,10 +103,10 @@ class SiftTrainer(Trainer):
         is_plain = self.sift is None or not (model.training and torch.is_grad_enabled())
         if is_plain or self.state.global_step < self.args.sift_start_step:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        # What the model sees: Trainer takes the labels out where it computes the loss itself.
-        seen = dict(inputs)
+        # Trainer takes the labels out of the model's inputs where it computes the loss itself.
+        model_inputs = dict(inputs)
         with self.sift.clean_pass():
-            loss, outputs = super().compute_loss(model, seen, True, num_items_in_batch)
+            loss, outputs = super().compute_loss(model, model_inputs, True, num_items_in_batch)
         # Distributed wrappers expect one pass for each backward; the gradients of this one reach the same parameters.
         inner = self.accelerator.unwrap_model(model)
         items = num_items_in_batch if self.model_accepts_loss_kwargs or self.compute_loss_func else None
@@ -116,9 +116,9 @@ class SiftTrainer(Trainer):
             items = items / labels.shape[1]
         scaler = getattr(self.accelerator, "scaler", None)
         adversarial = self.sift(
-            outputs, inputs, forward=lambda: inner(**seen), num_items=items,
+            outputs, inputs, forward=lambda: inner(**model_inputs), num_items=items,
             labelled=lambda: super(SiftTrainer, self).compute_loss(inner, dict(inputs), True, num_items_in_batch),
-            generator=self._sift_generator(), scale=None if scaler is None else scaler.scale,
+            generator=self.sift_generator(), scale=None if scaler is None else scaler.scale,
         )  # fmt: skip
         extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
         if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:
@@ -134,8 +134,8 @@ class SiftTrainer(Trainer):
         loss = loss + self.args.sift_weight * extra
         return (loss, outputs) if return_outputs else loss
 
-    def _sift_generator(self) -> torch.Generator:
-        """Of the micro-batch, by its number in the order of the data: the same for two processes and twice the steps."""
+    def sift_generator(self) -> torch.Generator:
+        """Generator of a micro-batch, by its number in the data: the same for two processes and twice the steps."""
         if self._sift_step != self.state.global_step:
             self._sift_step, self._sift_batch = self.state.global_step, -1
         self._sift_batch += 1

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts of pre-training and of fine-tuning share: flags, the folder of a run, its end, model cards."""
+"""Shared by pre-training and fine-tuning: flags, errors of users, the folder of a run, checkpoints, the base of trainers."""

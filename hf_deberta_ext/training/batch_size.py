@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware: what it decides of a recipe (micro-batches, precision of the arithmetic), and what a card says of it."""
+"""Per-device batch size, gradient accumulation and precision for the hardware; and its rows in a model card."""
 
 import os
 import platform
@@ -29,27 +29,27 @@ def training_device(device: torch.device | None = None) -> torch.device:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
-def half_precision(device: torch.device, given: Mapping[str, Any]) -> dict[str, bool]:
-    """bf16 where the accelerator has it, else fp16 on CUDA; nothing on CPU, or where a flag of the user says it."""
-    if device.type == "cpu" or {"bf16", "fp16"} & {*given}:
+def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:
+    """bf16 where the accelerator has it, else fp16 on CUDA; nothing on CPU, or where a flag of the user sets it."""
+    if device.type == "cpu" or {"bf16", "fp16"} & {*flags}:
         return {}
     if is_torch_bf16_gpu_available():
         return {"bf16": True}
     return {"fp16": True} if device.type == "cuda" else {}
 
 
-def micro_batches(batch: int, given: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
+def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
     """per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch.
 
     Args:
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        given (`dict`): flags of the user, by name; with both of these there is nothing to decide.
-        fitting (`int`): examples that a device holds; the size is the largest that cuts the share evenly, and at least 1.
+        flags (`dict`): of the user, by name; with both of these there is nothing to decide.
+        fitting (`int`): examples that a device holds; the size is the largest divisor of the share up to it.
     Raises:
-        ValueError: the batch cannot be cut so; names the numbers, and the nearest that can.
+        ValueError: the batch has no such divisors; names the numbers, and the nearest ones.
     """
     names = HARDWARE_FLAGS[:2]
-    size, accumulation = (given.get(name) for name in names)
+    size, accumulation = (flags.get(name) for name in names)
     if size is not None and accumulation is not None:
         return {}
     for name, value in zip(names, (size, accumulation), strict=True):
@@ -58,7 +58,7 @@ def micro_batches(batch: int, given: Mapping[str, Any], processes: int, fitting:
     if batch % processes:
         raise ValueError(
             f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: take "
-            f"{_nearest(batch, processes)} processes, or give both --per_device_train_batch_size and "
+            f"{near_divisors(batch, processes)} processes, or give both --per_device_train_batch_size and "
             "--gradient_accumulation_steps"
         )
     share = batch // processes
@@ -69,22 +69,22 @@ def micro_batches(batch: int, given: Mapping[str, Any], processes: int, fitting:
             raise ValueError(
                 f"the recipe's batch of {batch} is not {accumulation} accumulation steps of one size: no per-device size x "
                 f"{accumulation} accumulation steps x {processes} processes is as many; take "
-                f"{_nearest(share, accumulation)} accumulation steps, or give --per_device_train_batch_size, too"
+                f"{near_divisors(share, accumulation)} accumulation steps, or give --per_device_train_batch_size, too"
             )
         size = share // accumulation
     if share % size:
         raise ValueError(
             f"the recipe's batch of {batch} is not {size} examples per device x {processes} processes x any number of "
-            f"accumulation steps: take {_nearest(share, size)} per device, or give --gradient_accumulation_steps, too"
+            f"accumulation steps: take {near_divisors(share, size)} per device, or give --gradient_accumulation_steps, too"
         )
     return dict(zip(names, (size, share // size), strict=True))
 
 
-def _nearest(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, for a message."""
+def near_divisors(number: int, target: int) -> str:
+    """The divisors of `number` next to `target`, for a message."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = [divisor for divisor in divisors if divisor < wanted][-1:]
-    above = [divisor for divisor in divisors if divisor > wanted][:1]
+    below = [divisor for divisor in divisors if divisor < target][-1:]
+    above = [divisor for divisor in divisors if divisor > target][:1]
     return " or ".join(map(str, below + above))
 
 
@@ -103,7 +103,7 @@ def hardware_facts(
     resumed = results.get("train_resumed_at_step")
     seconds = "seconds of training" if resumed is None else f"seconds of training, from step {resumed} on"
     facts = {
-        "device": _device(args),
+        "device": device_name(args),
         "processes": args.world_size,
         "precision": f"{parameters} parameters" + (f", {half} autocast" if half else ""),
         seconds: results.get("train_runtime"),
@@ -112,7 +112,7 @@ def hardware_facts(
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _device(args: TrainingArguments) -> str:
+def device_name(args: TrainingArguments) -> str:
     device, cores = args.device, os.cpu_count()
     if device.type == "cpu":
         threads = torch.get_num_threads()

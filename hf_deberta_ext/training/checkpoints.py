@@ -137,7 +137,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
     if checkpoint_step(checkpoint) not in (-1, step):
         return f"its {STATE_FILE} is of step {step}"
     for index in sorted(checkpoint.glob("*.index.json")):
-        if _is_truncated(index):
+        if is_truncated(index):
             return f"its {index.name} is truncated"
         if missing := sorted(name for name in {*read_index(index).values()} if not (checkpoint / name).is_file()):
             return f"its {missing[0]} is missing"
@@ -151,11 +151,12 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
     for name, patterns in needed.items():
         if not any(next(checkpoint.glob(pattern), None) for pattern in patterns):
             return f"its {name} is missing" + (", as with --save_only_model" if name == "optimizer.pt" else "")
-    truncated = (file for file in sorted(checkpoint.iterdir()) if file.is_file() and _is_truncated(file))
+    truncated = (file for file in sorted(checkpoint.iterdir()) if file.is_file() and is_truncated(file))
     return next((f"its {file.name} is truncated" for file in truncated), None)
 
 
-def _is_truncated(file: Path) -> bool:
+def is_truncated(file: Path) -> bool:
+    """True for a file of JSON, safetensors or torch.save that has no end, or is damaged otherwise."""
     try:
         if file.name.endswith(".index.json"):
             read_index(file)

@@ -13,7 +13,7 @@ __all__ = ["check_sharding", "leave_together", "use_cpu_without_accelerator"]
 
 
 def use_cpu_without_accelerator(args: TrainingArguments):
-    """Before `TrainingArguments.__post_init__`: `use_cpu` where there is no accelerator, and gloo for processes on CPU."""
+    """Set `use_cpu` without an accelerator, and gloo for processes on CPU; before `TrainingArguments.__post_init__`."""
     if not torch.accelerator.is_available():
         args.use_cpu = True
     if args.use_cpu and args.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -21,7 +21,7 @@ def use_cpu_without_accelerator(args: TrainingArguments):
 
 
 def check_sharding(trainer: Trainer):
-    """What FSDP would do to the model of a trainer that is built; the rule of every trainer here.
+    """Refuse FSDP for a trainer whose model it would not shard, or would train wrongly.
 
     Raises:
         ValueError: `fsdp` would have no effect, would compute other gradients, or cannot be had for this model.
@@ -51,8 +51,10 @@ def check_sharding(trainer: Trainer):
 
 
 def leave_together():
-    """Ends a run of several processes: none before the main one has written everything, since torchrun stops all of them
-    when one ends badly; and with their connections closed."""
+    """End the processes of a run together, with their connections closed.
+
+    torchrun stops all of them when one ends badly, also while the main one still writes.
+    """
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
         # gloo's thread needs the interpreter's lock to let go of this barrier; the end of the program holds the lock while

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss that is not finite ends a training: Trainer would leave it out of its log, and train on with lost weights."""
+"""Losses that are not finite end a training: Trainer would hide them in its log, and go on with non-finite weights."""
 
 import math
 
@@ -11,22 +11,22 @@ __all__ = ["check_loss"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """For the end of `training_step`, before the optimizer's step. Waits for the device as often as Trainer's own filter.
+    """Check a loss at the end of `training_step`. Waits for the device as often as Trainer's own filter.
 
     Raises:
-        ValueError: the loss is not finite, here or in another process; says of which step, and why that may be.
+        ValueError: the loss is not finite, here or in another process; says of which step, and the likely causes.
     """
     finite = torch.isfinite(loss).all()
     if trainer.args.world_size > 1 and trainer.accelerator.sync_gradients:
-        # Gradients are the mean over all by now: a process that went on would step, and save what one of them has lost.
+        # Gradients are the mean over all by now: a process that went on would step, and save weights that are not finite.
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
     if not finite:
         step, rate = trainer.state.global_step + 1, trainer._get_learning_rate()
-        raise ValueError(_diagnosis(loss, step, rate, trainer.model, trainer.args))
+        raise ValueError(diagnosis(loss, step, rate, trainer.model, trainer.args))
 
 
-def _diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: TrainingArguments) -> str:
-    """Which step gave which loss, and what the reason may be."""
+def diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: TrainingArguments) -> str:
+    """Message with step, loss and likely causes."""
     parameters = next(model.parameters()).dtype
     half = "fp16" if args.fp16 else "bf16" if args.bf16 else None
     arithmetic = f"{parameters} parameters" + (f" with --{half}" if half else "")

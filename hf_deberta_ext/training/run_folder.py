@@ -55,8 +55,8 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments, free: Col
     for group in groups:
         flags |= dataclasses.asdict(group)
     trainer_fields = TrainingArguments.__dataclass_fields__
-    own = [field.name for field in dataclasses.fields(args) if field.name not in trainer_fields]
-    flags |= {name: getattr(args, name) for name in (*own, *REPEATED)}
+    added = [field.name for field in dataclasses.fields(args) if field.name not in trainer_fields]
+    flags |= {name: getattr(args, name) for name in (*added, *REPEATED)}
     return {name: value for name, value in flags.items() if name not in FREE and name not in free}
 
 

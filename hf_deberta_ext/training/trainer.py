@@ -70,7 +70,7 @@ class RunTrainer(HubTrainer):
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """True if the training ends at this checkpoint."""
-        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
+        state = TrainerState.load_fromas_json(str(Path(checkpoint, STATE_FILE)))
         if self.args.max_steps > 0:
             return state.global_step >= self.args.max_steps
         return (state.epoch or 0) >= self.args.num_train_epochs
@@ -78,7 +78,7 @@ class RunTrainer(HubTrainer):
     def restore(self, folder: str | os.PathLike):
         """Load model and state of a finished run from its folder, or from its last checkpoint; with
         --load_best_model_at_end the best model."""
-        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
+        self.state = TrainerState.load_fromas_json(str(Path(folder, STATE_FILE)))
         best = self.state.best_model_checkpoint
         is_checkpoint = Path(folder).name.startswith("checkpoint-")
         take_best = is_checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
@@ -92,7 +92,7 @@ class RunTrainer(HubTrainer):
         """
         if checkpoint is not None:
             # Before the training: the checkpoint may be removed when it ends.
-            facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
+            facts["train_resumed_at_step"] = TrainerState.load_fromas_json(str(Path(checkpoint, STATE_FILE))).global_step
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         if not metrics:
             return {}
@@ -130,8 +130,9 @@ class RunTrainer(HubTrainer):
             return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any):
-        """An error where Trainer warns and trains on with what it has: the run would not be the one that was stopped. No
-        warning of tied weights, which no file holds twice.
+        """Raise where Trainer warns and continues: the run would not be the one that was stopped.
+
+        Tied weights, which no file holds twice, are no reason to warn.
 
         transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
         """
@@ -202,23 +203,23 @@ class RunTrainer(HubTrainer):
                 pass
             except ValueError:
                 logger.warning(f"{file} is truncated: it is written anew")
-            replace_text(file, _json(together | metrics))
-        replace_text(folder / f"{split}_results.json", _json(metrics))
+            replace_text(file, as_json(together | metrics))
+        replace_text(folder / f"{split}_results.json", as_json(metrics))
 
     def save_state(self):
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        self.state.log_history = _measured_once(self.state.log_history, checkpoint / STATE_FILE)
+        self.state.log_history = without_repeated_metrics(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
-        self.state.save_to_json(str(part))
+        self.state.save_toas_json(str(part))
         os.replace(part, folder / STATE_FILE)
         remove_partial(folder)
 
 
-def _measured_once(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:
-    """The log, with the last of each kind of evaluation behind the end of the training.
+def without_repeated_metrics(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:
+    """The log, with only the last of each kind of evaluation behind the end of the training.
 
     Args:
         checkpoint_state (`Path`): of the last checkpoint, if it is there: a run that was killed right behind it, and
@@ -232,5 +233,5 @@ def _measured_once(history: list[dict[str, Any]], checkpoint_state: Path) -> lis
     return [entry for number, entry in enumerate(history) if number < end or number in last.values()]
 
 
-def _json(metrics: dict[str, Any]) -> str:
+def as_json(metrics: dict[str, Any]) -> str:
     return json.dumps(metrics, indent=4, sort_keys=True)

@@ -41,16 +41,17 @@ class ExitOnUserError:
 
     def __exit__(self, kind, error, trace) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self._exit(f"{self.program}: stopped{self.resume_advice}", 130, error)
+            self.exit(f"{self.program}: stopped{self.resume_advice}", 130, error)
         package = type(error).__module__.split(".")[0]
         if isinstance(error, self.expected) or (isinstance(error, Exception) and package in HTTP_PACKAGES):
             if self.show_traceback and not isinstance(error, ImportError):
                 traceback.print_exception(error)
             rank = int(os.environ.get("RANK", 0))
             process = f" (process {rank})" if rank else ""
-            self._exit(f"{self.program}: error{process}: {error_line(error)}", 2, error)
+            self.exit(f"{self.program}: error{process}: {error_line(error)}", 2, error)
 
-    def _exit(self, text: str, status: int, error: BaseException):
+    def exit(self, text: str, status: int, error: BaseException):
+        """Print the line and raise SystemExit."""
         print(text, file=sys.stderr)
         ended = SystemExit(text)
         ended.code = status

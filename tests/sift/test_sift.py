@@ -120,7 +120,7 @@ def test_the_ascent_follows_the_gradient_of_the_divergence(classifier):
         def value(delta):
             with sift.clean_pass():
                 outputs = model(**inputs)
-            with sift._perturbed(delta):
+            with sift.perturbed(delta):
                 return sift_divergence(outputs, model(**inputs), inputs, model)
 
         for row in range(2):
@@ -236,7 +236,7 @@ def test_padding_counts_neither_in_the_perturbation_nor_in_the_loss(classifier, 
         batch = {name: value[rows] for name, value in inputs.items()}
         with Sift(model, options) as sift:
             # The same first noise for each token, wherever it stands.
-            def first(inputs, generator, make=sift._first_delta):
+            def first(inputs, generator, make=sift.first_delta):
                 delta, real, places = make(inputs, generator)
                 mask = batch["attention_mask"].bool()
                 table = torch.randn(2, 8, 32, generator=noise(1))[rows][:, : mask.shape[1]] * 0.3
@@ -245,7 +245,7 @@ def test_padding_counts_neither_in_the_perturbation_nor_in_the_loss(classifier, 
                 new[real.expand_as(new)] = tokens.flatten()
                 return new, real, places
 
-            sift._first_delta = first
+            sift.first_delta = first
             with sift.clean_pass():
                 outputs = model(**batch)
             return sift(outputs, batch)
@@ -266,14 +266,14 @@ def test_a_step_whose_gradient_is_not_finite_leaves_delta_as_it_is(classifier):
     with Sift(model, SiftOptions(projection="none")) as sift:
         with sift.clean_pass():
             outputs = model(**inputs)
-        delta, real, rows = sift._first_delta(inputs, noise())
+        delta, real, rows = sift.first_delta(inputs, noise())
         gradient = torch.randn(delta.shape, generator=noise(1))
         gradient[0, 1] = torch.nan
         gradient[1] = 0
-        moved = sift._ascend(delta, gradient, real, rows)
+        moved = sift.ascend(delta, gradient, real, rows)
         assert torch.equal(moved[0, 1], delta[0, 1]) and torch.equal(moved[1], delta[1])
         assert torch.isfinite(moved).all() and not torch.equal(moved[0, 0], delta[0, 0])
-        tiny = sift._ascend(delta, 1e-30 * gradient, real, rows)
+        tiny = sift.ascend(delta, 1e-30 * gradient, real, rows)
         torch.testing.assert_close(tiny, moved)
         del outputs
 

@@ -168,7 +168,7 @@ def test_labels_of_several_classes_are_one_item_each(tiny_config, tmp_path):
 
 def fixed_noise(trainer):
     """The same δ for a token wherever its row stands: a fixed vector for each position."""
-    make = trainer.sift._first_delta
+    make = trainer.sift.first_delta
 
     def first(inputs, generator):
         delta, real, rows = make(inputs, generator)
@@ -177,7 +177,7 @@ def fixed_noise(trainer):
         vectors = table.expand(len(mask), -1, -1)
         return (vectors[mask][None] if delta.shape[:2] != mask.shape else vectors * mask[..., None]), real, rows
 
-    trainer.sift._first_delta = first
+    trainer.sift.first_delta = first
 
 
 @pytest.mark.criterion("A13.5")

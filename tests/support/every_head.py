@@ -96,9 +96,9 @@ def step(head: str, model, arguments: dict, low: torch.dtype | None = None):
 class _NoiseOfFloat32(Sift):
     """Draws the first perturbation in float32 whatever the model computes in, so that one seed is one perturbation."""
 
-    def _first_delta(self, inputs, generator):
+    def first_delta(self, inputs, generator):
         dtype, self._hook.dtype = self._hook.dtype, torch.float32
-        delta, real, rows = super()._first_delta(inputs, generator)
+        delta, real, rows = super().first_delta(inputs, generator)
         self._hook.dtype = dtype
         return delta.to(dtype), real, rows
 
