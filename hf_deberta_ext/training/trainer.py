@@ -70,7 +70,7 @@ class RunTrainer(HubTrainer):
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """True if the training ends at this checkpoint."""
-        state = TrainerState.load_fromas_json(str(Path(checkpoint, STATE_FILE)))
+        state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
         if self.args.max_steps > 0:
             return state.global_step >= self.args.max_steps
         return (state.epoch or 0) >= self.args.num_train_epochs
@@ -78,7 +78,7 @@ class RunTrainer(HubTrainer):
     def restore(self, folder: str | os.PathLike):
         """Load model and state of a finished run from its folder, or from its last checkpoint; with
         --load_best_model_at_end the best model."""
-        self.state = TrainerState.load_fromas_json(str(Path(folder, STATE_FILE)))
+        self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
         best = self.state.best_model_checkpoint
         is_checkpoint = Path(folder).name.startswith("checkpoint-")
         take_best = is_checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
@@ -92,7 +92,7 @@ class RunTrainer(HubTrainer):
         """
         if checkpoint is not None:
             # Before the training: the checkpoint may be removed when it ends.
-            facts["train_resumed_at_step"] = TrainerState.load_fromas_json(str(Path(checkpoint, STATE_FILE))).global_step
+            facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         if not metrics:
             return {}
@@ -213,7 +213,7 @@ class RunTrainer(HubTrainer):
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         self.state.log_history = without_repeated_metrics(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
-        self.state.save_toas_json(str(part))
+        self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
         remove_partial(folder)
 
