@@ -54,11 +54,10 @@ from hf_deberta_ext.pretraining.objectives import pair_objectives
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.publishing.card import write_run_card
-from hf_deberta_ext.tokenization import check_tokenizer
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import refuse_unknown
-from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, begin_run, repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -74,7 +73,7 @@ def main(argv: list[str] | None = None):
 def run(model_args: ModelArguments, data_args: DataArguments, masking_args: MaskingArguments, args: PretrainingArguments):
     began = time.perf_counter()
 
-    # 1. What is wrong shows here, before anything long begins.
+    # 1. Errors of the user end the run here, before anything long begins
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     flags.check_arguments(data_args, model_args, args)
     check_pairs(data_args, args)
@@ -82,17 +81,10 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     config = flags.model_config(model_args)
     flags.check_length(config, data_args.max_length, model_args)
     check_model(config, model_args, args)
-    if model_args.train_tokenizer is None:
-        tokenizer, tokenizer_facts = stages.get_tokenizer(model_args, data_args)
-        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
-    if args.should_save:
-        arguments = repeated_arguments((model_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
-        begin_run(args.output_dir, arguments, checkpoint is not None)
-    corpus, held_out = stages.corpora(data_args, model_args)
 
-    # 2. Tokenizer and model
-    if model_args.train_tokenizer is not None:
-        tokenizer, tokenizer_facts = stages.trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    # 2. Documents, tokenizer and model
+    arguments = repeated_arguments((model_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
+    corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
     set_seed(args.seed)
     model = get_model(model_args, args, config, tokenizer)
 
@@ -128,7 +120,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
 
 
 def check_pairs(data_args: DataArguments, args: PretrainingArguments):
-    """Refuses pairs that no objective judges, and objectives that have no pairs."""
+    """Refuse pairs without an objective that reads them, and objectives without their pairs."""
     has_pairs = data_args.packing in PAIR_MODES
     reads_pairs = [f"--{name}_weight" for name, objective in OBJECTIVES.items() if objective.reads_pairs]
     if has_pairs == bool(pair_objectives([*args.objectives])):
@@ -141,11 +133,9 @@ def check_pairs(data_args: DataArguments, args: PretrainingArguments):
 
 
 def check_model(config: DebertaExtConfig, model_args: ModelArguments, args: PretrainingArguments):
-    """Builds the model without its weights: heads and `--attn_implementation` fit it, or it says why not."""
+    """Build the model without its weights, which raises an error if heads or `--attn_implementation` do not fit it."""
     with torch.device("meta"):
-        model = MultiObjectiveMaskedLM(config, args.objectives)
-    if model_args.attn_implementation is not None:
-        model.set_attn_implementation(model_args.attn_implementation)
+        stages.set_attention(MultiObjectiveMaskedLM(config, args.objectives), model_args)
 
 
 def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObjectiveMaskedLM:
@@ -154,12 +144,10 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
         model = MultiObjectiveMaskedLM(config, args.objectives)
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        more = dict(config=config, objectives=args.objectives, dtype=torch.float32, **flags.download(model_args))
+        options = dict(config=config, objectives=args.objectives, dtype=torch.float32, **flags.download(model_args))
         with readable_weights(model_args.model, model_args.config_overrides):
-            model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **more)
-    if model_args.attn_implementation is not None:
-        model.set_attn_implementation(model_args.attn_implementation)
-    return model
+            model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options)
+    return stages.set_attention(model, model_args)
 
 
 if __name__ == "__main__":

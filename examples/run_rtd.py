@@ -56,11 +56,10 @@ from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.publishing.facts import shown_source
 from hf_deberta_ext.publishing.results import learned_nothing
-from hf_deberta_ext.tokenization import check_tokenizer
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import given_flags, option, refuse_unknown
-from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, begin_run, repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -110,7 +109,7 @@ def main(argv: list[str] | None = None):
 def run(model_args, joint_args, data_args, masking_args, args):
     began = time.perf_counter()
 
-    # 1. What is wrong shows here, before anything long begins.
+    # 1. Errors of the user end the run here, before anything long begins
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     flags.check_arguments(data_args, model_args, args)
     if data_args.packing in PAIR_MODES:
@@ -121,18 +120,11 @@ def run(model_args, joint_args, data_args, masking_args, args):
     for part in (config, config.generator_config()):
         flags.check_length(part, data_args.max_length, model_args)
     with torch.device("meta"):
-        set_attention(DebertaExtForPreTraining(config), model_args)
-    if model_args.train_tokenizer is None:
-        tokenizer, tokenizer_facts = stages.get_tokenizer(model_args, data_args)
-        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
-    if args.should_save:
-        groups = (model_args, joint_args, data_args, masking_args)
-        begin_run(args.output_dir, repeated_arguments(groups, args, free=BATCH_ARGUMENTS), checkpoint is not None)
-    corpus, held_out = stages.corpora(data_args, model_args)
+        stages.set_attention(DebertaExtForPreTraining(config), model_args)
 
-    # 2. Tokenizer and model
-    if model_args.train_tokenizer is not None:
-        tokenizer, tokenizer_facts = stages.trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    # 2. Documents, tokenizer and model
+    arguments = repeated_arguments((model_args, joint_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
+    corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
     vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
     set_seed(args.seed)
     model = get_model(model_args, joint_args, config, tokenizer, vocabulary)
@@ -172,7 +164,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
 
 
 def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) -> DebertaExtConfig:
-    """The configuration of the joint model; flags that were not given leave what --model says."""
+    """The configuration of the joint model; a flag that is not given leaves that of --model."""
     generator = flags.config_overrides(joint_args.generator_overrides, "--generator_overrides")
     if joint_args.generator_layers is not None:
         generator["num_hidden_layers"] = joint_args.generator_layers
@@ -188,9 +180,9 @@ def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) ->
     if source is not None and generator:
         raise ValueError(f"{source} says what the generator is: leave --generator_layers and --generator_overrides out")
     if model_args.model is not None:
-        there = flags.model_config(model_args)
-        other_sharing = fields.get("embedding_sharing", there.embedding_sharing) != there.embedding_sharing
-        if there.is_joint and (other_sharing or generator or source):
+        saved = flags.model_config(model_args)
+        other_sharing = fields.get("embedding_sharing", saved.embedding_sharing) != saved.embedding_sharing
+        if saved.is_joint and (other_sharing or generator or source):
             raise ValueError(
                 f"{model_args.model} is a joint model, whose generator and embedding_sharing are settled: begin from its "
                 f"parts, with --model {model_args.model}/discriminator --generator_model {model_args.model}/generator"
@@ -206,19 +198,13 @@ def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVoca
         model = DebertaExtForPreTraining(config)
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        more = dict(config=config, dtype=torch.float32, **flags.download(model_args))
+        options = dict(config=config, dtype=torch.float32, **flags.download(model_args))
         with readable_weights(model_args.model, model_args.config_overrides):
             if joint_args.generator_model is None:
-                model = DebertaExtForPreTraining.from_pretrained(model_args.model, **more)
+                model = DebertaExtForPreTraining.from_pretrained(model_args.model, **options)
             else:
-                model = DebertaExtForPreTraining.from_checkpoints(model_args.model, joint_args.generator_model, **more)
-    return set_attention(model, model_args)
-
-
-def set_attention(model: DebertaExtForPreTraining, model_args: ModelArguments) -> DebertaExtForPreTraining:
-    if model_args.attn_implementation is not None:
-        model.set_attn_implementation(model_args.attn_implementation)
-    return model
+                model = DebertaExtForPreTraining.from_checkpoints(model_args.model, joint_args.generator_model, **options)
+    return stages.set_attention(model, model_args)
 
 
 def shape(model: DebertaExtForPreTraining) -> str:

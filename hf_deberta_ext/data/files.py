@@ -68,11 +68,15 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, what: 
     try:
         for path in paths:
             check_table_file(path)
-        if all(file_kind(path) == "parquet" for path in paths):
-            return join_parquet(paths)
-        tables = [(path, read_columns(path)) for path in paths]
-        check_same_columns([(path, list(columns)) for path, columns in tables])
-        return Dataset(join_columns(tables))
+        are_parquet = all(file_kind(path) == "parquet" for path in paths)
+        tables = [read_parquet(path) if are_parquet else read_columns(path) for path in paths]
+        names = [{*table.column_names} if are_parquet else {*table} for table in tables]
+        for path, columns in zip(paths, names, strict=True):
+            if different := sorted(columns ^ names[0]):
+                raise ValueError(
+                    f"{paths[0]} and {path} have not the same columns: {', '.join(different)} in one of them only"
+                )
+        return join_parquet(paths, tables) if are_parquet else Dataset(join_columns(paths, tables))
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
 
@@ -209,30 +213,26 @@ def tsv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
 
 def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of a file of one object a line, which is streamed, or of one value, which is held in memory whole."""
-    if _has_row_a_line(path):
-        values = ((f"line {number} of {path}", line) for number, line in read_lines(path) if line.strip())
-        rows = ((place, parse_json(line, place)) for place, line in values)
+    head = list(itertools.islice((line for _, line in read_lines(path) if line.strip()), 2))
+    if not head:
+        return
+    try:
+        begins_with_object = isinstance(json.loads(head[0]), dict)
+    except json.JSONDecodeError:
+        begins_with_object = False
+    if begins_with_object and (len(head) == 2 or file_kind(path) == "jsonl"):
+        lines = ((f"line {number} of {path}", line) for number, line in read_lines(path) if line.strip())
+        rows = ((place, parse_json(line, place)) for place, line in lines)
     else:
         value = parse_json("".join(line for _, line in read_lines(path)), path)
-        if isinstance(value, dict):
-            value = value["data"] if isinstance(value.get("data"), list) else [value]
+        if isinstance(value, dict) and isinstance(value.get("data"), list):
+            value = value["data"]
         values = value if isinstance(value, list) else [value]
         rows = ((f"row {number} of {path}", row) for number, row in enumerate(values, start=1))
     for place, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f'{place} must be an object such as {{"text": "so", "label": 0}}, got {str(row)[:60]}')
         yield place, row
-
-
-def _has_row_a_line(path: str) -> bool:
-    """True for .jsonl without an array, and for .json whose first line is a whole object that others follow."""
-    lines = [line for _, line in itertools.islice((item for item in read_lines(path) if item[1].strip()), 2)]
-    if not lines or file_kind(path) == "jsonl":
-        return not (lines and lines[0].lstrip().startswith("["))
-    try:
-        return len(lines) == 2 and isinstance(json.loads(lines[0]), dict)
-    except json.JSONDecodeError:
-        return False
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -297,19 +297,6 @@ def check_table_file(path: Path):
         raise ValueError(f"{path} must end in {endings} (each also with .gz)")
 
 
-def check_same_columns(tables: Sequence[tuple[Path, Sequence[str]]]):
-    """
-    Raises:
-        ValueError: the columns of a file are not those of the first.
-    """
-    (first_path, first_names), *others = tables
-    for path, names in others:
-        if different := sorted({*names} ^ {*first_names}):
-            raise ValueError(
-                f"{first_path} and {path} have not the same columns: {', '.join(different)} in one of them only"
-            )
-
-
 def read_columns(path: Path) -> dict[str, list]:
     """All columns of a file in memory.
 
@@ -328,30 +315,37 @@ def read_columns(path: Path) -> dict[str, list]:
     return columns
 
 
-def join_parquet(paths: Sequence[Path]) -> "Dataset":
-    """One data set of .parquet files, with the names of labels that `Dataset.to_parquet` keeps beside the schema.
+def read_parquet(path: Path) -> "Dataset":
+    """All columns of a .parquet file, with the names of labels that `Dataset.to_parquet` keeps beside the schema.
 
     Raises:
-        ValueError: a file has no rows, or the types of a column differ.
+        ValueError: it has no rows, or is damaged.
     """
-    import pyarrow as pa
-    from datasets import Dataset, concatenate_datasets
+    from datasets import Dataset
     from pyarrow import parquet
 
-    tables = []
-    for path in paths:
-        with parquet_source(path) as file:
-            tables.append(Dataset(parquet.ParquetFile(file).read()))
-        if not len(tables[-1]):
-            raise ValueError(f"{path} has no rows; expected {ROWS_EXPECTED['parquet']}")
-    check_same_columns([(path, table.column_names) for path, table in zip(paths, tables, strict=True)])
+    with parquet_source(path) as file:
+        table = parquet.ParquetFile(file).read()
+    if not table.num_rows:
+        raise ValueError(f"{path} has no rows; expected {ROWS_EXPECTED['parquet']}")
+    return Dataset(table)
+
+
+def join_parquet(paths: Sequence[Path], tables: Sequence["Dataset"]) -> "Dataset":
+    """
+    Raises:
+        ValueError: the types of a column, or the names of its labels, differ.
+    """
+    from datasets import concatenate_datasets
+
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
-    except (ValueError, TypeError, pa.ArrowException) as error:
+    # pyarrow's errors of types are one or the other.
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{shown_files(paths)} cannot be joined: {error}") from error
 
 
-def join_columns(tables: Sequence[tuple[Path, dict[str, list]]]) -> Any:
+def join_columns(paths: Sequence[Path], tables: Sequence[dict[str, list]]) -> Any:
     """One `pyarrow.Table` of the columns of several files.
 
     Raises:
@@ -360,18 +354,18 @@ def join_columns(tables: Sequence[tuple[Path, dict[str, list]]]) -> Any:
     import pyarrow as pa
 
     arrays = {}
-    for name in tables[0][1]:
-        cells = [cell for _, columns in tables for cell in columns[name]]
+    for name in tables[0]:
+        cells = [cell for table in tables for cell in table[name]]
         try:
             arrays[name] = pa.array(cells)
         except (pa.ArrowException, OverflowError) as error:
             first_type = next((type(cell) for cell in cells if cell is not None), None)
-            for path, columns in tables:
-                for number, cell in enumerate(columns[name], start=1):
+            for path, table in zip(paths, tables, strict=True):
+                for number, cell in enumerate(table[name], start=1):
                     if type(cell) not in (first_type, type(None)):
                         raise ValueError(
                             f"the cells of the column {name!r} are not of one type: {TYPE_NAMES[first_type]} before row "
                             f"{number} of {path}, which has {cell!r}"
                         ) from error
-            raise ValueError(f"the column {name!r} of {shown_files(path for path, _ in tables)}: {error}") from error
+            raise ValueError(f"the column {name!r} of {shown_files(paths)}: {error}") from error
     return pa.table(arrays)

@@ -134,36 +134,36 @@ def pack(
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
     if mode == "best_fit":
         features["document_ids"] = Sequence(Value("int32"))
-    arguments = dict(
-        tokenizer=tokenizer,
-        mode=mode,
-        max_length=max_length,
-        sentence_pairs=sentence_pairs,
-        language=language,
-        min_tokens=min_tokens,
-        # What draws nothing is packed, and cached, once for all seeds.
-        seed=seed if mode in PAIR_MODES else 0,
-        version=__version__,
-    )
-    arguments = dict(
+    if is_stream := isinstance(corpus, IterableDataset):
+        if num_proc is not None:
+            raise ValueError("num_proc is for a Dataset; an IterableDataset is packed by the workers that load it")
+        cached = {}
+    else:
+        features["counts"] = Sequence(Value("int64"))
+        cached = dict(num_proc=num_proc, load_from_cache_file=cache, desc=f"Packing ({mode})")
+    packed = corpus.map(
+        pack_batch,
         batched=True,
         with_indices=True,
         batch_size=batch_size,
         remove_columns=corpus.column_names or ["text"],
-        fn_kwargs=arguments,
+        features=Features(features),
+        fn_kwargs=dict(
+            with_counts=not is_stream,
+            tokenizer=tokenizer,
+            mode=mode,
+            max_length=max_length,
+            sentence_pairs=sentence_pairs,
+            language=language,
+            min_tokens=min_tokens,
+            # Modes that draw nothing are packed, and cached, once for all seeds.
+            seed=seed if mode in PAIR_MODES else 0,
+            version=__version__,
+        ),
+        **cached,
     )
-    if isinstance(corpus, IterableDataset):
-        if num_proc is not None:
-            raise ValueError("num_proc is for a Dataset; an IterableDataset is packed by the workers that load it")
-        return corpus.map(_pack_batch_into_lists, features=Features(features), **arguments), None
-    packed = corpus.map(
-        _pack_and_count_batch,
-        features=Features(features | {"counts": Sequence(Value("int64"))}),
-        num_proc=num_proc,
-        load_from_cache_file=cache,
-        desc=f"Packing ({mode})",
-        **arguments,
-    )
+    if is_stream:
+        return packed, None
     return split_off_report(packed, max_length, min_tokens)
 
 
@@ -208,26 +208,11 @@ def split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tu
     return packed, report
 
 
-def _pack_and_count_batch(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
-    """`pack_batch` with its counts in the column "counts" of the first row; if there is no row, in one without tokens."""
-    counts = dict.fromkeys(COUNTS, 0)
-    columns = pack_batch(batch, indices, counts=counts, **arguments)
-    rows = len(columns["input_ids"])
-    if rows == 0:
-        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
-    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
-
-
-def _pack_batch_into_lists(batch: dict[str, list], indices: list[int], **arguments: Any) -> dict[str, list]:
-    """`pack_batch` with the rows as a `Dataset` gives them; an `IterableDataset` passes on what it gets."""
-    columns = pack_batch(batch, indices, **arguments)
-    return {name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()}
-
-
 def pack_batch(
     batch: dict[str, list],
     indices: list[int],
     *,
+    with_counts: bool,
     tokenizer: Any,
     mode: str,
     max_length: int,
@@ -236,34 +221,45 @@ def pack_batch(
     min_tokens: int,
     seed: int,
     version: str,
-    counts: dict[str, int] | None = None,
 ) -> dict[str, list]:
-    """Columns of the examples of a batch of documents, arrays but for the labels; adds to `counts`.
+    """Columns of the examples of a batch of documents.
 
-    `version` is for the key of the cache, which knows functions by their names: what another release packed is not taken.
+    Args:
+        with_counts (`bool`): add a column "counts", filled in the first row, or in one without tokens if there is no row.
+            Without it, rows are lists as a `Dataset` gives them: an `IterableDataset` passes on those that it gets.
+        version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
     """
-    counts = dict.fromkeys(COUNTS, 0) if counts is None else counts
+    counts = dict.fromkeys(COUNTS, 0)
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
     documents = list(tokenize_documents(batch["text"], tokenizer, language, least, counts))
     cls, sep = (np.array([i], dtype=np.int32) for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    if mode == "full_sentences":
-        return {"input_ids": full_sentences(documents, max_length, cls, sep)}
-    if mode not in PAIR_MODES:
+    if mode in PAIR_MODES:
+        pairs = segment_pairs(documents, mode, max_length - 3)
+        labels = cut_pairs(pairs, max_length - 3, random.Random(f"{seed} {indices[0]}"), exchange=sentence_pairs == "nsp")
+        counts["negative_pairs"] = sum(labels)
+        types = np.array([0, 1], dtype=np.int8)
+        columns = {
+            "input_ids": [np.concatenate([cls, pair.A, sep, pair.B, sep]) for pair in pairs],
+            "token_type_ids": [np.repeat(types, [len(pair.A) + 2, len(pair.B) + 1]) for pair in pairs],
+            "sentence_labels": labels,
+        }
+    elif mode == "full_sentences":
+        columns = {"input_ids": full_sentences(documents, max_length, cls, sep)}
+    else:
         pieces = [
             np.concatenate([cls, ids[start:end], sep])
             for ids, ends in documents
             for start, end in sentence_spans(ends, max_length - 2)
         ]
-        return {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
-    pairs = segment_pairs(documents, mode, max_length - 3)
-    generator = random.Random(f"{seed} {indices[0]}")
-    labels = cut_pairs(pairs, max_length - 3, generator, exchange=sentence_pairs == "nsp")
-    counts["negative_pairs"] = sum(labels)
-    return {
-        "input_ids": [np.concatenate([cls, pair.A, sep, pair.B, sep]) for pair in pairs],
-        "token_type_ids": [np.repeat(np.array([0, 1], dtype=np.int8), [len(pair.A) + 2, len(pair.B) + 1]) for pair in pairs],
-        "sentence_labels": labels,
-    }
+        columns = {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
+    if not with_counts:
+        return {
+            name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()
+        }
+    rows = len(columns["input_ids"])
+    if rows == 0:
+        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
+    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
 
 
 def tokenize_documents(

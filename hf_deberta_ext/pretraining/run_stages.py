@@ -11,12 +11,13 @@ from transformers import TrainingArguments
 
 from ..data.columns import first
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card_metadata import as_list, is_hub_id
 from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
-from ..training.run_folder import TOKENIZER_FOLDER
+from ..training.run_folder import TOKENIZER_FOLDER, begin_run
 from ..training.trainer import RunTrainer
 from .corpus import load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 __all__ = [
-    "corpora",
+    "begin",
     "fit_to_tokenizer",
-    "get_tokenizer",
     "numbered_examples",
     "run_facts",
+    "set_attention",
     "train_and_evaluate",
-    "trained_tokenizer",
     "write_run_report",
 ]
 
@@ -77,13 +77,37 @@ def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Data
     return split["train"], split["test"]
 
 
-def get_tokenizer(model_args: ModelArguments, data_args: DataArguments) -> tuple[Any, dict[str, Any]]:
-    """The tokenizer that --tokenizer or --model names, and its source."""
-    options = download(model_args)
-    if model_args.tokenizer is not None:
-        options.pop("revision", None)
-    source = model_args.tokenizer or model_args.model
-    return load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
+def begin(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: TrainingArguments,
+    config: DebertaExtConfig,
+    arguments: Mapping[str, Any],
+    checkpoint: str | None,
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Begin the folder of the run, read the documents, and load or train the tokenizer.
+
+    Args:
+        arguments (`dict`): that a resumed run must repeat.
+        checkpoint (`str`, *optional*): from which the run goes on.
+    Returns:
+        documents to train on, held-out documents, the tokenizer and facts about it.
+    Raises:
+        ValueError: the tokenizer does not fit the model, and as `begin_run` and `corpora`.
+    """
+    if model_args.train_tokenizer is None:
+        options = download(model_args)
+        if model_args.tokenizer is not None:
+            options.pop("revision", None)
+        source = model_args.tokenizer or model_args.model
+        tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
+        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
+    if args.should_save:
+        begin_run(args.output_dir, arguments, checkpoint is not None)
+    corpus, held_out = corpora(data_args, model_args)
+    if model_args.train_tokenizer is not None:
+        tokenizer, facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
+    return corpus, held_out, tokenizer, facts
 
 
 def trained_tokenizer(
@@ -169,6 +193,13 @@ def numbered_examples(
     train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
     train_set = NumberedStream(train_set, endless=True, block=args.train_batch_size * args.world_size)
     return train_set, eval_set, {"held_out": eval_report}
+
+
+def set_attention(model: DebertaExtPreTrainedModel, model_args: ModelArguments) -> DebertaExtPreTrainedModel:
+    """The model with the backend of --attn_implementation, or its own choice."""
+    if model_args.attn_implementation is not None:
+        model.set_attn_implementation(model_args.attn_implementation)
+    return model
 
 
 def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None) -> dict[str, float]:
