@@ -13,8 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
+from accumulation import exact_accumulation
 from rounding import equal_outputs
 
 pytest.importorskip("accelerate")
@@ -31,10 +30,12 @@ from distributed_worker import (
     make_rows,
     make_trainer,
     shaken,
+    sharded_step,
     tensor_step,
     train,
 )
 from safetensors.torch import load_file
+from tiny_constants import SHARING
 from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
 from hf_deberta_ext import (
@@ -52,10 +53,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 # The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
 LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
-accumulates = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.6"),
-    reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",
-)
 slow = pytest.mark.slow
 processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 # fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
@@ -67,16 +64,23 @@ FSDP = {
     "masked lm, three objectives": {},
     "masked lm, checkpointed": {},
     "replaced tokens, joint": {},
+    "replaced tokens, decoupled": {},
+    "replaced tokens, nes": {},
+    "replaced tokens, nes decoupled": {},
+    "replaced tokens, few targets": {},
     "task with sift": {},
 }
 RESUMED = "masked lm, dropout"
 BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
 BORROWS = "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
 DRAWS_ANEW = "activation_checkpointing in fsdp_config gives wrong gradients with dropout"
+TWO_MODULES = "cannot run under FSDP, which shards no parameter of two modules: use 'gdes' or 'nes'"
 REFUSED = {
     "layers that borrow": (BORROWED, BORROWS),
     "dropout drawn anew": (dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
     "task": (dict(training="task", fields=dict(share_layers="attention")), BORROWS),
+    "es": (dict(training="replaced tokens, es"), TWO_MODULES),
+    "all": (dict(training="replaced tokens, all"), TWO_MODULES),
     "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
 }
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
@@ -110,6 +114,8 @@ class Processes:
             for name, (more, _) in REFUSED.items():
                 jobs.append(dict(wrapper="fsdp", folder=self.place("refused", name), **more))
             jobs.append(dict(wrapper="fsdp", folder=self.place("fsdp", "one group"), **ONE_GROUP))
+            for sharing in SHARING:
+                jobs.append(dict(wrapper="sharded", sharing=sharing, folder=self.place("sharded", sharing)))
         for backend in BACKENDS:
             jobs.append(dict(wrapper="tensor", backend=backend, folder=self.place("tensor", backend)))
         return jobs
@@ -178,11 +184,17 @@ def assert_same_weights(state: dict, expected: dict):
     assert len(moved) > 8 and sum(distance > 1e-3 for distance in moved) > 0.8 * len(moved)
 
 
+def assert_same_step(result: dict, expected: dict):
+    assert result["loss"] == pytest.approx(expected["loss"], **LOSSES)
+    for name, gradient in expected["gradients"].items():
+        torch.testing.assert_close(result["gradients"][name], gradient, atol=1e-6, rtol=1e-5)
+
+
 # ------- data parallel
 
 
 @pytest.mark.criterion("A8.3", "P8")
-@accumulates
+@exact_accumulation
 @processes_talk
 @pytest.mark.parametrize("training", SHORT_OR_SLOW)
 def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, request, alone):
@@ -222,12 +234,13 @@ def test_trainings_are_of_every_head_every_family_and_every_objective():
 @pytest.mark.criterion("A20.4", "P.j")
 @slow
 @shards
-@accumulates
+@exact_accumulation
 @processes_talk
 @pytest.mark.parametrize("training", FSDP)
 def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(training, processes, alone):
     result, expected = processes.result("fsdp", training), alone(training)
-    assert result["whole"] == [] and result["in no group"] == [] and result["wrapped"].startswith("FSDP")
+    assert result["whole"] == [] and result["wrapped"].startswith("FSDP")
+    assert result["in no group"] == []
     # Of one bias of odd size there is no half.
     assert 0.5 <= result["kept"] < 0.51
     for other in (expected, processes.result("ddp", training)):
@@ -252,7 +265,7 @@ def test_fsdp_evaluates_as_ddp(training, processes):
 @pytest.mark.criterion("A20.4")
 @slow
 @shards
-@accumulates
+@exact_accumulation
 @processes_talk
 def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
     result = processes.result("resumed", RESUMED)
@@ -278,7 +291,7 @@ def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
 
 @slow
 @shards
-@accumulates
+@exact_accumulation
 @processes_talk
 def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path):
     result = processes.result("fsdp", "one group")
@@ -294,6 +307,14 @@ def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, process
     """accelerate wraps layers in checkpoints that do not keep the random state: gradients of other dropout masks."""
     error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
     assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
+
+
+@slow
+@shards
+@processes_talk
+@pytest.mark.parametrize("sharing", SHARING)
+def test_a_joint_model_can_be_sharded_by_hand(sharing, processes):
+    assert_same_step(processes.result("sharded", sharing), sharded_step(parallel=False, sharing=sharing))
 
 
 @pytest.fixture
@@ -340,9 +361,7 @@ def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(bac
     """Attention with position terms of its own, convolution, and the Enhanced Mask Decoder's passes."""
     result, expected = processes.result("tensor", backend), tensor_step(parallel=False, backend=backend)
     assert len(result["split"]) == 3 * 16
-    assert result["loss"] == pytest.approx(expected["loss"], **LOSSES)
-    for name, gradient in expected["gradients"].items():
-        torch.testing.assert_close(result["gradients"][name], gradient, atol=1e-6, rtol=1e-5)
+    assert_same_step(result, expected)
 
 
 # ------- what ZeRO needs

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SiftTrainer`: Trainer to the last bit at weight 0; accumulation, precision, checkpointing, resume, two processes."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -260,34 +256,6 @@ def test_training_improves_under_sift_and_takes_the_perturbation_away(tiny_confi
         clean = [entry["loss"] - weight * entry["sift_loss"] for entry in logs]
         assert sum(clean[-5:]) < sum(clean[:5])
     assert changes[3.0] < 0.7 * changes[1e-6]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(DIVIDES_TWICE, reason="this transformers divides counted losses twice")
-@pytest.mark.parametrize("form", ["virtual", "adversarial"])
-def test_two_processes_do_what_one_does_with_twice_the_accumulation(tmp_path, form):
-    """gloo, DistributedDataParallel, without find_unused_parameters; the model has no dropout."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    worker = [str(ROOT / "tests" / "support" / "sift_distributed_worker.py"), form]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
-    runs = {
-        one: [sys.executable, *worker, str(one), "2"],
-        two: [*launcher, *worker, str(two), "1"],
-    }
-    for folder, command in runs.items():
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert (folder / "losses.json").is_file()
-    first, second = (json.loads((folder / "losses.json").read_text()) for folder in (one, two))
-    assert len(first) == len(second) == 3
-    for here, there in zip(first, second, strict=True):
-        assert here.keys() == there.keys()
-        for name in here:
-            assert there[name] == pytest.approx(here[name], rel=2e-3), name
-    weights = [torch.load(folder / "weights.pt") for folder in (one, two)]
-    for name, value in weights[0].items():
-        torch.testing.assert_close(value, weights[1][name], atol=2e-4, rtol=1e-3)
 
 
 # ------- errors

@@ -4,8 +4,8 @@
     python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
 
 A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`, "ddp" or "fsdp", a folder
-for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor", of `tensor_step`. Tests
-call these functions for what one process makes of the same.
+for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor" or "sharded" it is what
+`tensor_step` or `sharded_step` returns. Tests call these functions for the result of one process.
 """
 
 import json
@@ -129,10 +129,12 @@ def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fiel
     return PretrainingTrainer(model, args, **data)
 
 
-def replaced_tokens(folder, stepping, **arguments):
+def replaced_tokens(folder, stepping="joint", sharing="gdes", fields=DROPOUT, few_targets=False, **arguments):
     args = sharded(ReplacedTokenArguments(folder, stepping=stepping, **arguments))
     rows = make_rows(DebertaExtForMaskedLM)
-    model = joint_model(**DROPOUT)
+    for row in rows[3:] if few_targets else ():
+        row["labels"] = torch.full_like(row["labels"], -100)
+    model = joint_model(sharing, **fields)
     evaluated = rows[:6] if args.do_eval else None
     data = dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
     return ReplacedTokenTrainer(model, args, **data)
@@ -157,8 +159,8 @@ def head(folder, model_class, family="v3", lora=False, **arguments):
     return Trainer(model, args, train_dataset=make_rows(model_class))
 
 
-def sift(folder, fields=None, **arguments):
-    args = sharded(SiftArguments(folder, sift_weight=1.0, ddp_find_unused_parameters=False, **arguments))
+def sift(folder, form="virtual", fields=None, **arguments):
+    args = sharded(SiftArguments(folder, sift_weight=1.0, sift_form=form, ddp_find_unused_parameters=False, **arguments))
     model = shaken(DebertaExtForTokenClassification(make_config(**(fields or {}))))
     return SiftTrainer(model, args, train_dataset=make_rows(DebertaExtForTokenClassification))
 
@@ -192,12 +194,17 @@ TRAININGS = {
     "masked lm, v2": Training(partial(masked_lm, family="v2")),
     "masked lm, three objectives": Training(partial(masked_lm, objectives=tuple(OBJECTIVES), dropout=DROPOUT), random=True),
     "masked lm, checkpointed": Training(partial(masked_lm, dropout=DROPOUT), random=True, arguments=CHECKPOINTED),
-    "replaced tokens, joint": Training(partial(replaced_tokens, stepping="joint"), random=True, arguments=EVALUATED),
+    "replaced tokens, joint": Training(replaced_tokens, random=True, arguments=EVALUATED),
     "replaced tokens, decoupled": Training(partial(replaced_tokens, stepping="decoupled"), random=True),
-    "replaced tokens, checkpointed": Training(
-        partial(replaced_tokens, stepping="joint"), random=True, arguments=CHECKPOINTED
-    ),
+    "replaced tokens, checkpointed": Training(replaced_tokens, random=True, arguments=CHECKPOINTED),
+    "replaced tokens, es": Training(partial(replaced_tokens, sharing="es"), random=True),
+    "replaced tokens, nes": Training(partial(replaced_tokens, sharing="nes"), random=True),
+    "replaced tokens, nes decoupled": Training(partial(replaced_tokens, sharing="nes", stepping="decoupled"), random=True),
+    "replaced tokens, all": Training(partial(replaced_tokens, sharing="all"), random=True),
+    # Of the four micro-batches of a step most have no masked position.
+    "replaced tokens, few targets": Training(partial(replaced_tokens, few_targets=True), random=True),
     "sift": Training(sift, random=True),
+    "sift, adversarial": Training(partial(sift, form="adversarial"), random=True, arguments=(("sift_steps", 2),)),
     "task": Training(partial(task, sift_weight=0.0)),
     "task with sift": Training(partial(task, sift_weight=1.0), random=True),
     "lora, checkpointed": Training(
@@ -295,8 +302,29 @@ def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
         plan |= {name: RowwiseParallel() for name in ("attention.output.dense", "output.dense")}
         for layer in model.deberta.encoder.layer:
             parallelize_module(layer, mesh, plan)
-    batch = default_data_collator(make_rows(DebertaExtForMaskedLM)[:4])
-    loss = model(**batch).loss
+    return loss_and_gradients(model)
+
+
+def sharded_step(parallel: bool, sharing: str) -> dict[str, Any]:
+    """Loss and gradients of a joint model, sharded by FSDP2 without Trainer, which refuses weights of two modules."""
+    model = joint_model(sharing, rtd_temperature=1e-6).train()
+    if parallel:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        groups = {}
+        for layer in model.modules():
+            if isinstance(layer, DebertaExtLayer):
+                groups.setdefault(next(layer.parameters()), []).append(layer)
+        for layers in groups.values():
+            # Layers with the same weights make one group, as torch wants it.
+            fully_shard(layers if len(layers) > 1 else layers[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return loss_and_gradients(model)
+
+
+def loss_and_gradients(model) -> dict[str, Any]:
+    loss = model(**default_data_collator(make_rows(DebertaExtForMaskedLM)[:4])).loss
     loss.backward()
     named = dict(model.named_parameters())
     gradients = {n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in named.items()}
@@ -310,6 +338,8 @@ def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["wrapper"] == "tensor":
         return tensor_step(parallel=True, backend=job["backend"])
+    if job["wrapper"] == "sharded":
+        return sharded_step(parallel=True, sharing=job["sharing"])
     return train(processes=distributed.get_world_size(), **job)
 
 
