@@ -42,20 +42,6 @@ def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
 
 
 @pytest.mark.criterion("P1")
-def test_one_query_and_two_keys_by_hand():
-    # Row i = 0: content 1·2, 1·3; c2p reads delta(0, 0) = 1 and delta(0, 1) = 0; p2c the same rows.
-    Q_c, K_c = torch.tensor([1.0, 1.0]).view(1, 1, 2, 1), torch.tensor([2.0, 3.0]).view(1, 1, 2, 1)
-    V_c = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
-    K_r, Q_r = torch.tensor([0.5, -1.0]).view(1, 2, 1), torch.tensor([0.25, 1.0]).view(1, 2, 1)
-    delta = RelativePosition(buckets=-1, max_distance=1)(2)
-    assert delta.tolist() == [0, 1, 1]
-    out, probs = disentangled_attention_eager(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=delta, terms=("c2p", "p2c"), scale=0.5)
-    first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
-    second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
-    assert torch.allclose(probs[0, 0], torch.stack([first, second]))
-    assert torch.allclose(out.flatten(), torch.stack([first @ V_c.flatten(), second @ V_c.flatten()]))
-
-
 @pytest.mark.criterion("P1")
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_every_subset_of_terms_equals_the_equation(terms):

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from attention_inputs import by_hand, call
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -96,34 +97,28 @@ def compare(relative_error, tensors, *, reach, tolerance=1e-5, replay=None, **kw
     return out, grads
 
 
-def test_one_query_and_two_keys_by_hand():
-    # Content 1·2 and 1·3 in the first of 16 channels; c2p reads rows 1 and 0 of K_r, p2c the same rows of Q_r.
-    def tensor(*rows):
-        x = torch.zeros(1, 1, len(rows), 16, device=DEVICE)
-        x[0, 0, :, 0] = torch.tensor(rows)
-        return x
-
-    Q_c, K_c, V_c = tensor(1.0, 1.0), tensor(2.0, 3.0), tensor(10.0, 20.0)
-    K_r, Q_r = tensor(0.5, -1.0)[0], tensor(0.25, 1.0)[0]
-    delta = torch.tensor([0, 1, 1], device=DEVICE)
-    out = disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, delta=delta, terms=BOTH, scale=0.5, reach=1)
-    first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
-    second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
-    expected = torch.stack([first, second]) @ torch.tensor([10.0, 20.0])
-    assert torch.allclose(out[0, 0, :, 0].cpu(), expected)
+def test_two_queries_and_two_keys_by_hand():
+    leaves, options, expected = by_hand(DEVICE)
+    assert torch.allclose(call("triton", leaves, options)[0, 0, :, 0].cpu(), expected)
 
 
-@pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
-def test_every_subset_of_terms_equals_eager(terms, relative_error):
-    tensors, kwargs = random_inputs(41, terms=terms)
-    compare(relative_error, tensors, reach=8, **kwargs)
+slow = pytest.mark.slow
+CASES = {
+    **{"+".join(terms) or "no terms": (8, dict(N=41, terms=terms)) for terms in SUBSETS},
+    **{f"{N} tokens": (8, dict(N=N)) for N in (2, 16, 31, 33, 65)},
+    **{f"head size {d}": (8, dict(N=35, d=d)) for d in (24, 64, 128)},
+    "buckets": (14, dict(N=33, B=2, H=2, buckets=4, max_distance=14)),
+    "buckets, reach unknown": (None, dict(N=33, B=2, H=2, buckets=4, max_distance=14)),
+}
+LONG_CASES = ("65 tokens", "head size 128", "buckets, reach unknown")
 
 
 @pytest.mark.criterion("A1.1", "P.i")
-@pytest.mark.parametrize("N", [2, 16, 31, 33, pytest.param(65, marks=pytest.mark.slow)])
-def test_any_length_equals_eager(N, relative_error):
-    tensors, kwargs = random_inputs(N)
-    compare(relative_error, tensors, reach=8, **kwargs)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=slow if case in LONG_CASES else ()) for case in CASES])
+def test_any_terms_lengths_head_sizes_and_tables_equal_eager(case, relative_error):
+    reach, options = CASES[case]
+    tensors, kwargs = random_inputs(**options)
+    compare(relative_error, tensors, reach=reach, **kwargs)
 
 
 def test_one_token_attends_to_itself():
@@ -132,12 +127,6 @@ def test_one_token_attends_to_itself():
     assert torch.equal(out, tensors[2])
     # The probability is 1 whatever the logits are.
     assert all(grad.abs().max() < 1e-6 for grad in (*grads[:2], *grads[3:])) and grads[2].any()
-
-
-@pytest.mark.parametrize("reach", [pytest.param(None, marks=pytest.mark.slow), 14], ids=["reach unknown", "reach known"])
-def test_bucketed_tables_and_several_heads_and_rows_equal_eager(reach, relative_error):
-    tensors, kwargs = random_inputs(33, B=2, H=2, buckets=4, max_distance=14)
-    compare(relative_error, tensors, reach=reach, **kwargs)
 
 
 @pytest.mark.slow
@@ -298,12 +287,6 @@ def test_two_runs_give_the_same_bits():
     tensors, kwargs = random_inputs(33, B=2, terms=("c2p", "p2c", "p2p"))
     first, second = (run(disentangled_attention_triton, tensors, reach=8, **kwargs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and all(map(torch.equal, first[1], second[1]))
-
-
-@pytest.mark.parametrize("d", [24, 64, pytest.param(128, marks=pytest.mark.slow)])
-def test_any_head_size_equals_eager(d, relative_error):
-    tensors, kwargs = random_inputs(35, d=d)
-    compare(relative_error, tensors, reach=8, **kwargs)
 
 
 @pytest.mark.criterion("A1.3")

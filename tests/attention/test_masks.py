@@ -102,25 +102,6 @@ def test_outputs_carry_states_and_probabilities(model, batch):
     assert torch.allclose(as_tuple[0][real], out.last_hidden_state[real], atol=1e-5) and len(as_tuple[1]) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(), "either input_ids or inputs_embeds"),
-        (dict(input_ids=torch.ones(1, 4).long(), inputs_embeds=torch.ones(1, 4, 32)), "either input_ids or inputs_embeds"),
-        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(2, 5)), r"\[2, 4\], .* got \[2, 5\]"),
-        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(2, 4, 5)), r"got \[2, 4, 5\]"),
-        (dict(input_ids=torch.ones(2, 4).long(), attention_mask=torch.ones(4)), r"got \[4\]"),
-        (
-            dict(input_ids=torch.ones(1, 4).long(), attention_mask=torch.full((1, 1, 4, 4), -1e9)),
-            "negative values; give 1 where attention is allowed",
-        ),
-    ],
-)
-def test_wrong_input_is_refused(arguments, message, tiny_config):
-    with pytest.raises(ValueError, match=message):
-        DebertaExtModel(tiny_config())(**arguments)
-
-
 @pytest.mark.criterion("A12.2")
 def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_config, shake, batch):
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True)))
@@ -158,7 +139,7 @@ def test_relative_positions_alone_take_inputs_beyond_the_table(tiny_config, shak
         assert torch.isfinite(model(ids).last_hidden_state).all()
 
 
-# What callers get wrong, in every spelling that the fuzzer found.
+# Wrong inputs, in every spelling that the fuzzer found.
 
 IDS = torch.ones(2, 4).long()
 WIDE = torch.zeros(2, 4, 32)
@@ -167,6 +148,12 @@ WIDE = torch.zeros(2, 4, 32)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (dict(input_ids=None), "either input_ids or inputs_embeds"),
+        (dict(input_ids=IDS, inputs_embeds=WIDE), "either input_ids or inputs_embeds"),
+        (dict(attention_mask=torch.ones(2, 5)), r"\[2, 4\], .* got \[2, 5\]"),
+        (dict(attention_mask=torch.ones(2, 4, 5)), r"got \[2, 4, 5\]"),
+        (dict(attention_mask=torch.ones(4)), r"got \[4\]"),
+        (dict(attention_mask=torch.full((2, 1, 4, 4), -1e9)), "negative values; give 1 where attention is allowed"),
         (dict(input_ids=-IDS), r"input_ids must be in \[0, 64\), got -1; vocab_size = 64"),
         (dict(input_ids=IDS * 64), r"input_ids must be in \[0, 64\), got 64; vocab_size = 64"),
         (dict(input_ids=IDS.int() * 70), r"input_ids must be in \[0, 64\), got 70"),
@@ -196,6 +183,11 @@ WIDE = torch.zeros(2, 4, 32)
         (dict(attention_mask=torch.ones(2, 3, 4, 4)), r"\[2, 3, 4, 4\] must have 1 or 4 heads, got 3"),
         (dict(document_ids=IDS, attention_mask=torch.ones(2, 5)), r"attention_mask must have shape .* got \[2, 5\]"),
         (dict(document_ids=IDS, attention_mask=-IDS), "attention_mask has negative values"),
+        # NotImplementedError: "lt_cpu" not implemented for 'UInt16'
+        *(
+            (dict(document_ids=IDS.to(dtype)), f"document_ids must be integers, got {dtype}")
+            for dtype in (torch.uint16, torch.uint64, torch.complex64, torch.float8_e5m2)
+        ),
     ],
     ids=lambda x: x[:60] if isinstance(x, str) else "",
 )
@@ -211,69 +203,55 @@ def test_wrong_tensors_are_refused_by_name_and_value(unpadding, arguments, messa
         model(**arguments)
 
 
-@pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "position_ids", "attention_mask", "document_ids"])
-@pytest.mark.parametrize("value", [[[1] * 4] * 2, "text", 1])
-def test_what_is_no_tensor_is_refused_by_name(name, value, tiny_config):
-    """AttributeError: 'list' object has no attribute 'dim'."""
-    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
-    with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got {type(value).__name__}"):
+TENSORS = ("input_ids", "token_type_ids", "position_ids", "attention_mask", "document_ids")
+NO_SWITCHES = (0.5, "no", [], torch.ones(2), torch.tensor(True), [True], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *(
+            (name, value, f"torch.Tensor, got {type(value).__name__}")
+            for name in TENSORS
+            for value in ([[1] * 4] * 2, "text", 1)
+        ),
+        *((name, IDS.to_sparse(), r"a dense tensor, got torch.sparse_coo; .*to_dense\(\)") for name in TENSORS),
+        ("output_attentions", "no", "True, False or None, got 'no'"),
+        *(("output_hidden_states", value, "True, False or None, got") for value in NO_SWITCHES),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("build", [DebertaExtModel, DebertaExtForMaskedLM])
+def test_values_of_another_type_are_refused_by_name(build, name, value, message, tiny_config):
+    """AttributeError, NotImplementedError and three pages, RuntimeError; any text and a tensor of one counted as True."""
+    model = build(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
+    with pytest.raises(TypeError, match=f"{name} must be (a )?{message}"):
         model(**(dict(input_ids=IDS) | {name: value}))
 
 
-@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
-def test_a_switch_that_is_a_word_is_refused(name, tiny_config):
-    """Any text counted as True, "no" as well."""
-    with pytest.raises(TypeError, match=f"{name} must be True, False or None, got 'no'"):
-        DebertaExtModel(tiny_config())(IDS, **{name: "no"})
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        *(("set_unpadding", value, "unpadding must be True, False or None, got") for value in NO_SWITCHES[:4]),
+        *(
+            ("set_attn_implementation", x, "attn_implementation must be a name or None, got")
+            for x in (5, ["sdpa"], 2.5, True)
+        ),
+        *(("extend_position_embeddings", x, f"must be an integer, got {x!r}") for x in ("100", 100.5, None, True)),
+    ],
+    ids=str,
+)
+def test_values_of_another_type_are_refused_by_methods(method, value, message, tiny_config):
+    """AttributeError and TypeError from somewhere inside; True counted as 1, everything but None and False meant always."""
+    with pytest.raises(TypeError, match=message):
+        getattr(DebertaExtForMaskedLM(tiny_config()), method)(value)
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(True), [True], 2], ids=["tensor", "scalar", "list", "number"])
-def test_a_switch_that_is_a_tensor_or_a_number_is_refused(value, tiny_config):
-    """RuntimeError: Boolean value of Tensor with more than one value is ambiguous; a tensor of one counted as its value."""
-    for model_class in (DebertaExtModel, DebertaExtForMaskedLM):
-        with pytest.raises(TypeError, match="output_hidden_states must be True, False or None, got"):
-            model_class(tiny_config())(IDS, output_hidden_states=value)
-
-
-@pytest.mark.parametrize("value", [0.5, "no", [], torch.ones(2)], ids=str)
-def test_unpadding_is_a_switch_too(value, tiny_config):
-    """Everything but None and False meant always, 0 and "no" as well."""
+def test_unpadding_is_a_switch_too(tiny_config):
     model = DebertaExtModel(tiny_config()).eval()
-    with pytest.raises(TypeError, match="unpadding must be True, False or None, got"):
-        model.set_unpadding(value)
     model.set_unpadding(0)
     states = model(IDS, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])).last_hidden_state
     assert states[1, 3].any()
-
-
-@pytest.mark.parametrize("value", [5, ["sdpa"], 2.5, True], ids=str)
-def test_a_backend_that_is_no_name_is_refused(value, tiny_config):
-    """AttributeError: 'int' object has no attribute 'startswith'."""
-    model = DebertaExtModel(tiny_config())
-    with pytest.raises(TypeError, match="attn_implementation must be a name or None, got"):
-        model.set_attn_implementation(value)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.complex64, torch.float8_e5m2], ids=str)
-def test_numbers_of_documents_of_rare_types_are_refused(dtype, tiny_config):
-    """NotImplementedError: "lt_cpu" not implemented for 'UInt16'."""
-    with pytest.raises(ValueError, match=f"document_ids must be integers, got {dtype}"):
-        DebertaExtModel(tiny_config())(IDS, document_ids=IDS.to(dtype))
-
-
-@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "document_ids", "token_type_ids", "position_ids"])
-def test_sparse_tensors_are_refused_by_name(name, tiny_config):
-    """NotImplementedError: Could not run 'aten::aminmax' with arguments from the 'SparseCPU' backend, and three pages."""
-    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
-    with pytest.raises(TypeError, match=rf"{name} must be a dense tensor, got torch.sparse_coo; .*to_dense\(\)"):
-        model(**(dict(input_ids=IDS) | {name: IDS.to_sparse()}))
-
-
-@pytest.mark.parametrize("length", ["100", 100.5, None, True], ids=str)
-def test_a_number_of_positions_that_is_no_integer_is_refused(length, tiny_config):
-    """TypeError: '<=' not supported between instances of 'str' and 'int'; True counted as 1."""
-    with pytest.raises(TypeError, match=f"length must be an integer, got {length!r}"):
-        DebertaExtForMaskedLM(tiny_config()).extend_position_embeddings(length)
 
 
 @pytest.mark.parametrize("types", [IDS[0], IDS[:, :1], IDS.float()], ids=["one row", "one column", "float"])

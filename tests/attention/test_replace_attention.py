@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from backends import NAMES
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
@@ -264,7 +265,7 @@ def test_gradients_of_all_parameters_are_those_of_stock(family, length, stock, p
     assert backends(model) == {"blocked"}
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa", "blocked"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", BOTH)
 def test_a_backend_asked_for_by_name_serves(family, name, stock, padded, relative_error):
     reference = stock(family)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences: the streams themselves, padded batches as streams, and several documents in a row."""
+"""Packed sequences: the streams, padded batches as streams, and several documents in a row."""
 
 import pytest
 import torch
+from backends import NAMES as BACKENDS
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -16,7 +17,6 @@ from hf_deberta_ext import (
 )
 
 KINDS = ["v1", "v2", "v3"]
-BACKENDS = ["eager", "sdpa", "blocked"]
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
 
 
@@ -42,12 +42,9 @@ def test_from_mask_by_hand():
     x = torch.arange(12).view(3, 4)
     assert packed.unpad(x).tolist() == [[0, 1, 2, 4, 8, 9, 10, 11]]
     assert packed.pad(packed.unpad(x)).tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 10, 11]]
-
-
-def test_from_mask_of_left_padding_by_hand():
-    packed = PackedSequences.from_mask(MASK.flip(1))
-    assert packed.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
-    assert packed.lengths == [3, 1, 4] and packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+    left = PackedSequences.from_mask(MASK.flip(1))
+    assert left.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
+    assert left.lengths == [3, 1, 4] and torch.equal(left.positions, packed.positions)
 
 
 def test_from_document_ids_by_hand():
@@ -79,12 +76,8 @@ def test_pad_of_unpad_is_the_identity_at_real_tokens(shape):
     stream = packed.unpad(x)
     assert stream.shape == (1, 8, *shape[2:]) and torch.equal(packed.unpad(packed.pad(stream)), stream)
     assert torch.equal(packed.pad(stream), x * MASK.view(3, 4, *[1] * (len(shape) - 2)))
-
-
-def test_one_row_for_all_is_unpadded_like_a_whole_batch():
-    packed = PackedSequences.from_mask(MASK)
-    positions = torch.arange(4)[None]
-    assert torch.equal(packed.unpad(positions), packed.unpad(positions.expand(3, 4)))
+    # One row for all is unpadded like a whole batch.
+    assert torch.equal(packed.unpad(x[:1]), packed.unpad(x[:1].expand(shape)))
 
 
 def test_gradients_flow_through_pad_and_unpad():
@@ -110,12 +103,11 @@ def test_groups_hold_each_token_once_and_each_document_in_one_piece(lengths):
         assert mask is None or mask.shape == (count, 1, 1, length)
         real = torch.ones(count, length, dtype=torch.bool) if mask is None else mask[:, 0, 0]
         assert mask is None or not real.all()
-        for document, kept in zip(places, real, strict=True):
-            tokens = document[kept]
-            assert (
-                torch.equal(tokens, torch.arange(tokens[0], tokens[0] + len(tokens))) and int(tokens[0]) in packed.cu_seqlens
-            )
-            # What is padded comes from the same document, so that no neighbour has a say.
+        for document, row in zip(places, real, strict=True):
+            tokens = document[row]
+            assert torch.equal(tokens, torch.arange(tokens[0], tokens[0] + len(tokens)))
+            assert int(tokens[0]) in packed.cu_seqlens
+            # Padding comes from the same document, so that no neighbour has a say.
             assert ((document >= tokens[0]) & (document <= tokens[-1])).all()
             seen += tokens.tolist()
     assert sorted(seen) == list(range(T))
@@ -145,16 +137,11 @@ def test_windows_leave_free_places_around_documents(margin):
     assert places.tolist() == expected and length == 8 + 4 * margin
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [[[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]], [[0, 1, 0, 1]]],
-    ids=["gap", "row-without-tokens", "gap-behind-left-padding"],
-)
-def test_from_mask_with_gaps_stays_padded(mask):
+@pytest.mark.parametrize("mask", [[[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]], [[0, 1, 0, 1]]], ids=str)
+def test_from_mask_with_gaps_or_rows_without_tokens_stays_padded(mask):
     assert PackedSequences.from_mask(torch.tensor(mask).bool()) is None
 
 
-@pytest.mark.criterion("P16")
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -323,16 +310,6 @@ def test_unpadding_takes_positions_and_embeddings(kind, tiny_config, shake, batc
                 assert relative_error("unpadded positions", ours, reference, real) < 1e-5
 
 
-def test_unpadding_takes_masks_of_any_type(tiny_config, shake, batch):
-    model = shake(DebertaExtModel(tiny_config("v2")))
-    model.set_unpadding(True)
-    ids, mask = batch(B, N, LENGTHS)
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state
-        for dtype in (torch.bool, torch.float32, torch.int32):
-            assert torch.equal(model(ids, attention_mask=mask.to(dtype)).last_hidden_state, expected)
-
-
 @pytest.mark.parametrize("build", [DebertaExtForMaskedLM, DebertaExtForTokenClassification])
 def test_labels_on_padding_count_as_they_do_in_a_padded_batch(build, tiny_config, shake, batch, relative_error):
     """They need logits at padding, so that such a batch stays padded, in every part of the model."""
@@ -395,16 +372,6 @@ def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monk
         assert not calls
         model(ids, attention_mask=torch.ones_like(ids))
     assert len(calls) == 1
-
-
-@pytest.mark.criterion("A21.4")
-def test_probabilities_are_those_of_the_padded_batch(tiny_config, shake, batch):
-    model = shake(DebertaExtModel(tiny_config()))
-    model.set_unpadding(True)
-    ids, mask = batch(2, 20, [20, 11])
-    with torch.no_grad():
-        out = model(ids, attention_mask=mask, output_attentions=True)
-    assert out.attentions[0].shape == (2, 4, 20, 20) and not out.attentions[0][1, :, :, 11:].any()
 
 
 def test_masks_with_gaps_or_empty_rows_stay_padded(tiny_config, shake, batch, relative_error):
@@ -491,61 +458,38 @@ def test_packed_documents_equal_each_document_alone(kind, backend, tiny_config, 
                 assert relative_error("packed documents", states[row, part], wanted[0]) < 1e-5
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-@pytest.mark.parametrize("masked_only", [False, True])
+PACKED_HEADS = [
+    *((head, backend) for head in ("masked-lm", "masked-lm-masked-only") for backend in [*BACKENDS, "auto"]),
+    ("rtd", "auto"),
+    ("token", "auto"),
+]
+
+
+@pytest.mark.parametrize(("head", "backend"), PACKED_HEADS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_masked_lm_equals_documents_alone(kind, masked_only, backend, tiny_config, shake, relative_error):
-    """Logits, loss and gradients: positions of the decoder start anew in each document."""
-    model = shake(DebertaExtForMaskedLM(tiny_config(kind))).train()
+def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, shake, relative_error):
+    """Logits, loss and gradients: positions of the decoder start anew in each document, RTD adds the state of its [CLS]."""
+    build, options = HEADS[head]
+    model = shake(build(tiny_config(kind, num_labels=3))).train()
     model.set_attn_implementation(backend)
     ids, document_ids, where = packed_batch()
-    labels = ids.masked_fill((ids % 3 != 0) | (document_ids == 0), -100)
-    out = model(ids, document_ids=document_ids, labels=labels, masked_only=masked_only)
+    labels = {"rtd": random_ids(3, 30) % 2, "token": ids % 3}.get(head, ids.masked_fill(ids % 3 != 0, -100))
+    labels = labels.masked_fill(document_ids == 0, -100)
+    out = model(ids, document_ids=document_ids, labels=labels, **options)
     gradients = gradients_of(model, out.loss)
 
     count = (labels != -100).sum()
     singles = [alone(model, ids, at, labels=labels[at[0], at[1]][None], num_items_in_batch=count) for at in where]
     loss = sum(single.loss for single in singles)
     assert torch.allclose(out.loss, loss, rtol=1e-5)
-    assert_same_gradients("packed masked-lm, gradients", gradients, gradients_of(model, loss), relative_error)
-    if masked_only:
+    assert_same_gradients("packed heads, gradients", gradients, gradients_of(model, loss), relative_error)
+    if head == "masked-lm-masked-only":
         singles = torch.cat([x.logits[0][labels[row, part] != -100] for x, (row, part) in zip(singles, where, strict=True)])
-        assert relative_error("packed masked-lm", out.logits, singles) < 1e-5
+        assert relative_error("packed heads", out.logits, singles) < 1e-5
     else:
         for single, (row, part) in zip(singles, where, strict=True):
-            assert relative_error("packed masked-lm", out.logits[row, part], single.logits[0]) < 1e-5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_rtd_adds_the_cls_state_of_each_document(kind, tiny_config, shake, relative_error):
-    model = shake(DebertaExtForReplacedTokenDetection(tiny_config(kind))).train()
-    ids, document_ids, where = packed_batch()
-    labels = random_ids(3, 30) % 2
-    out = model(ids, document_ids=document_ids, labels=labels)
-    gradients = gradients_of(model, out.loss)
-    count = (document_ids != 0).sum()
-    singles = [alone(model, ids, at, labels=labels[at[0], at[1]][None], num_items_in_batch=count) for at in where]
-    loss = sum(single.loss for single in singles)
-    assert torch.allclose(out.loss, loss, rtol=1e-5)
-    assert_same_gradients("packed rtd, gradients", gradients, gradients_of(model, loss), relative_error)
-    # Relative to all logits: one is a sum of terms of about 1 that may nearly cancel, and a document of one token, its logit
-    # 0.01, has the rounding of those terms. 5e-7 was measured.
-    logits = torch.cat([out.logits[row, part] for row, part in where])
-    assert relative_error("packed rtd", logits[None], torch.cat([single.logits[0] for single in singles])[None]) < 1e-5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_token_classification_equals_documents_alone(kind, tiny_config, shake, relative_error):
-    model = shake(DebertaExtForTokenClassification(tiny_config(kind, num_labels=3)))
-    ids, document_ids, where = packed_batch()
-    labels = (ids % 3).masked_fill(document_ids == 0, -100)
-    with torch.no_grad():
-        out = model(ids, document_ids=document_ids, labels=labels)
-        singles = [alone(model, ids, at).logits[0] for at in where]
-    for single, (row, part) in zip(singles, where, strict=True):
-        assert relative_error("packed tokens", out.logits[row, part], single) < 1e-5
-    expected = torch.nn.functional.cross_entropy(torch.cat(singles), labels[labels != -100])
-    assert torch.allclose(out.loss, expected, rtol=1e-5)
+            logits, expected = (x.flatten()[None] for x in (out.logits[row, part], single.logits))
+            assert relative_error("packed heads", logits, expected) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import NAMES as BACKENDS
 
 from hf_deberta_ext import DebertaExtForSequenceClassification
 
 peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
 README = Path(__file__).resolve().parents[2] / "README.md"
-BACKENDS = ["eager", "sdpa", "blocked"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 import torch
+from backends import NAMES
 from hypothesis import strategies as st
 from rounding import equal_outputs
 from strategies import CASES, HEADS, TOTAL, batches, build, cases, configurations, joint_fields, labels_for, make_batch
@@ -13,7 +14,6 @@ from strategies import CASES, HEADS, TOTAL, batches, build, cases, configuration
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
-NAMES = ["eager", "sdpa", "blocked"]
 # Of models in float64, whose losses are computed in float32.
 TOLERANCE = 1e-5
 ONE_TOKEN = ("base", "masked-lm", "rtd", "token")

@@ -5,11 +5,11 @@ import copy
 
 import pytest
 import torch
+from backends import NAMES as BACKENDS
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 
 CLASSES, LENGTH, ROWS = 3, 24, 600
-BACKENDS = ["eager", "sdpa", "blocked"]
 
 
 def rows_of(count, seed):

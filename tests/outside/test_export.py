@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from backends import NAMES
 from torch import nn
 
 from hf_deberta_ext import (
@@ -263,7 +264,7 @@ def test_what_has_no_program_is_refused(build, tiny_config):
 
 
 @pytest.mark.criterion("A21.1")
-@pytest.mark.parametrize("name", [None, "eager", "sdpa", "blocked"])
+@pytest.mark.parametrize("name", [None, *NAMES])
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_linear_layers_quantised_by_torch_run_on_every_backend(kind, name, build, inputs):
     """Their weights are no tensors: attention calls the modules and never reads a weight."""

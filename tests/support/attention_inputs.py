@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of attention over lengths, masks, terms and tables, and one call for the backends of plain PyTorch."""
+"""Inputs of attention over lengths, masks, terms and tables, and one call for all backends."""
 
 import math
 
 import torch
+from backends import NAMES
 
-from hf_deberta_ext import disentangled_attention_blocked, disentangled_attention_eager, disentangled_attention_sdpa
+from hf_deberta_ext import ATTENTION_BACKENDS
 from hf_deberta_ext.model.relative_position import RelativePosition
 
-__all__ = ["BACKENDS", "B", "H", "call", "make_inputs", "whole"]
+__all__ = ["BACKENDS", "B", "H", "by_hand", "call", "make_inputs", "whole"]
 
-BACKENDS = {"blocked": disentangled_attention_blocked, "sdpa": disentangled_attention_sdpa}
+# The backends that are compared with eager.
+BACKENDS = [name for name in NAMES if name != "eager"]
 B, H = 2, 2
 
 
@@ -47,13 +49,25 @@ def make_inputs(N, terms, table="buckets", mask="none", *, d=8, length=None, dty
     return leaves, options | dict(reach=position.max_distance)
 
 
+def by_hand(device="cpu"):
+    """Leaves and options of two queries and two keys, numbers in the first of 16 channels, and the outputs [2]."""
+
+    def tensor(*rows):
+        return torch.tensor(rows, device=device)[:, None] * torch.eye(1, 16, device=device)
+
+    # delta(0, 0) = 1, delta(0, 1) = 0, delta(1, 0) = 1: content, c2p from K_r, p2c from Q_r.
+    leaves = [tensor(*rows)[None, None] for rows in ((1.0, 1.0), (2.0, 3.0), (10.0, 20.0))]
+    leaves += [tensor(0.5, -1.0)[None], tensor(0.25, 1.0)[None]]
+    first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
+    second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
+    options = dict(delta=torch.tensor([0, 1, 1], device=device), terms=("c2p", "p2c"), scale=0.5, reach=1)
+    return leaves, options, torch.stack([first, second]) @ torch.tensor([10.0, 20.0])
+
+
 def call(backend, leaves, options, **more):
     Q_c, K_c, V_c, K_r, Q_r = leaves
-    options = options | more
-    if backend != "blocked":
-        options = {name: value for name, value in options.items() if name != "reach"}
-    out = {"eager": disentangled_attention_eager, **BACKENDS}[backend](Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options)
-    return out[0] if backend == "eager" else out
+    out = ATTENTION_BACKENDS[backend].function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options | more)
+    return out[0] if ATTENTION_BACKENDS[backend].returns_probs else out
 
 
 def whole(x):

@@ -4,6 +4,7 @@
 from contextlib import nullcontext
 
 import torch
+from backends import NAMES
 
 from hf_deberta_ext.model import heads, modeling_deberta_ext
 from hf_deberta_ext.sift import Sift, SiftOptions
@@ -14,8 +15,6 @@ __all__ = [
 ]  # fmt: skip
 
 KINDS = ["v1", "v2", "v3"]
-# Backends that run forward and backward on any machine.
-NAMES = ["eager", "sdpa", "blocked"]
 CLASSES = {name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()}
 # Auto class of transformers -> class here.
 AUTO_CLASSES = {head.auto_class: CLASSES[name] for name, head in heads.HEADS.items() if head.auto_class}
