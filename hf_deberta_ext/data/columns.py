@@ -19,10 +19,10 @@ def cells(rows: "Dataset", column: str) -> list[Any]:
     return rows.with_format(None)[column][:]
 
 
-def check_columns(rows: "Dataset", columns: Sequence[str], *, what: str, flag: str | None = None):
+def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag: str | None = None):
     """
     Args:
-        what (`str`): where the rows are from ("--train_file").
+        source (`str`): where the rows are from ("--train_file").
         flag (`str`, *optional*): the one by which another column can be named ("--label_column").
     Raises:
         ValueError: one of `columns` is not there; lists those that are.
@@ -30,16 +30,16 @@ def check_columns(rows: "Dataset", columns: Sequence[str], *, what: str, flag: s
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise ValueError(
-            f"{what} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, rows.column_names))}"
+            f"{source} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, rows.column_names))}"
             + (f" (name another with {flag})" if flag else "")
         )
 
 
-def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, what: str):
+def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, source: str):
     """
     Args:
         kind: what each cell must be: str, int, float, list, ... or several; True is no int.
-        what (`str`): where the rows are from ("--train_file").
+        source (`str`): where the rows are from ("--train_file").
     Raises:
         ValueError: a cell is None or of another type. Row (from 1), column and cell are named.
     """
@@ -51,7 +51,7 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
         if not isinstance(cell, kinds) or (isinstance(cell, bool) and bool not in kinds):
             shown = repr(cell) if len(repr(cell)) <= 80 else repr(cell)[:77] + "..."
             expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
-            raise ValueError(f"row {number} of {what} has {shown} in the column {column!r}, expected {expected}")
+            raise ValueError(f"row {number} of {source} has {shown} in the column {column!r}, expected {expected}")
 
 
 def first(rows: "Dataset", count: int | None) -> "Dataset":
@@ -81,7 +81,7 @@ def as_numbers(rows: "Dataset", column: str) -> "Dataset":
     return rows
 
 
-def label_order(labels: Iterable[Any], *, what: str) -> list[Any]:
+def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
     """Each label once, numbers in the order of numbers and texts in that of texts (of numbers, where all read as such).
 
     Raises:
@@ -91,7 +91,7 @@ def label_order(labels: Iterable[Any], *, what: str) -> list[Any]:
     texts = [label for label in distinct if isinstance(label, str)]
     if texts and len(texts) < len(distinct):
         number = min(label for label in distinct if not isinstance(label, str))
-        raise ValueError(f"{what} has labels that are text and labels that are numbers: {min(texts)!r} and {number!r}")
+        raise ValueError(f"{source} has labels that are text and labels that are numbers: {min(texts)!r} and {number!r}")
     if texts and all(label.removeprefix("-").isdecimal() for label in texts):
         return sorted(texts, key=lambda label: (int(label), label))
     return sorted(distinct)

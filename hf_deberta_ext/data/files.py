@@ -48,14 +48,14 @@ def file_kind(path: str | os.PathLike) -> str | None:
     return KINDS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])
 
 
-def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, what: str) -> "Dataset":
+def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source: str) -> "Dataset":
     """The rows of one or several files, joined in the order given.
 
     Rows are those of `read_rows`. A key that a row of JSON does not have is None. Names of labels in .parquet are kept.
 
     Args:
         files: at least one, of any kind but text.
-        what (`str`): the flag that named them, "--train_file", for messages.
+        source (`str`): the flag that named them, "--train_file", for messages.
     Raises:
         ValueError: a file is missing, of another kind, without rows or damaged; the columns of two files differ; the cells
             of a column are of several types. File and row are named.
@@ -64,7 +64,7 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, what: 
 
     paths = [Path(file).expanduser() for file in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     if not paths:
-        raise ValueError(f"{what} names no file")
+        raise ValueError(f"{source} names no file")
     try:
         for path in paths:
             check_table_file(path)
@@ -78,7 +78,7 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, what: 
                 )
         return join_parquet(paths, tables) if are_parquet else Dataset(join_columns(paths, tables))
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -136,13 +136,13 @@ def open_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
         raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
 
 
-def named_files(entries: Sequence[str], *, what: str) -> dict[str, list[str]]:
+def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
     """Files by the name of their set: "mm=dev_mm.tsv" is of the set "mm", a plain "dev.tsv" of the main one, "".
 
     Several files of a set are joined. An entry that is the path of a file is that file, with "=" or without.
 
     Args:
-        what (`str`): the flag, for messages.
+        source (`str`): the flag, for messages.
     Raises:
         ValueError: a name is not of letters, digits, "-" and "_", or nothing follows it.
     """
@@ -152,7 +152,7 @@ def named_files(entries: Sequence[str], *, what: str) -> dict[str, list[str]]:
         if not equals or "/" in name or os.sep in name or os.path.exists(entry):
             name, file = "", entry
         elif not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or not file:
-            raise ValueError(f"{what} takes FILE or NAME=FILE, got {entry!r}; a name is of letters, digits, - and _")
+            raise ValueError(f"{source} takes FILE or NAME=FILE, got {entry!r}; a name is of letters, digits, - and _")
         sets.setdefault(name, []).append(file)
     return sets
 

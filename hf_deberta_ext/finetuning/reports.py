@@ -61,7 +61,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 
 def _evaluation_files(prepared: PreparedRun) -> list[Path]:
     """The files that results are of; none where they are of a data set."""
-    files = named_files(prepared.data_args.validation_file, what="--validation_file")
+    files = named_files(prepared.data_args.validation_file, source="--validation_file")
     return [Path(path) for paths in files.values() for path in paths]
 
 

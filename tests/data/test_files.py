@@ -34,7 +34,7 @@ def write(file, text, encoding="utf-8"):
 
 
 def rows_of(*files):
-    return read_files([*files], what="--train_file").to_list()
+    return read_files([*files], source="--train_file").to_list()
 
 
 def jsonl(rows):
@@ -134,7 +134,7 @@ def test_parquet_keeps_the_names_of_its_labels(tmp_path):
     rows.to_parquet(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet.gz", (tmp_path / "a.parquet").read_bytes())
     for files in (["a.parquet"], ["b.parquet.gz"], ["a.parquet", "b.parquet.gz"]):
-        read = read_files([tmp_path / file for file in files], what="--train_file")
+        read = read_files([tmp_path / file for file in files], source="--train_file")
         assert read.to_list() == ROWS * len(files)
         assert read.features["label"] == feature
     mixed = [tmp_path / "a.parquet", write(tmp_path / "c.jsonl", jsonl(ROWS))]
@@ -172,15 +172,15 @@ def test_texts_become_numbers_where_all_of_them_read_as_such():
 
 
 def test_labels_are_in_the_order_of_numbers_or_of_texts():
-    assert label_order([10, 9, 2, 10], what="x") == [2, 9, 10]
-    assert label_order(["10", "9", "-2", "9"], what="x") == ["-2", "9", "10"]
-    assert label_order(["b", "a", "10", "9"], what="x") == ["10", "9", "a", "b"]
-    assert label_order([True, False], what="x") == [False, True]
-    assert label_order([], what="x") == []
+    assert label_order([10, 9, 2, 10], source="x") == [2, 9, 10]
+    assert label_order(["10", "9", "-2", "9"], source="x") == ["-2", "9", "10"]
+    assert label_order(["b", "a", "10", "9"], source="x") == ["10", "9", "a", "b"]
+    assert label_order([True, False], source="x") == [False, True]
+    assert label_order([], source="x") == []
     generator = random.Random(1)
     labels = [f"label {n}" for n in range(30)]
     shuffled = generator.sample(labels * 2, 60)
-    assert label_order(shuffled, what="x") == sorted(labels)
+    assert label_order(shuffled, source="x") == sorted(labels)
 
 
 def test_the_first_rows_and_no_more_than_there_are():
@@ -194,16 +194,16 @@ def test_the_first_rows_and_no_more_than_there_are():
 def test_files_of_named_sets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
-    assert named_files(entries, what="x") == {
+    assert named_files(entries, source="x") == {
         "": ["a.tsv", "c.tsv", "folder/x=y.tsv"],
         "mm": ["b.tsv", "d.tsv"],
         "de-x": ["folder/e=f.tsv"],
     }
     write(tmp_path / "mm=b.tsv", "x")
-    assert named_files(["mm=b.tsv"], what="x") == {"": ["mm=b.tsv"]}
+    assert named_files(["mm=b.tsv"], source="x") == {"": ["mm=b.tsv"]}
     for entry in ("=a.tsv", "mm=", "m m=a.tsv"):
         with pytest.raises(ValueError, match="--validation_file takes FILE or NAME=FILE"):
-            named_files([entry], what="--validation_file")
+            named_files([entry], source="--validation_file")
 
 
 def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
@@ -227,7 +227,7 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path):
 def read_twice(path):
     """The column "text" as pre-training and as fine-tuning reads it, or the two messages."""
     results = []
-    for read in (lambda: load_corpus(path, streaming=True), lambda: read_files(path, what="--train_file")):
+    for read in (lambda: load_corpus(path, streaming=True), lambda: read_files(path, source="--train_file")):
         try:
             results.append([row["text"] for row in read()])
         except ValueError as error:
@@ -333,11 +333,11 @@ def test_files_of_other_columns_cannot_be_joined(tmp_path):
 @pytest.mark.criterion("B3.3")
 def test_a_missing_column_is_told_with_those_that_are_there():
     rows = datasets.Dataset.from_list(ROWS)
-    check_columns(rows, ["label"], what="--train_file")
+    check_columns(rows, ["label"], source="--train_file")
     with pytest.raises(
         ValueError, match=r"has no column 'text', 'x'; it has 'sentence', 'label' \(name another with --text_columns\)"
     ):
-        check_columns(rows, ["text", "label", "x"], what="--train_file", flag="--text_columns")
+        check_columns(rows, ["text", "label", "x"], source="--train_file", flag="--text_columns")
 
 
 @pytest.mark.parametrize(
@@ -354,19 +354,19 @@ def test_a_missing_column_is_told_with_those_that_are_there():
 def test_a_cell_of_another_type_is_named(cells, kind, shown):
     rows = datasets.Dataset.from_dict({"c": cells})
     with pytest.raises(ValueError, match=shown):
-        check_cells(rows, "c", kind, what="x")
+        check_cells(rows, "c", kind, source="x")
 
 
 def test_good_cells_pass_also_where_a_bad_one_is_left_out():
     rows = datasets.Dataset.from_dict({"c": ["a", "", None]})
-    check_cells(rows.select([0, 1]), "c", str, what="x")
-    check_cells(datasets.Dataset.from_dict({"c": [True]}), "c", bool, what="x")
-    check_cells(datasets.Dataset.from_dict({"c": [1, 2]}), "c", int, what="x")
+    check_cells(rows.select([0, 1]), "c", str, source="x")
+    check_cells(datasets.Dataset.from_dict({"c": [True]}), "c", bool, source="x")
+    check_cells(datasets.Dataset.from_dict({"c": [1, 2]}), "c", int, source="x")
 
 
 def test_labels_of_two_kinds_have_no_order():
     with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
-        label_order(["b", 2, "a", 1], what="x")
+        label_order(["b", 2, "a", 1], source="x")
 
 
 def test_a_data_set_out_of_reach_says_how_to_go_on(tmp_path):

@@ -108,8 +108,8 @@ def _from_rows(rows: "Dataset", arguments: "TokenClassificationArguments", *, wh
             a label is None, or a number without a name.
     """
     text_column, label_column = arguments.text_column_name, arguments.label_column_name
-    check_columns(rows, [text_column], what=what, flag="--text_column_name")
-    check_cells(rows, text_column, list, what=what)
+    check_columns(rows, [text_column], source=what, flag="--text_column_name")
+    check_cells(rows, text_column, list, source=what)
     words = rows.with_format(None)[text_column][:]
     for number, sentence in enumerate(words, start=1):
         wrong = [word for word in sentence if not isinstance(word, str)]
@@ -118,10 +118,10 @@ def _from_rows(rows: "Dataset", arguments: "TokenClassificationArguments", *, wh
             raise ValueError(f"row {number} of {what} has {found} in the column {text_column!r}")
     if label_column not in rows.column_names and not labelled:
         return Sentences(words, None)
-    check_columns(rows, [label_column], what=what, flag="--label_column_name")
+    check_columns(rows, [label_column], source=what, flag="--label_column_name")
     if not labelled and all(not cell for cell in rows.with_format(None)[label_column]):
         return Sentences(words, None)
-    check_cells(rows, label_column, list, what=what)
+    check_cells(rows, label_column, list, source=what)
     names = _class_names(rows.features[label_column]) or arguments.label_names or None
     tags = []
     for number, (labels, sentence) in enumerate(zip(rows.with_format(None)[label_column], words, strict=True), start=1):
@@ -209,7 +209,7 @@ def read_sentences(arguments: "TokenClassificationArguments") -> tuple[dict[str,
 
 def _from_file(file: Path, arguments: "TokenClassificationArguments", flag: str, labelled: bool) -> Sentences:
     if not file.name.lower().endswith(CONLL_ENDINGS):
-        return _from_rows(read_files([file], what=flag), arguments, what=f"{flag} {file.name}", labelled=labelled)
+        return _from_rows(read_files([file], source=flag), arguments, what=f"{flag} {file.name}", labelled=labelled)
     sentences = read_conll(file, what=flag)
     if labelled and sentences.tags is None:
         raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")

@@ -309,7 +309,7 @@ def find_labels(
     if names is not None:
         return Labels(kind, tuple(names), source=names_source)
     flat = [one for cell in column for one in cell] if lists else column
-    values = label_order(flat, what=source)
+    values = label_order(flat, source=source)
     return Labels(kind, tuple(map(str, values)), tuple(values), source=source, guessed=not trained)
 
 

@@ -365,7 +365,7 @@ def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArgume
 
 
 def _from_file(file: Path, flag: str, arguments: MultipleChoiceArguments, *, labelled: bool) -> list[dict[str, Any]]:
-    rows = read_raw_race(file, what=flag) if file.is_dir() else read_files([file], what=flag)
+    rows = read_raw_race(file, what=flag) if file.is_dir() else read_files([file], source=flag)
     return _from_rows(rows, f"{flag} {file.name}", race_level(str(file)), arguments, labelled=labelled)
 
 
@@ -381,7 +381,7 @@ def _from_rows(
     if arguments.label_column is not None:
         label = dict(label_column=arguments.label_column)
         if labelled:
-            check_columns(rows, [arguments.label_column], what=what, flag="--label_column")
+            check_columns(rows, [arguments.label_column], source=what, flag="--label_column")
     if arguments.choice_columns:
         return column_rows(
             rows, what=what, choices=arguments.choice_columns, context=arguments.context_column,

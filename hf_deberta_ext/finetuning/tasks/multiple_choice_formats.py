@@ -35,9 +35,9 @@ def swag_rows(rows: "Dataset", *, what: str, label_column: str = "label") -> lis
     endings = sorted(
         (name for name in rows.column_names if name.removeprefix("ending").isdecimal()), key=lambda n: int(n[6:])
     )
-    check_columns(rows, ["sent1", "sent2", "ending0", "ending1"], what=what)
+    check_columns(rows, ["sent1", "sent2", "ending0", "ending1"], source=what)
     for column in ("sent1", "sent2", *endings):
-        check_cells(rows, column, str, what=what)
+        check_cells(rows, column, str, source=what)
     return _questions(
         rows,
         what,
@@ -60,9 +60,9 @@ def context_rows(rows: "Dataset", *, what: str, label_column: str | None = None)
         ValueError: as `swag_rows`; an answer is none of the choices.
     """
     column = "choice" if "choice" in rows.column_names else "choices"
-    check_columns(rows, ["context", "question", column], what=what)
-    check_cells(rows, "context", (str, list), what=what)
-    check_cells(rows, "question", str, what=what)
+    check_columns(rows, ["context", "question", column], source=what)
+    check_cells(rows, "context", (str, list), source=what)
+    check_cells(rows, "question", str, source=what)
 
     def choices(row, where):
         return [f"{row['question']} {choice}".strip() for choice in choice_list(row[column], where=where, column=column)]
@@ -88,8 +88,8 @@ def context_rows(rows: "Dataset", *, what: str, label_column: str | None = None)
 
 def codah_rows(rows: "Dataset", *, what: str, label_column: str = "correct_answer_idx") -> list[dict[str, Any]]:
     """CODAH as it is on the Hub: a beginning and four ways to go on."""
-    check_columns(rows, ["question_propmt", "candidate_answers"], what=what)
-    check_cells(rows, "question_propmt", str, what=what)
+    check_columns(rows, ["question_propmt", "candidate_answers"], source=what)
+    check_cells(rows, "question_propmt", str, source=what)
     return _questions(
         rows,
         what,
@@ -110,9 +110,9 @@ def copa_rows(rows: "Dataset", *, what: str, label_column: str = "label") -> lis
     Raises:
         ValueError: as `swag_rows`; a question is neither.
     """
-    check_columns(rows, COPA_COLUMNS, what=what)
+    check_columns(rows, COPA_COLUMNS, source=what)
     for column in COPA_COLUMNS:
-        check_cells(rows, column, str, what=what)
+        check_cells(rows, column, str, source=what)
 
     def choices(row, where):
         if row["question"] not in COPA_QUESTIONS:
@@ -150,8 +150,8 @@ def column_rows(
     kind = (str, list) if len(choices) == 1 else str
     for flag, columns, kinds in (*named, ("--choice_columns", choices, kind)):
         for column in filter(None, columns):
-            check_columns(rows, [column], what=what, flag=flag)
-            check_cells(rows, column, kinds, what=what)
+            check_columns(rows, [column], source=what, flag=flag)
+            check_cells(rows, column, kinds, source=what)
 
     def options(row, where):
         if len(choices) > 1:

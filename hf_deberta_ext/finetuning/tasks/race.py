@@ -109,9 +109,9 @@ def race_rows(rows: "Dataset", *, what: str, level: str | None = None, label_col
     Raises:
         ValueError: a column is missing, a cell is None, empty or of another type, or an answer is none of the options.
     """
-    check_columns(rows, RACE_COLUMNS, what=what)
+    check_columns(rows, RACE_COLUMNS, source=what)
     for column in ("article", "question"):
-        check_cells(rows, column, str, what=what)
+        check_cells(rows, column, str, source=what)
     seen: Counter[str] = Counter()
     questions = []
     for number, row in enumerate(rows.with_format(None), start=1):

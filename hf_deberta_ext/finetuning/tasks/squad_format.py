@@ -81,7 +81,7 @@ def read_question_file(path: str, columns: tuple[str, str, str], *, flag: str) -
         articles = whole.get("data") if isinstance(whole, dict) else None
         if isinstance(articles, list) and articles and isinstance(articles[0], dict) and "paragraphs" in articles[0]:
             return Source(Dataset.from_list(_nested_rows(articles, what)), "question", "context", "answers", what)
-    return Source(read_files([path], what=flag), *columns, what)
+    return Source(read_files([path], source=flag), *columns, what)
 
 
 def _nested_rows(articles: list[dict], what: str) -> list[dict[str, Any]]:
@@ -157,10 +157,10 @@ def _add_rows(found: Questions, moved: list[str], source: Source, optional: bool
     if optional and not any(cell is not None for cell in cells):
         del needed["--answer_column"]
         cells = [{"text": [], "answer_start": []}] * len(rows)
-    check_columns(rows, ["id", *needed.values()], what=what, flag=", ".join(needed))
-    check_cells(rows, "id", (str, int), what=what)
+    check_columns(rows, ["id", *needed.values()], source=what, flag=", ".join(needed))
+    check_cells(rows, "id", (str, int), source=what)
     for column in (source.question, source.context):
-        check_cells(rows, column, str, what=what)
+        check_cells(rows, column, str, source=what)
     ids, contexts = [str(name) for name in rows["id"]], rows[source.context][:]
     for row, (name, context, cell) in enumerate(zip(ids, contexts, cells, strict=True), start=1):
         where = f"row {row} of {what} (id {name!r})"

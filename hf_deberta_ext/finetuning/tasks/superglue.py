@@ -209,9 +209,9 @@ def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Data
 
 
 def _check_texts(rows: "Dataset", columns: Sequence[str], what: str):
-    check_columns(rows, columns, what=what)
+    check_columns(rows, columns, source=what)
     for column in columns:
-        check_cells(rows, column, str, what=what)
+        check_cells(rows, column, str, source=what)
 
 
 def _multirc(rows: "Dataset", what: str) -> "Dataset":
@@ -219,7 +219,7 @@ def _multirc(rows: "Dataset", what: str) -> "Dataset":
     pairs = [f"{question} {answer}" for question, answer in zip(cells(rows, "question"), cells(rows, "answer"), strict=True)]
     columns = {"paragraph": cells(rows, "paragraph"), "question_and_answer": pairs}
     if "idx" in rows.column_names:
-        check_cells(rows, "idx", dict, what=what)
+        check_cells(rows, "idx", dict, source=what)
         for part in ("paragraph", "question", "answer"):
             columns[f"{part}_number"] = [
                 _part_of(idx, part, row, what) for row, idx in enumerate(cells(rows, "idx"), start=1)
@@ -244,8 +244,8 @@ def _record(rows: "Dataset", what: str) -> "Dataset":
     from datasets import Dataset
 
     _check_texts(rows, ["passage", "query"], what)
-    check_columns(rows, ["entities"], what=what)
-    check_cells(rows, "entities", list, what=what)
+    check_columns(rows, ["entities"], source=what)
+    check_cells(rows, "entities", list, source=what)
     answered = (
         [bool(answers) for answers in cells(rows, "answers")] if "answers" in rows.column_names else [False] * len(rows)
     )
@@ -279,10 +279,10 @@ def _wic(rows: "Dataset", what: str) -> "Dataset":
 
 def _wsc(rows: "Dataset", what: str) -> "Dataset":
     _check_texts(rows, ["text", "span1_text", "span2_text"], what)
-    check_columns(rows, ["span1_index", "span2_index"], what=what)
+    check_columns(rows, ["span1_index", "span2_index"], source=what)
     for column in ("span1_index", "span2_index"):
         rows = as_numbers(rows, column)
-        check_cells(rows, column, int, what=what)
+        check_cells(rows, column, int, source=what)
     marked = []
     for number, row in enumerate(rows, start=1):
         spans = [(row[f"span{n}_index"], row[f"span{n}_text"], mark) for n, mark in ((1, "#"), (2, "*"))]

@@ -182,9 +182,9 @@ class TextClassificationData:
         Raises:
             ValueError: a column is missing, or a cell is no text.
         """
-        check_columns(rows, self.text_columns, what=what, flag="--text_columns")
+        check_columns(rows, self.text_columns, source=what, flag="--text_columns")
         for column in self.text_columns:
-            check_cells(rows, column, str, what=what)
+            check_cells(rows, column, str, source=what)
             # No error: QQP has such questions.
             empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
             if empty:
@@ -216,7 +216,7 @@ class TextClassificationData:
         data_args, task = self.data_args, self.task
         files = {"train": {"": data_args.train_file} if data_args.train_file else {}}
         for kind in ("validation", "test"):
-            files[kind] = named_files(getattr(data_args, f"{kind}_file"), what=FLAGS[kind])
+            files[kind] = named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind])
         if any(files.values()):
             if data_args.dataset_name:
                 raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
@@ -224,7 +224,7 @@ class TextClassificationData:
             for kind, sets in files.items():
                 for name, paths in sets.items():
                     what = FLAGS[kind] + (f" {name}" if name else "")
-                    tables[kind, name] = (read_files(paths, what=what), what)
+                    tables[kind, name] = (read_files(paths, source=what), what)
             return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
 
         hub = data_args.dataset_name or (task and task.dataset)
@@ -263,7 +263,7 @@ class TextClassificationData:
         columns, names = {}, None
         for (kind, _), (rows, what) in tables.items():
             if kind != "test" or column in rows.column_names:
-                check_columns(rows, [column], what=what, flag="--label_column")
+                check_columns(rows, [column], source=what, flag="--label_column")
                 columns[what], theirs = label_cells(rows, column)
                 names = names or theirs
         return find_labels(
@@ -292,7 +292,7 @@ class TextClassificationData:
         column, rows = self.data_args.label_column, self.examples(rows, what)
         found = None
         if column in rows.column_names or not test:
-            check_columns(rows, [column], what=what, flag="--label_column")
+            check_columns(rows, [column], source=what, flag="--label_column")
             found, _ = label_cells(rows, column)
         return Part(rows, found, what, self.count(rows), test)
 
