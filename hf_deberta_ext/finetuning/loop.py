@@ -5,10 +5,10 @@ A script is the name of its data class: `main(TextClassificationData, TextClassi
 """
 
 import copy
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,6 @@ __all__ = ["main", "run"]
 logger = logging.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A run whose folder is made: what it works with, and where it goes on."""
-
-    prepared: PreparedRun
-    args: FineTuningArguments
-    checkpoint: str | None
-    model: nn.Module
-
-
 def main(
     read: Callable[[Any, ModelArguments], TaskData],
     data_arguments: type[DataArguments],
@@ -61,11 +51,10 @@ def main(
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
     """
     with ExitOnUserError() as program:
-        data_args, model_args, args, given = parse(argv, data_arguments, description=description)
-        begun = _begin(read, data_args, model_args, args, given)
+        prepared = prepare(read, *parse(argv, data_arguments, description=description))
         program.show_traceback = True
         program.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
-        return _work(begun)
+        return run_prepared(prepared)
 
 
 def run(
@@ -73,42 +62,45 @@ def run(
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
-    given: Mapping[str, Any] | None = None,
+    given_flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All stages; returns what was measured, of several seeds mean, standard deviation and values.
+    """Run all stages; returns the metrics, of several seeds mean, standard deviation and values.
 
     Args:
-        given (`dict`, *optional*): flags that were given, by name: defaults that depend on the task spare them.
+        given_flags (`dict`, *optional*): flags of the command line, by name: defaults that depend on the task spare them.
 
     Raises:
         ValueError: whatever is wrong with flags, data, model or folder, before anything is written; or a loss that is not
             finite.
-        OSError: a model that is not there.
+        OSError: the model does not exist.
         ImportError: a package that a flag needs is not installed.
     """
-    return _work(_begin(read, data_args, model_args, args, given or {}))
+    return run_prepared(prepare(read, data_args, model_args, args, given_flags or {}))
 
 
-def _begin(
+# ------- before the training
+
+
+def prepare(
     read: Callable[[Any, ModelArguments], TaskData],
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
-    given: Mapping[str, Any],
-) -> _Begun:
-    """The stages before the training; the folder is made at their end."""
+    given_flags: Mapping[str, Any],
+) -> PreparedRun:
+    """The stages before the training; the folder is made at their end. Arguments and errors as in `run`."""
     if args.process_index:
         logging.set_verbosity_error()
 
-    # 1. What is wrong shows here, before anything long begins.
-    _check(data_args, model_args, args)
+    # 1. Errors show here, before anything long begins.
+    check_flags(model_args, args)
     check_overwrite(data_args, model_args, args)
     checkpoint = first_checkpoint(args)
 
-    # 2. Data, model and tokenizer
+    # 2. Data, configuration and tokenizer
     with args.main_process_first(desc="reading data and configuration"):
         data = read(data_args, model_args)
-        _check_parts(args, dict(do_train=data.num_train, do_eval=data.num_evaluation))
+        check_sets(args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args, data_args)
         if hasattr(data, "use_label_order"):
             data.use_label_order(config.label2id)
@@ -116,7 +108,7 @@ def _begin(
         prefix_space = getattr(data, "needs_prefix_space", False)
         tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
     if args.recipe is not None:
-        _use_recipe(args.recipe, config, data_args, model_args)
+        set_recipe_fields(args.recipe, config, data_args, model_args)
     if args.do_train:
         for warning in divergence_warnings(config, args, model_args.model_name_or_path, lora=model_args.lora):
             logger.warning(warning)
@@ -124,39 +116,26 @@ def _begin(
     # 3. Texts -> features
     with args.main_process_first(desc="tokenising"):
         task = data.encode(tokenizer, config)
-    parts = dict(do_train=task.train, do_eval=task.evaluation, do_predict=task.test)
-    _check_parts(args, {name: len(part or ()) for name, part in parts.items()})
-    _choose_best_by(task, args, given)
+    check_sets(args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
+    set_best_metric(task, args, given_flags)
 
     # 4. Model and folder
-    prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args)
-    model = _get_model(prepared, args, [*args.seeds, args.seed][0])
+    prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args, args, checkpoint)
+    model = build_model(prepared, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
             begin_folder(args, repeated_arguments((data_args, model_args), args))
-    return _Begun(prepared, args, checkpoint, model)
+    return dataclasses.replace(prepared, model=model)
 
 
-def _work(begun: _Begun) -> dict[str, Any]:
-    """Train, evaluate, predict, report."""
-    if begun.args.seeds:
-        metrics = _run_seeds(begun.prepared, begun.args, begun.model)
-    else:
-        metrics = _run_one(begun.prepared, begun.args, begun.checkpoint, begun.model)
-    leave_together()
-    return metrics
-
-
-# ------- what is checked first
-
-
-def _check(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
-    """Flags that are wrong together.
+def check_flags(model_args: ModelArguments, args: FineTuningArguments):
+    """Check flags that depend on one another.
 
     Raises:
-        ValueError: says which.
+        ValueError: says which are wrong.
     """
-    if model_args.model_name_or_path is None:
+    model = model_args.model_name_or_path
+    if model is None:
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
     if model_args.dtype == "float16" and args.do_train:
         raise ValueError(
@@ -168,32 +147,34 @@ def _check(data_args: DataArguments, model_args: ModelArguments, args: FineTunin
     check_arguments(args)
     if model_args.lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft: pip install peft")
-    if model_args.lora and args.push_to_hub and Path(model_args.model_name_or_path).exists():
+    if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
-            f"--push_to_hub of an adapter whose model {model_args.model_name_or_path} is on this machine: nobody could load "
-            "it. Push that model first, and give its Hub id as --model_name_or_path"
+            f"--push_to_hub of an adapter whose model {model} is on this machine: nobody could load it. Push that model "
+            "first, and give its Hub id as --model_name_or_path"
         )
-    if args.resume_from_checkpoint is not None and str(args.resume_from_checkpoint).lower() == "false":
+    if str(args.resume_from_checkpoint).lower() == "false":
         args.resume_from_checkpoint = None
-    if args.resume_from_checkpoint is not None:
-        if not args.do_train:
-            raise ValueError("--resume_from_checkpoint is for training: give --do_train")
+    if args.resume_from_checkpoint is not None and not args.do_train:
+        raise ValueError("--resume_from_checkpoint is for training: give --do_train")
 
 
-def _check_parts(args: FineTuningArguments, counts: Mapping[str, int]):
-    """What is to be done has data to be done with; --eval_strategy sets do_eval."""
+def check_sets(args: FineTuningArguments, **counts: int):
+    """Check that --do_train, --do_eval and --do_predict have data, by the number of examples or sets of each.
+
+    --eval_strategy sets do_eval.
+    """
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
-    for name, count in counts.items():
-        if getattr(args, name) and not count:
-            raise ValueError(f"--{name} has no data: give --{files[name]}, or a task or data set of the Hub that has some")
+    for flag, count in counts.items():
+        if getattr(args, flag) and not count:
+            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or data set of the Hub that has some")
 
 
-def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """The part of a recipe that is in the model: dropout, and a new head where it begins at a model of MNLI."""
+def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
+    """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI."""
     recipe = find_recipe(name, data_args.task_name)
     dropout = recipe.classifier_dropout
-    given = {part.partition("=")[0].strip() for part in (model_args.config_overrides or "").split(",")}
-    if not set_classifier_dropout(config, dropout, given):
+    overridden = {override.partition("=")[0].strip() for override in (model_args.config_overrides or "").split(",")}
+    if not set_classifier_dropout(config, dropout, overridden):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
@@ -201,107 +182,95 @@ def _use_recipe(name: str, config: PretrainedConfig, data_args: DataArguments, m
         logger.warning(hint)
 
 
-def _choose_best_by(task: EncodedTask, args: FineTuningArguments, given: Mapping[str, Any]):
-    """The task's own metric on its first set says which checkpoint is best, not the loss, unless a flag does."""
-    if "metric_for_best_model" not in given and args.metric_for_best_model in (None, "loss"):
+def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
+    """Choose the best checkpoint by the task's own metric on its first set, not by the loss, unless a flag names one."""
+    if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
-    known = {
+    certain = {
         f"{set_prefix('eval', name)}_{metric}"
-        for name, part in task.evaluation.items()
-        for metric in (task.metric, *(["loss"] if "labels" in part.rows.column_names else []))
+        for name, evaluated in task.evaluation.items()
+        for metric in (task.metric, *(["loss"] if "labels" in evaluated.rows.column_names else []))
     }
     best = args.metric_for_best_model
-    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & known:
+    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & certain:
         # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
         args.eval_on_start = True
 
 
-# ------- one run, and several
-
-
-def _get_model(prepared: PreparedRun, args: FineTuningArguments, seed: int) -> nn.Module:
-    """The model as the training begins with it; new weights are drawn from the seed.
+def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
+    """Load the model with which the training begins, and draw its new weights from the seed.
 
     Raises:
-        ValueError: there are new weights, and no training.
+        ValueError: the model does not fit the task, the flags, or SiFT.
     """
-    model_args = prepared.model_args
+    model_args, args = prepared.model_args, prepared.args
     set_seed(seed)
-    model, new_weights = load_model(model_args, prepared.data_args, copy.deepcopy(prepared.config), prepared.data.auto_class)
-    if new_weights and not args.do_train:
-        raise ValueError(
-            f"{model_args.model_name_or_path} lacks {', '.join(new_weights)}: its answers would be random; give --do_train, "
-            "or a model that is fine-tuned for this task"
-        )
+    config = copy.deepcopy(prepared.config)
+    model, new_weights = load_model(
+        model_args, prepared.data_args, config, prepared.data.auto_class, is_trained=args.do_train
+    )
     if args.sift_weight:
-        # Raises where there is none.
         embedding_norm(model, args.sift_layer_norm)
     if not model_args.lora or hasattr(model, "peft_config"):
         return model
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
 
 
-def _run_one(prepared: PreparedRun, args: FineTuningArguments, checkpoint: str | None, model: nn.Module) -> dict[str, float]:
-    """Trains, evaluates and predicts as the flags say, into `args.output_dir`."""
-    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
-    measured = trainer.train_and_save(checkpoint, train_samples=prepared.data.num_train) if args.do_train else {}
-    measured |= _measure(prepared, trainer, _stems(prepared.task, args))
+# ------- one run, and several
+
+
+def run_prepared(prepared: PreparedRun) -> dict[str, Any]:
+    """Train, evaluate, predict and report, with one seed or with several."""
+    metrics = run_seeds(prepared) if prepared.args.seeds else run_seed(prepared)
+    leave_together()
+    return metrics
+
+
+def run_seed(prepared: PreparedRun) -> dict[str, float]:
+    """Train, evaluate and predict as the flags say, into `output_dir`."""
+    args = prepared.args
+    trainer = TaskTrainer(prepared.model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    metrics = {}
     if args.do_train:
-        _report(prepared, trainer)
+        metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
+    metrics |= trainer.measure(result_names(prepared.task, args))
+    if args.do_train:
+        report(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
-    return measured
+    return metrics
 
 
-def _report(prepared: PreparedRun, trainer: TaskTrainer):
+def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
+    """Names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
+    evaluated = [set_prefix("eval", name) for name in task.evaluation] if args.do_eval else []
+    return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
+
+
+def report(prepared: PreparedRun, trainer: TaskTrainer):
+    """Save the log, and write what `report_run` writes."""
     trainer.save_state()
     if trainer.args.should_save:
         report_run(prepared, trainer)
 
 
-def _stems(task: EncodedTask, args: FineTuningArguments) -> list[str]:
-    """What the results are called that --do_eval and --do_predict ask for."""
-    evaluated = [set_prefix("eval", name) for name in task.evaluation] if args.do_eval else []
-    return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
-
-
-def _measure(prepared: PreparedRun, trainer: TaskTrainer, stems: Sequence[str]) -> dict[str, float]:
-    """Evaluates and predicts on the sets whose results have these names, and writes both."""
-    task, folder, measured = prepared.task, Path(trainer.args.output_dir), {}
-    for name, evaluated in task.evaluation.items():
-        if (stem := set_prefix("eval", name)) in stems:
-            measured |= trainer.record(stem, trainer.evaluate({name: evaluated}))
-            if trainer.args.should_save:
-                evaluated.write(trainer.predictions[stem], folder, stem)
-    for name, predicted in task.test.items():
-        if (stem := set_prefix("predict", name)) in stems:
-            output = trainer.predict_set(predicted, stem)
-            measured |= trainer.record(stem, output.metrics)
-            if trainer.args.should_save:
-                predicted.write(output.predictions, folder, stem)
-    return measured
-
-
-def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
-    """A run in a folder of its own for each seed; those that are finished stay, and the one that was stopped goes on.
-
-    Args:
-        model: of the first seed.
-    """
-    results = {}
+def run_seeds(prepared: PreparedRun) -> dict[str, Any]:
+    """Run each seed in a folder of its own; finished ones stay, and the one that was stopped goes on."""
+    args, model, results = prepared.args, prepared.model, {}
     for seed in args.seeds:
-        own = copy.copy(args)
-        own.seed, own.output_dir = seed, str(Path(args.output_dir, f"seed-{seed}"))
+        folder = Path(args.output_dir, f"seed-{seed}")
+        seed_args = copy.copy(args)
+        seed_args.seed, seed_args.output_dir = seed, str(folder)
         with args.main_process_first(local=False, desc="making the folder"):
             if args.should_save:
-                begin_seed(own, repeated_arguments((prepared.data_args, prepared.model_args), own))
-        folder = Path(own.output_dir)
+                begin_seed(seed_args, repeated_arguments((prepared.data_args, prepared.model_args), seed_args))
+        seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
         if is_finished(folder):
-            results[seed] = _complete(prepared, own, model)
+            results[seed] = complete_run(seed_run)
         else:
-            model = _get_model(prepared, own, seed) if model is None else model
-            results[seed] = _run_one(prepared, own, seed_checkpoint(folder), model)
+            results[seed] = run_seed(dataclasses.replace(seed_run, model=model or build_model(seed_run, seed)))
+        # New weights of the other seeds are their own.
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
@@ -310,16 +279,16 @@ def _run_seeds(prepared: PreparedRun, args: FineTuningArguments, model: nn.Modul
     return summary
 
 
-def _complete(prepared: PreparedRun, args: FineTuningArguments, model: nn.Module | None) -> dict[str, Any]:
-    """What a finished run has measured; what it was not asked for then is measured now, with the model that it saved."""
-    folder = Path(args.output_dir)
-    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    missing = [stem for stem in _stems(prepared.task, args) if not (folder / f"{stem}_results.json").is_file()]
+def complete_run(prepared: PreparedRun) -> dict[str, Any]:
+    """Return the metrics of a finished run; those that its flags did not ask for are measured now, with its saved model."""
+    folder, args = Path(prepared.args.output_dir), prepared.args
+    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    missing = [name for name in result_names(prepared.task, args) if not (folder / f"{name}_results.json").is_file()]
     if not missing:
-        return results
-    model = _get_model(prepared, args, args.seed) if model is None else model
+        return metrics
+    model = prepared.model or build_model(prepared, args.seed)
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.restore(folder)
-    results |= _measure(prepared, trainer, missing)
-    _report(prepared, trainer)
-    return results
+    metrics |= trainer.measure(missing)
+    report(prepared, trainer)
+    return metrics

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of classification, regression and multiple choice, in numpy alone, and which of them a task has.
+"""Metrics of classification, regression and multiple choice, and the metrics of each task.
 
-They equal those of scikit-learn and scipy, with one exception: a correlation with a constant is 0.0, where scipy gives NaN,
-because NaN is no JSON and a model that answers always the same is no reason to end a run. All are fractions (0.9, not 90).
+They are those of scikit-learn and scipy behind checks of their input, with one exception: a correlation with a constant is
+0.0, where scipy gives NaN, because NaN is no JSON and a constant prediction is no reason to end a run. All are fractions
+(0.9, not 90).
 """
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from scipy.stats import pearsonr, rankdata
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 __all__ = [
     "METRICS",
@@ -28,19 +30,19 @@ __all__ = [
 ]
 
 
-# ------- what comes in
+# ------- validation of predictions and references
 
 
-def _check_values(values: np.ndarray, what: str) -> None:
+def _check_values(values: np.ndarray, side: str) -> None:
     """Raises:
     ValueError: `values` are no numbers, or one of them is NaN or infinite.
     """
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"{what} must be numbers, got {values.dtype} such as {values.flat[0]!r}")
+        raise ValueError(f"{side} must be numbers, got {values.dtype} such as {values.flat[0]!r}")
     wrong = np.flatnonzero(~np.isfinite(values)) if values.dtype.kind == "f" else ()
     if len(wrong):
         raise ValueError(
-            f"{what} hold {values.flat[wrong[0]]} at number {wrong[0] + 1} of {values.size} ({len(wrong)} in all), of which "
+            f"{side} hold {values.flat[wrong[0]]} at number {wrong[0] + 1} of {values.size} ({len(wrong)} in all), of which "
             "there is no metric; did training diverge?"
         )
 
@@ -48,12 +50,12 @@ def _check_values(values: np.ndarray, what: str) -> None:
 def _arrays(predictions: Any, references: Any, ndim: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Both as arrays of equal shape, not empty."""
     predictions, references = np.asarray(predictions), np.asarray(references)
-    for what, values in (("predictions", predictions), ("references", references)):
+    for side, values in (("predictions", predictions), ("references", references)):
         if values.size == 0:
-            raise ValueError(f"{what} are empty: give one for each example")
+            raise ValueError(f"{side} are empty: give one for each example")
         if values.ndim != ndim:
             form = "one value for each example" if ndim == 1 else "[examples, labels]"
-            raise ValueError(f"{what} must be {form}, got shape {list(values.shape)}; of logits take the argmax first")
+            raise ValueError(f"{side} must be {form}, got shape {list(values.shape)}; of logits take the argmax first")
     if predictions.shape != references.shape:
         raise ValueError(
             f"there must be a prediction for each reference, got predictions {list(predictions.shape)} and references "
@@ -62,12 +64,12 @@ def _arrays(predictions: Any, references: Any, ndim: int = 1) -> tuple[np.ndarra
     return predictions, references
 
 
-def _whole(values: np.ndarray, what: str) -> np.ndarray:
-    """Labels as int64."""
-    _check_values(values, what)
+def _whole(values: np.ndarray, side: str) -> np.ndarray:
+    """Integer labels as int64."""
+    _check_values(values, side)
     whole = values.astype(np.int64)
     if values.dtype.kind == "f" and (wrong := np.flatnonzero(whole != values)).size:
-        raise ValueError(f"{what} must be labels, got {values.flat[wrong[0]]}; of logits take the argmax first")
+        raise ValueError(f"{side} must be labels, got {values.flat[wrong[0]]}; of logits take the argmax first")
     return whole
 
 
@@ -105,15 +107,6 @@ def _group_numbers(groups: Sequence[Hashable], count: int) -> tuple[list[Hashabl
 # ------- classes
 
 
-def _counts(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each label that occurs on either side: how often it was hit, predicted, and right. [labels] each."""
-    predictions, references = _labels(predictions, references)
-    names, index = np.unique(np.concatenate([predictions, references]), return_inverse=True)
-    predicted, true = np.split(index, 2)
-    hit = predicted[predicted == true]
-    return tuple(np.bincount(values, minlength=len(names)) for values in (hit, predicted, true))
-
-
 def accuracy(predictions: Any, references: Any) -> float:
     """The part of the predictions that equals their reference.
 
@@ -136,22 +129,16 @@ def f1(predictions: Any, references: Any) -> float:
     Raises:
         ValueError: as `accuracy`; and a label other than 0 and 1.
     """
-    predictions, references = _arrays(predictions, references)
-    predictions, references = _whole(predictions, "predictions"), _whole(references, "references")
-    for what, values in (("predictions", predictions), ("references", references)):
-        _check_binary(values, what, "f1 is of label 1 against 0; macro_f1 takes any number of labels")
-    return _f1((predictions & references).sum(), predictions.sum(), references.sum())
+    _check_binary(*_arrays(predictions, references), "f1 is of label 1 against 0; macro_f1 takes any number of labels")
+    predictions, references = _labels(predictions, references)
+    return float(f1_score(references, predictions, labels=[1], average="macro", zero_division=0))
 
 
-def _check_binary(values: np.ndarray, what: str, way_out: str) -> None:
-    wrong = values[(values != 0) & (values != 1)]
-    if wrong.size:
-        raise ValueError(f"{what} must be 0 or 1, got {wrong.flat[0]}; {way_out}")
-
-
-def _f1(hit: float, predicted: float, true: float) -> float:
-    """2 P R / (P + R) with P = hit / predicted and R = hit / true, and 0.0 for 0 / 0."""
-    return float(2 * hit / (predicted + true)) if predicted + true else 0.0
+def _check_binary(predictions: np.ndarray, references: np.ndarray, way_out: str) -> None:
+    for side, values in (("predictions", predictions), ("references", references)):
+        outside = values[(_whole(values, side) != 0) & (values != 1)]
+        if outside.size:
+            raise ValueError(f"{side} must be 0 or 1, got {outside.flat[0]}; {way_out}")
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
@@ -160,8 +147,8 @@ def macro_f1(predictions: Any, references: Any) -> float:
     Args:
         predictions, references: [n], labels. Those that occur on neither side do not count.
     """
-    hit, predicted, true = _counts(predictions, references)
-    return float(np.mean(2 * hit / (predicted + true)))
+    predictions, references = _labels(predictions, references)
+    return float(f1_score(references, predictions, average="macro", zero_division=0))
 
 
 def micro_f1(predictions: Any, references: Any) -> float:
@@ -173,10 +160,10 @@ def micro_f1(predictions: Any, references: Any) -> float:
         ValueError: as `accuracy`; and a value other than 0 and 1.
     """
     predictions, references = _arrays(predictions, references, ndim=2)
-    predictions, references = _whole(predictions, "predictions"), _whole(references, "references")
-    for what, values in (("predictions", predictions), ("references", references)):
-        _check_binary(values, what, "micro_f1 wants a 1 for each label that an example has")
-    return _f1((predictions & references).sum(), predictions.sum(), references.sum())
+    _check_binary(predictions, references, "micro_f1 needs a 1 for each label that an example has")
+    hits = ((predictions == 1) & (references == 1)).sum()
+    total = predictions.sum() + references.sum()
+    return float(2 * hits / total) if total else 0.0
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
@@ -188,11 +175,8 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
     Returns:
         A number in [-1, 1].
     """
-    # Python's integers: n^4 of 60,000 examples does not fit into 64 bits.
-    hit, predicted, true = (values.tolist() for values in _counts(predictions, references))
-    n, c = sum(true), sum(hit)
-    spread = (n * n - sum(p * p for p in predicted)) * (n * n - sum(t * t for t in true))
-    return (c * n - sum(p * t for p, t in zip(predicted, true, strict=True))) / math.sqrt(spread) if spread else 0.0
+    predictions, references = _labels(predictions, references)
+    return float(matthews_corrcoef(references, predictions))
 
 
 # ------- numbers
@@ -207,21 +191,11 @@ def pearson(predictions: Any, references: Any) -> float:
         A number in [-1, 1].
     """
     predictions, references = _numbers(predictions, references)
-    centred = []
-    for values in (predictions, references):
-        if values.min() == values.max():
-            return 0.0
-        # Squares must neither overflow nor vanish; a power of two loses no digit.
-        values = np.ldexp(values, -np.frexp(np.abs(values).max())[1])
-        centred.append(values - values.mean())
-    x, y = centred
-    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the smallest; equal values share the mean of their ranks."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[index]
+    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+        return 0.0
+    # A power of two loses no digit, and squares neither overflow nor vanish.
+    scaled = (np.ldexp(values, -np.frexp(np.abs(values).max())[1]) for values in (predictions, references))
+    return float(pearsonr(*scaled).statistic)
 
 
 def spearman(predictions: Any, references: Any) -> float:
@@ -231,7 +205,7 @@ def spearman(predictions: Any, references: Any) -> float:
         predictions, references: [n], numbers.
     """
     predictions, references = _numbers(predictions, references)
-    return pearson(_ranks(predictions), _ranks(references))
+    return pearson(rankdata(predictions), rankdata(references))
 
 
 # ------- groups of examples
@@ -249,12 +223,12 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
         ValueError: as `accuracy`; and groups of another length.
     """
     predictions, references = _labels(predictions, references)
-    right = predictions == references
-    names, index = _group_numbers(groups, len(right))
-    found = {"accuracy": float(right.mean())}
+    hits = predictions == references
+    names, index = _group_numbers(groups, len(hits))
+    scores = {"accuracy": float(hits.mean())}
     for name in sorted(name for name in names if name is not None):
-        found[f"{name}_accuracy"] = float(right[index == names.index(name)].mean())
-    return found
+        scores[f"{name}_accuracy"] = float(hits[index == names.index(name)].mean())
+    return scores
 
 
 def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> dict[str, float]:
@@ -273,8 +247,8 @@ def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> di
     wrong = np.bincount(index, weights=predictions != references, minlength=len(names))
     # A sort by question in place of a mask for each: 500 questions are few, 100,000 are not.
     order = np.argsort(index, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(index))[:-1])
-    f1_m = float(np.mean([macro_f1(predictions[part], references[part]) for part in parts]))
+    questions = np.split(order, np.cumsum(np.bincount(index))[:-1])
+    f1_m = float(np.mean([macro_f1(predictions[rows], references[rows]) for rows in questions]))
     return {"exact_match": float((wrong == 0).mean()), "f1_m": f1_m, "f1_a": f1_a}
 
 
@@ -341,20 +315,20 @@ def compute(
         ValueError: a name that is none of these, "exact_match" without groups, or what the metric itself finds wrong.
     """
     names = (names,) if isinstance(names, str) else tuple(names)
-    known = (*METRICS, *_OF_GROUPS, "combined_score")
+    valid_names = (*METRICS, *_OF_GROUPS, "combined_score")
     for name in names:
-        if name not in known:
-            raise ValueError(f"there is no metric {name!r}; there are {', '.join(known)}")
+        if name not in valid_names:
+            raise ValueError(f"there is no metric {name!r}; there are {', '.join(valid_names)}")
         if name in _OF_GROUPS and groups is None:
             raise ValueError(
                 f"{name} needs groups: the question that each answer belongs to; for texts (ReCoRD, SQuAD) take "
                 "question_answering_metrics"
             )
-    found = multirc(predictions, references, groups) if groups is not None and {*names} & {*_OF_GROUPS} else {}
-    found |= {name: METRICS[name](predictions, references) for name in names if name in METRICS}
+    scores = multirc(predictions, references, groups) if groups is not None and {*names} & {*_OF_GROUPS} else {}
+    scores |= {name: METRICS[name](predictions, references) for name in names if name in METRICS}
     if "combined_score" in names:
-        parts = [found[name] for name in names if name != "combined_score"]
-        if not parts:
+        values = [scores[name] for name in names if name != "combined_score"]
+        if not values:
             raise ValueError("combined_score is the mean of other metrics: name them too")
-        found["combined_score"] = float(np.mean(parts))
-    return {name: found[name] for name in names}
+        scores["combined_score"] = float(np.mean(values))
+    return {name: scores[name] for name in names}

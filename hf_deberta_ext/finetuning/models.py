@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration, tokenizer and model of a fine-tuning, from any folder or Hub id that transformers can read."""
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +39,27 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def hub_arguments(model_args: ModelArguments, data_args: DataArguments) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the Hub, those that were given."""
-    given = dict(revision=model_args.model_revision, token=data_args.token, cache_dir=data_args.cache_dir)
-    return {name: value for name, value in given.items() if value is not None}
+    """Arguments of `from_pretrained` for the Hub, as far as flags set them."""
+    arguments = dict(revision=model_args.model_revision, token=data_args.token, cache_dir=data_args.cache_dir)
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def load_config(model_args: ModelArguments, data_args: DataArguments) -> PretrainedConfig:
-    """The configuration of the model, with --config_overrides.
+    """Load the configuration of the model, with --config_overrides.
 
     Raises:
         ValueError: a field is not one of this configuration, or its value is of a wrong kind.
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     source = model_args.config_name or model_args.model_name_or_path
-    _check_folder(source, "--config_name" if model_args.config_name else "--model_name_or_path")
+    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
     fields = overrides(model_args.config_overrides)
-    more = hub_arguments(model_args, data_args) | fields
+    arguments = hub_arguments(model_args, data_args) | fields
     try:
         if model_args.model_type is not None:
-            config = CONFIG_MAPPING[model_args.model_type].from_pretrained(source, **more)
+            config = CONFIG_MAPPING[model_args.model_type].from_pretrained(source, **arguments)
         else:
-            config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **more)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
     except OSError as error:
         raise OSError(f"the configuration of {source} cannot be read: {error}") from error
     except StrictDataclassError as error:
@@ -67,13 +68,13 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         # Heads read it from configurations that do not declare it.
         setattr(config, name, fields[name])
     if unknown := [name for name in fields if not hasattr(config, name)]:
-        known = ", ".join(sorted(name for name in config.to_dict() if not name.startswith("_")))
-        raise ValueError(f"--config_overrides: {unknown[0]!r} is no field of {type(config).__name__}, which has {known}")
+        declared = ", ".join(sorted(name for name in config.to_dict() if not name.startswith("_")))
+        raise ValueError(f"--config_overrides: {unknown[0]!r} is no field of {type(config).__name__}, which has {declared}")
     return config
 
 
-def _check_folder(source: str, flag: str):
-    """What looks like a place on this machine is a folder with a configuration; transformers would take it for a Hub id.
+def check_source(source: str, flag: str):
+    """Check that a local path is a folder with a configuration; transformers would take it for a Hub id.
 
     Raises:
         ValueError: it is not.
@@ -87,15 +88,15 @@ def _check_folder(source: str, flag: str):
 
 
 def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
-    """Takes what the task says into the configuration: num_labels, id2label, label2id, problem_type."""
+    """Set the fields of a task in the configuration: num_labels, id2label, label2id, problem_type."""
     # num_labels makes new names where the number changes, so the names come behind it.
     for name in sorted(fields, key=lambda name: name != "num_labels"):
         setattr(config, name, fields[name])
 
 
-def set_classifier_dropout(config: PretrainedConfig, dropout: float, given: Mapping[str, Any]) -> bool:
-    """Sets the dropout before the classifier, unless it is among `given` overrides; says whether there is such a field."""
-    if {*DROPOUT_FIELDS} & {*given}:
+def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden: Collection[str]) -> bool:
+    """Set the dropout before the classifier, unless flags have overridden it; False without such a field."""
+    if {*DROPOUT_FIELDS} & {*overridden}:
         return True
     names = ("cls_dropout",) if config.model_type in DEBERTA else DROPOUT_FIELDS
     name = next((name for name in names if config.model_type in DEBERTA or hasattr(config, name)), None)
@@ -107,30 +108,28 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, given: Mapp
 def load_tokenizer_for(
     config: PretrainedConfig, model_args: ModelArguments, data_args: DataArguments, *, prefix_space: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model; of DeBERTa models the one that equals the published one.
+    """Load the tokenizer of the model; of DeBERTa models the one that equals the published one.
 
     Args:
         prefix_space (`bool`): read the first word as if a space stood before it, as words that are already split need.
     Raises:
         ValueError: it does not fit the model, or leaves its special tokens out.
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     source = model_args.tokenizer_name or model_args.model_name_or_path
-    where = hub_arguments(model_args, data_args)
+    arguments = hub_arguments(model_args, data_args) | ({"add_prefix_space": True} if prefix_space else {})
     if model_args.tokenizer_name is not None:
-        where.pop("revision", None)
-    more = {"add_prefix_space": True} if prefix_space else {}
+        arguments.pop("revision", None)
+    load_any = functools.partial(AutoTokenizer.from_pretrained, source, trust_remote_code=model_args.trust_remote_code)
     if config.model_type in DEBERTA:
         try:
-            tokenizer = load_tokenizer(source, **where, **more)
+            tokenizer = load_tokenizer(source, **arguments)
         except OSError:
             # Models of this type with a vocabulary of another family, such as vocab.txt.
-            tokenizer = AutoTokenizer.from_pretrained(
-                source, trust_remote_code=model_args.trust_remote_code, **where, **more
-            )
+            tokenizer = load_any(**arguments)
         check_tokenizer(tokenizer, config)
         return tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **where, **more)
+    tokenizer = load_any(**arguments)
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(
@@ -153,70 +152,71 @@ def load_tokenizer_for(
 
 
 def load_model(
-    model_args: ModelArguments, data_args: DataArguments, config: PretrainedConfig, auto_class: Any
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    config: PretrainedConfig,
+    auto_class: Any,
+    *,
+    is_trained: bool = True,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The checkpoint with a head for the task, its parameters in --dtype, whatever they are in the file; and the names of
-    the weights that the checkpoint lacks, which are random. A folder with an adapter is read with the model that it is for.
+    """Load a checkpoint with a head for the task; returns it with the names of its new weights, which are random.
 
+    Its parameters are in --dtype, whatever they are in the file. An adapter (LoRA) is read with its base model.
+
+    Args:
+        is_trained (`bool`): False refuses new weights, with which all outputs would be random.
     Raises:
-        ValueError: there is no such class for its kind of model; weights of its body are missing, which would be random
-            without a word; the head is for another number of labels; the weights are damaged or do not fit the
-            configuration.
-        OSError: it is not there.
+        ValueError: there is no such class for its kind of model; weights of its body are missing; the head is for another
+            number of labels; the weights are damaged or do not fit the configuration.
+        OSError: it does not exist.
     """
-    _check_class(config, auto_class)
-    dtype = getattr(torch, model_args.dtype)
-    common = dict(dtype=dtype, trust_remote_code=model_args.trust_remote_code)
+    if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
+        advice = "give --model_type deberta-ext" if config.model_type in DEBERTA else "take a model of another kind"
+        raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
+    arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
-        common["attn_implementation"] = model_args.attn_implementation
+        arguments["attn_implementation"] = model_args.attn_implementation
     if model_args.from_scratch:
-        model = auto_class.from_config(config, **common)
-        _check_dtype(model, dtype)
-        return model, []
-    adapter = _adapter(model_args.model_name_or_path)
-    source = adapter["base_model_name_or_path"] if adapter else model_args.model_name_or_path
+        return auto_class.from_config(config, **arguments), []
+    source = model_args.model_name_or_path
+    adapter_config = Path(source, "adapter_config.json")
+    adapter = source if adapter_config.is_file() else None
+    if adapter:
+        source = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
     verbosity = logging.get_verbosity()
-    # What is new is said below in one line.
+    # New weights are reported below in one line.
     logging.set_verbosity_error()
     try:
         with readable_weights(source, model_args.config_overrides):
             model, info = auto_class.from_pretrained(
                 source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
-                **common, **hub_arguments(model_args, data_args),
+                **arguments, **hub_arguments(model_args, data_args),
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    new_weights = _check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
-    _check_dtype(model, dtype)
+    new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel
 
-        with readable_weights(model_args.model_name_or_path, model_args.config_overrides):
+        with readable_weights(adapter, model_args.config_overrides):
             # It brings its head along.
-            return PeftModel.from_pretrained(model, model_args.model_name_or_path, is_trainable=True), []
+            return PeftModel.from_pretrained(model, adapter, is_trainable=True), []
+    if new_weights and not is_trained:
+        raise ValueError(
+            f"{source} lacks {', '.join(new_weights)}: its answers would be random; give --do_train, or a model that is "
+            "fine-tuned for this task"
+        )
     if new_weights:
         logger.warning(f"new weights, random until they are trained: {', '.join(new_weights)}")
     return model, new_weights
 
 
-def _check_class(config: PretrainedConfig, auto_class: Any):
-    """Raises:
-    ValueError: transformers has no model of this kind for the configuration, and its repository brings none along.
+def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
+    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head.
+
+    Raises:
+        ValueError: weights of the body are missing or of another shape, or those of the head are, without `new_head`.
     """
-    if type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {}):
-        return
-    instead = "give --model_type deberta-ext" if config.model_type in DEBERTA else "take a model of another kind"
-    raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {instead}")
-
-
-def _adapter(source: str) -> dict[str, Any] | None:
-    """The configuration of the adapter (LoRA) in a local folder, or None."""
-    file = Path(source, "adapter_config.json")
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-
-def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
-    """The names of the weights that are new, none of them in the body of the model."""
     body = f"{model.base_model_prefix}."
     changed = {name: (tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"]}
     for name, (stored, built) in sorted(changed.items()):
@@ -237,19 +237,14 @@ def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, 
     return sorted(missing | {*changed})
 
 
-def _check_dtype(model: nn.Module, dtype: torch.dtype):
-    other = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype != dtype}
-    assert not other, f"parameters in {other}, expected {dtype}"
-
-
 def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
-    """The model with low-rank adapters (LoRA), which are trained with the head and with what else is new.
+    """Add low-rank adapters (LoRA) to a model, which are trained with the head and all other new weights.
 
     Args:
         new_weights: names of the weights that the checkpoint lacked.
         pipeline (`str`): the Hub's name of the kind of task.
     Raises:
-        ValueError: the model has no layers of the names given, or none of those that are known.
+        ValueError: the model has no layers of these names.
     """
     from peft import LoraConfig, get_peft_model
 

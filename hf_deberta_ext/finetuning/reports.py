@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -33,7 +34,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a run works with once its texts are features; all seeds share it."""
+    """A run whose texts are features and whose folder is made; several seeds differ in `args`, `checkpoint` and `model`."""
 
     data: TaskData
     task: EncodedTask
@@ -41,6 +42,9 @@ class PreparedRun:
     tokenizer: PreTrainedTokenizerBase
     data_args: DataArguments
     model_args: ModelArguments
+    args: FineTuningArguments
+    checkpoint: str | None
+    model: nn.Module | None = None
 
 
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -133,13 +134,28 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
         return metrics
 
-    def predict_set(self, measured: EvaluationSet, prefix: str) -> PredictionOutput:
+    def predict_set(self, predicted: EvaluationSet, prefix: str) -> PredictionOutput:
         """Predictions for a set, its labels and, where it has any, its metrics; their names begin with `prefix`."""
-        self._measured = measured
+        self._measured = predicted
         try:
-            return self.predict(measured.rows, metric_key_prefix=prefix)
+            return self.predict(predicted.rows, metric_key_prefix=prefix)
         finally:
             self._measured = None
+
+    def measure(self, names: Collection[str]) -> dict[str, float]:
+        """Evaluate and predict the sets with results of these names ("eval", "predict_mm"); write metrics and outputs."""
+        metrics: dict[str, float] = {}
+        for stem, sets in dict(eval=self.task.evaluation, predict=self.task.test).items():
+            for set_name, measured in sets.items():
+                if (name := set_prefix(stem, set_name)) not in names:
+                    continue
+                if stem == "eval":
+                    metrics |= self.record(name, self.evaluate({set_name: measured}))
+                else:
+                    metrics |= self.record(name, self.predict_set(measured, name).metrics)
+                if self.args.should_save:
+                    measured.write(self.predictions[name], Path(self.args.output_dir), name)
+        return metrics
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

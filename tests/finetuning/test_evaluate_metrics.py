@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hf_deberta_ext.finetuning import evaluate_metrics
-from hf_deberta_ext.finetuning.evaluate_metrics import MODULES, load_metric
+from hf_deberta_ext.finetuning.evaluate_metrics import NAMES, TaskMetric, load_metric
 from hf_deberta_ext.finetuning.metrics import METRICS, TASK_METRICS, compute, grouped_accuracy, multirc
 from hf_deberta_ext.finetuning.tasks.entity_metrics import entity_scores
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
@@ -20,7 +20,7 @@ from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
 evaluate = pytest.importorskip("evaluate")
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(evaluate_metrics.__file__).parent
+SCRIPT = evaluate_metrics.__file__
 PREDICTIONS, REFERENCES = [0, 1, 1, 0, 1], [0, 1, 0, 0, 0]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -213,11 +213,10 @@ def test_scripts_load_offline_and_other_names_are_an_error(tmp_path):
     code = f"""
 import evaluate, json
 from hf_deberta_ext.finetuning.evaluate_metrics import load_metric
-configs = {{"glue": "mrpc", "super_glue": "cb", "scores": "f1", "multiple_choice": "groups"}}
-for name in {sorted(MODULES)!r}:
-    metric = evaluate.load({str(FOLDER)!r} + f"/{{name}}.py", configs.get(name))
+for name in {sorted(NAMES)!r}:
+    metric = evaluate.load({SCRIPT!r}, name)
     print(type(metric).__name__, type(metric).__module__.split(".")[0])
-metric = evaluate.load({str(FOLDER / "glue.py")!r}, "mrpc")
+metric = evaluate.load({SCRIPT!r}, "glue/mrpc")
 print(json.dumps(metric.compute(predictions={PREDICTIONS}, references={REFERENCES})))
 print(load_metric("./ratio.py").compute(predictions=[1, 2], references=[3, 3]))
 for name in ("rouge", "somebody/something", "./nowhere.py"):
@@ -233,7 +232,7 @@ for name in ("rouge", "somebody/something", "./nowhere.py"):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     *classes, glue, ratio, rouge, something, nowhere = done.stdout.splitlines()
-    assert classes == [f"{MODULES[name]} evaluate_modules" for name in sorted(MODULES)]
+    assert classes == [f"{TaskMetric.__name__} evaluate_modules"] * len(NAMES)
     assert json.loads(glue) == compute(TASK_METRICS["mrpc"], PREDICTIONS, REFERENCES)
     assert ratio == "{'ratio': 0.5}"
     for name, line in (("rouge", rouge), ("somebody/something", something), ("./nowhere.py", nowhere)):
@@ -247,12 +246,11 @@ for name in ("rouge", "somebody/something", "./nowhere.py"):
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("glue", None, "name a task of GLUE, one of cola, sst2.*got 'default'"),
-        ("glue", "boolq", "name a task of GLUE.*got 'boolq'"),
-        ("super_glue", "cola", "name a task of SuperGLUE, one of boolq.*got 'cola'"),
-        ("scores", None, "name a metric, one of accuracy.*got 'default'"),
-        ("multiple_choice", "race", "has the config 'groups' or none, got 'race'"),
-        ("accuracy", "mrpc", "accuracy has no config, got 'mrpc'"),
+        ("glue", None, "the config of glue must be one of: cola, sst2.*got none"),
+        ("glue", "boolq", "the config of glue must be one of: cola.*got boolq"),
+        ("super_glue", "cola", "the config of super_glue must be one of: boolq.*got cola"),
+        ("multiple_choice", "race", "must be one of: none, groups; got race"),
+        ("accuracy", "mrpc", "the config of accuracy must be one of: none; got mrpc"),
     ],
 )
 def test_a_config_that_is_not_is_named(load, name, config, message):
