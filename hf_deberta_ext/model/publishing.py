@@ -3,6 +3,7 @@
 """`push_to_hub`: weights, configuration, code, tokenizer and model card in one commit, from a model alone."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .heads import HEADS
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["AUTOMATIC", "new_card", "push_model"]
+__all__ = ["AUTOMATIC", "is_automatic_card", "new_card", "push_model", "refuse_other_privacy"]
 
 # What transformers writes into a repository without a card of its own, config.push_to_hub and tokenizer.push_to_hub too.
 AUTOMATIC = (
@@ -73,22 +74,30 @@ def push_model(
 
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        if private is not None and (is_private := bool(api.model_info(repo_id).private)) != private:
-            state, asked = ("private", "public") if is_private else ("public", "private")
-            raise ValueError(
-                f"{repo_id} is there already and {state}, and a push does not make it {asked}: leave private={private} out, "
-                "or change it in the settings of the repository; nothing was sent"
-            )
+        if private is not None:
+            refuse_other_privacy(repo_id, bool(api.model_info(repo_id).private), private, f"private={private}")
         if revision is not None and not revision.startswith("refs/pr/"):
-            _make_branch(api, repo_id, revision, create_pr)
-        there = api.model_info(repo_id, revision=revision)
-        published = {sibling.rfilename for sibling in there.siblings or ()}
+            try:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            except HfHubHTTPError as error:
+                # Who may only open pull requests; the branch exists, or the commit says that it does not.
+                if error.response.status_code != 403 or not create_pr:
+                    raise
+        info = api.model_info(repo_id, revision=revision)
+        published = {sibling.rfilename for sibling in info.siblings or ()}
 
         has_tokenizer = bool({*TOKENIZER_FILES} & {*published, *files})
         if not has_tokenizer:
             logger.warning(f"{repo_id} has no tokenizer: model.push_to_hub({repo_id!r}, tokenizer=tokenizer) brings it too")
-        about = dict(tags=[*(model.model_tags or ()), *(tags or ())], has_tokenizer=has_tokenizer)
-        card = _card(api, model, repo_id, there.sha, published, revision or "main", files, **about)
+        config = json.loads(files["config.json"].read_text(encoding="utf-8"))
+        name = (config.get("architectures") or [type(model).__name__])[0]
+        facts = dict(revision=revision or "main", parameters=model.num_parameters(), has_tokenizer=has_tokenizer)
+        tags = [*(model.model_tags or ()), *(tags or ())]
+        if "README.md" in published:
+            file = api.hf_hub_download(repo_id, "README.md", revision=info.sha)
+            card = _updated_card(Path(file).read_text(encoding="utf-8"), name, repo_id, tags, facts)
+        else:
+            card = new_card(name, repo_id, **facts, metadata={"tags": tags})
         stale = stale_weights(published, files)
         if stale:
             logger.warning(f"removed from {repo_id}, since they are not of this model: {', '.join(stale)}")
@@ -104,40 +113,52 @@ def push_model(
             revision=revision,
             create_pr=create_pr,
             # What was looked at: nobody's push in between is undone.
-            parent_commit=there.sha,
+            parent_commit=info.sha,
         )
 
 
-def _make_branch(api: HfApi, repo_id: str, revision: str, create_pr: bool):
-    try:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    except HfHubHTTPError as error:
-        # Who may only open pull requests; the branch is there, or the commit says that it is not.
-        if error.response.status_code != 403 or not create_pr:
-            raise
+def refuse_other_privacy(repo_id: str, is_private: bool, private: bool | None, argument: str):
+    """Refuse to push to a repository that is private where a public one was asked for, or the other way round.
+
+    Args:
+        private (`bool`, *optional*): asked for by `argument`; None = either.
+    """
+    if private is not None and is_private != private:
+        states = ("private", "public")
+        raise ValueError(
+            f"{repo_id} is there already and {states[private]}, and a push does not make it {states[not private]}: leave "
+            f"{argument} out, or change it in the settings of the repository; nothing was sent"
+        )
 
 
-def _card(api, model, repo_id, commit, published, revision, files, *, tags, has_tokenizer) -> str | None:
-    """The README.md to push, or None where the repository's own stays as it is."""
-    config = json.loads(files["config.json"].read_text(encoding="utf-8"))
-    name = (config.get("architectures") or [type(model).__name__])[0]
-    about = dict(revision=revision, parameters=model.num_parameters())
-    if "README.md" not in published:
-        return new_card(name, repo_id, **about, has_tokenizer=has_tokenizer, metadata={"tags": tags})
-    file = api.hf_hub_download(repo_id, "README.md", revision=commit)
-    old = ModelCard(Path(file).read_text(encoding="utf-8"), ignore_metadata_errors=True)
-    there = old.data.tags or []
-    data = old.data.to_dict() | {"tags": [*dict.fromkeys([*there, *tags])]}
-    unwritten = [
-        ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC),
-        ModelCard(new_card(name, repo_id, **about, has_tokenizer=False, metadata={})),
-    ]
-    if old.text.strip() in [card.text.strip() for card in unwritten]:
-        # Nobody has written it.
-        return new_card(name, repo_id, **about, has_tokenizer=has_tokenizer, metadata=data)
-    if {*tags} <= {*there}:
+def is_automatic_card(text: str, name: str, *others: str) -> bool:
+    """True for a card without text of a person, whatever its title, metadata, numbers, repository and revision.
+
+    Args:
+        name (`str`): of the model's class.
+        others (`str`): further cards that are automatic.
+    """
+
+    def words(card: str | ModelCard) -> str:
+        text = card.text if isinstance(card, ModelCard) else ModelCard(card, ignore_metadata_errors=True).text
+        return " ".join(re.sub(r"^(repo|revision) = .*$|^# .*$|\d[\d.,]*", "", text, flags=re.MULTILINE).split())
+
+    facts = dict(revision="main", parameters=0, metadata={})
+    automatic = [new_card(name, "user/name", has_tokenizer=has_tokenizer, **facts) for has_tokenizer in (True, False)]
+    template = ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC)
+    return words(text) in map(words, [template, *automatic, *others])
+
+
+def _updated_card(text: str, name: str, repo_id: str, tags: list[str], facts: dict[str, Any]) -> str | None:
+    """The README.md to push in place of the one on the Hub, or None where that stays as it is."""
+    old = ModelCard(text, ignore_metadata_errors=True)
+    old_tags = old.data.tags or []
+    merged_tags = [*dict.fromkeys([*old_tags, *tags])]
+    if is_automatic_card(text, name):
+        return new_card(name, repo_id, **facts, metadata=old.data.to_dict() | {"tags": merged_tags})
+    if {*tags} <= {*old_tags}:
         return None
-    old.data.tags = data["tags"]
+    old.data.tags = merged_tags
     return str(old)
 
 
@@ -154,9 +175,9 @@ def new_card(
     # A head without an Auto class of its own is loaded as the encoder that it has trained.
     auto = head.auto_class or "AutoModel"
     title = repo_id.rpartition("/")[2]
-    known = dict(library_name="transformers", pipeline_tag=head.pipeline_tag if head.model_class == name else None)
+    defaults = dict(library_name="transformers", pipeline_tag=head.pipeline_tag if head.model_class == name else None)
     tags = [*dict.fromkeys(["deberta", "hf_deberta_ext", *(metadata.get("tags") or ())])]
-    data = ModelCardData(**known | metadata | {"tags": tags})
+    data = ModelCardData(**defaults | metadata | {"tags": tags})
     return CARD.format(
         metadata=data.to_yaml(),
         title=title,

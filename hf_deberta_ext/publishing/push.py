@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's folder to the Hub: checked, compared with what is there, and sent as one commit."""
+"""Publish a model's folder on the Hub: check it, compare it with the repository, and send one commit."""
 
 import contextlib
 import dataclasses
@@ -11,25 +11,73 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 
 from .._version import __version__
-from ..model.publishing import AUTOMATIC, new_card
+from ..model.checkpoint_files import shown_size
+from ..model.publishing import is_automatic_card
 from .card import write_model_card
-from .changes import PushReport, compare_files, stale_graphs
 from .folder_checks import check_folder, leak_problems
+from .hub_commit import CARD, FileChange, HubCommit, Remote, compare_files
+from .hub_requests import PushError, RequestSteps, patient_session
 from .loading_code import published_card
 from .published_files import published_files
-from .sending import CARD, Remote, Sending, check_remote
-from .transfer import PushError, Transfer, patient_session
 
-__all__ = ["push"]
+__all__ = ["PushReport", "push"]
 
+CHANGES = ("new", "changed", "deleted", "unchanged")
 # The Hub makes this one by itself.
 NOT_LISTED = {".gitattributes"}
-# What messages call a source that is no folder.
+# The name in messages of a source that is no folder.
 MODEL = "the model"
+
+
+@dataclasses.dataclass(frozen=True)
+class PushReport:
+    """Result of a push, or of a dry run. `str(report)` is a table.
+
+    Attributes:
+        url (`str`): of the repository, or of the branch in it.
+        commit (`str`, *optional*): the one that was made; where nothing differed, and in a dry run, that of the branch.
+        pull_request (`str`, *optional*): its address.
+        left_out (`dict[str, str]`): files and folders that are not published -> the reason.
+        kept_on_hub (`tuple[str]`): files that are only on the Hub, and stay.
+        problems (`tuple[str]`): of a dry run, for which a push would be refused.
+    """
+
+    repo_id: str
+    url: str
+    branch: str
+    commit: str | None
+    tag: str | None
+    pull_request: str | None
+    files: tuple[FileChange, ...]
+    left_out: Mapping[str, str]
+    kept_on_hub: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        counts = {change: sum(file.change == change for file in self.files) for change in CHANGES}
+        summary = ", ".join(f"{count} {change}" for change, count in counts.items() if count) or "no files"
+        size = shown_size(sum(file.size for file in self.files if file.change in ("new", "changed")))
+        lines = [f"{self.repo_id}, branch {self.branch}: {summary}; {size} {'to send' if self.dry_run else 'sent'}"]
+        order = sorted(self.files, key=lambda file: (CHANGES.index(file.change), file.path))
+        lines += [f"  {file.change:<9}  {shown_size(file.size):>8}  {file.path}" for file in order]
+        lines += [f"left out: {path} ({reason})" for path, reason in self.left_out.items()]
+        lines += [f"only on the Hub, and kept: {path}" for path in self.kept_on_hub]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        if self.dry_run:
+            refused = "; a push would be refused for the problems" if self.problems else ""
+            lines.append(f"a dry run: nothing was sent{refused}")
+        else:
+            lines.append(
+                f"{self.pull_request or self.url}: commit {self.commit}" + (f", tag {self.tag}" if self.tag else "")
+            )
+        return "\n".join(lines)
 
 
 def push(
@@ -51,8 +99,8 @@ def push(
 ) -> PushReport:
     """Publishes a model: weights, configuration, code, tokenizer and card, checked, and in one commit.
 
-    Of a folder goes along what belongs to a model, so that the output folder of a run may be given as it is. The lines of
-    the card that load the model get the repository and its tag or branch; the folder itself is never written to. Weights and
+    Files that belong to a model are published, so that the output folder of a run may be given as it is. The lines of the
+    card that load the model get the repository and its tag or branch; the folder itself is never written to. Weights and
     adapters on the Hub that would be loaded instead of the new ones are deleted in the same commit. Where nothing differs,
     there is no commit.
 
@@ -85,29 +133,22 @@ def push(
     _check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_")))
-        folder, named = _folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
-        files, left_out = published_files(folder, include)
-        for path in [path for path in files if path.rpartition("/")[2] == CARD]:
-            files[path] = _pinned_card(files[path], path, scratch, repo_id, branch, tag)
         stack.enter_context(patient_session())
-        sending = Sending(HfApi(endpoint=endpoint, token=token), Transfer(repo_id, named), branch, create_pr, files)
+        folder, source_name = _folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
+        files, left_out = published_files(folder, include)
+        pin_cards(files, scratch / "cards", repo_id, tag or branch, pinned=tag is not None)
+        hub = HubCommit(HfApi(endpoint=endpoint, token=token), RequestSteps(repo_id, source_name), branch, create_pr, files)
         notes = ["the folder was searched for tokens alone, and not checked"] if skip_checks else []
-        remote = _look_without_need(sending, notes) if dry_run else sending.look()
-        check_remote(remote, repo_id, branch, private)
-        if not isinstance(source, (str, os.PathLike)) and CARD in remote.files:
-            # As model.push_to_hub does. The card in a folder was put there by somebody, and counts.
-            there = sending.card(remote, scratch)
-            if _is_written(there, files):
-                del files[CARD]
-                notes.append("somebody has written the card on the Hub, and it stays; that of a folder would replace it")
-            else:
-                _keep_metadata(there, files[CARD])
+        remote = _read_for_dry_run(hub, notes) if dry_run else hub.read()
+        hub.check(remote, private, "--private" if private else "--public")
+        if source_name == MODEL and CARD in remote.files:
+            _keep_written_card(hub.download_card(remote, scratch), files, notes)
         if skip_checks:
             problems = leak_problems(folder, files, token, tokens_alone=True)
         else:
             problems = check_folder(folder, files, token, needs_card=CARD not in remote.files)
         if problems and not dry_run:
-            raise _refusal(named, problems)
+            raise _refusal(source_name, problems)
         changes = compare_files(files, remote.files)
         is_unchanged = all(file.change == "unchanged" for file in changes)
         if tag in remote.tags and not (is_unchanged and remote.tags[tag] == remote.head):
@@ -115,33 +156,56 @@ def push(
                 f"{repo_id} has a tag {tag} already, at the commit {remote.tags[tag][:12]}, and what a tag names must not "
                 "change: choose another --tag; nothing was sent"
             )
-        kept = tuple(sorted({*remote.files} - {file.path for file in changes} - NOT_LISTED))
-        if stale := stale_graphs(changes, kept):
-            notes.append(f"perhaps of an older model, and not replaced: {', '.join(stale)}")
+        kept_on_hub = tuple(sorted({*remote.files} - {file.path for file in changes} - NOT_LISTED))
+        has_new_weights = any(
+            file.change in ("new", "changed") and file.path.endswith((".safetensors", ".bin", ".onnx")) for file in changes
+        )
+        if has_new_weights and (graphs := [path for path in kept_on_hub if path.endswith(".onnx")]):
+            notes.append(f"perhaps of an older model, and not replaced: {', '.join(graphs)}")
         if CARD in files and tag is None and not create_pr:
             notes.append(f"no tag: the card loads the moving branch {branch}; --tag NAME pins it")
-        report = PushReport(
-            repo_id, f"{sending.api.endpoint}/{repo_id}" + (f"/tree/{branch}" if branch != "main" else ""), branch,
-            commit=remote.head, tag=tag, pull_request=None, files=changes, left_out=left_out,
-            kept_on_hub=kept, problems=tuple(problems), dry_run=dry_run,
-        )  # fmt: skip
-        commit, pull_request = remote.head, None
         if is_unchanged:
             notes.append("nothing differs from what is on the Hub, so there is no new commit")
+        commit, pull_request = remote.head, None
         if not dry_run:
             if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
                 # Before gigabytes are on their way, to be refused at their end.
-                if refused := sending.card_problems():
-                    raise _refusal(named, [f"{CARD}: the Hub says {problem}" for problem in refused])
-            remote = sending.prepare(remote, private)
+                if refused := hub.card_problems():
+                    raise _refusal(source_name, [f"{CARD}: the Hub says {problem}" for problem in refused])
+            remote = hub.prepare(remote, private)
+            commit = remote.head
             if not is_unchanged:
                 # The repository may have been made just now, and is not quite empty.
-                changes = compare_files(files, remote.files)
                 message, description = _split_message(commit_message, commit_description)
-                commit, pull_request = sending.commit(changes, remote, message, description)
+                info = hub.commit(compare_files(files, remote.files), remote, message, description)
+                commit, pull_request = info.oid, info.pr_url
             if tag is not None and tag not in remote.tags:
-                sending.make_tag(tag, commit)
-        return dataclasses.replace(report, commit=commit, pull_request=pull_request, notes=tuple(notes))
+                hub.make_tag(tag, commit)
+        url = f"{hub.api.endpoint}/{repo_id}" + (f"/tree/{branch}" if branch != "main" else "")
+        return PushReport(
+            repo_id, url, branch, commit, tag, pull_request, changes, left_out, kept_on_hub, tuple(notes), tuple(problems),
+            dry_run,
+        )  # fmt: skip
+
+
+def pin_cards(files: dict[str, Path], scratch: Path, repo_id: str, revision: str, *, pinned: bool):
+    """Replace each card among the files by one that loads the model from the Hub; the folder of the model stays as it is.
+
+    Args:
+        files (`dict[str, Path]`): path in the repository -> file.
+        scratch (`Path`): folder for the new cards.
+        revision, pinned: as for `published_card`.
+    """
+    for path, card in files.items():
+        if path.rpartition("/")[2] == CARD:
+            try:
+                text = published_card(card.read_bytes().decode("utf-8"), path, repo_id, revision, pinned=pinned)
+            except UnicodeDecodeError:
+                # One of the problems that the checks find.
+                continue
+            files[path] = scratch / path
+            files[path].parent.mkdir(parents=True, exist_ok=True)
+            files[path].write_bytes(text.encode("utf-8"))
 
 
 # ------- before anything is sent
@@ -172,44 +236,23 @@ def _folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
     """The folder, and its name in messages."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source), str(source)
-    for each in (source, tokenizer):
-        if each is not None:
-            each.save_pretrained(scratch)
+    source.save_pretrained(scratch)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(scratch)
     write_model_card(scratch)
     return scratch, MODEL
 
 
-def _pinned_card(card: Path, path: str, scratch: Path, repo_id: str, branch: str, tag: str | None) -> Path:
-    """The card as it is published. The one in the folder stays as it is."""
-    try:
-        text = card.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        # One of the problems that the checks find.
-        return card
-    published = scratch / "cards" / path
-    published.parent.mkdir(parents=True, exist_ok=True)
-    published.write_bytes(published_card(text, path, repo_id, tag or branch, pinned=tag is not None).encode("utf-8"))
-    return published
-
-
-def _is_written(there: Path, files: Mapping[str, Path]) -> bool:
-    """Whether somebody has written in the card on the Hub: it is neither transformers' own nor one of those that this
-    package writes, whatever its metadata, its numbers, and what it loads."""
+def _keep_written_card(published: Path, files: dict[str, Path], notes: list[str]):
+    """A card on the Hub with text of somebody stays, as with model.push_to_hub; of an automatic one the metadata, as its
+    licence. The card in a folder was put there by somebody, and wins."""
     config = json.loads(files["config.json"].read_text(encoding="utf-8")) if "config.json" in files else {}
-    name = next(iter(config.get("architectures") or []), "")
-    unwritten: list[Path | str] = [
-        files[CARD],
-        str(ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC)),
-    ]
-    for has_tokenizer in (True, False):
-        about = dict(revision="main", parameters=0, has_tokenizer=has_tokenizer)
-        unwritten.append(new_card(name, "user/name", **about, metadata={}))
-    return _words(there) not in map(_words, unwritten)
-
-
-def _keep_metadata(there: Path, card: Path):
-    """What somebody has added to the metadata of an automatic card, as its licence, goes into the new one."""
-    old = ModelCard(there.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+    old_text, card = published.read_text(encoding="utf-8", errors="replace"), files[CARD]
+    if not is_automatic_card(old_text, next(iter(config.get("architectures") or []), ""), card.read_text(encoding="utf-8")):
+        del files[CARD]
+        notes.append("somebody has written the card on the Hub, and it stays; that of a folder would replace it")
+        return
+    old = ModelCard(old_text, ignore_metadata_errors=True).data.to_dict()
     new = ModelCard(card.read_text(encoding="utf-8"))
     data = new.data.to_dict()
     tags = [*dict.fromkeys([*(data.get("tags") or []), *(old.get("tags") or [])])]
@@ -219,14 +262,6 @@ def _keep_metadata(there: Path, card: Path):
         card.write_text(str(new), encoding="utf-8")
 
 
-def _words(card: Path | str) -> str:
-    text = card if isinstance(card, str) else card.read_text(encoding="utf-8", errors="replace")
-    body = ModelCard(text, ignore_metadata_errors=True).text
-    # A title is the name of the folder that it was written in.
-    body = re.sub(r"^(repo|revision) = .*$|^# .*$|\d[\d.,]*", "", body, flags=re.MULTILINE)
-    return " ".join(body.split())
-
-
 def _split_message(message: str | None, description: str | None) -> tuple[str, str | None]:
     """(title, text) of a commit, as git has them: the title is the first line."""
     title, _, rest = (message or "").strip().partition("\n")
@@ -234,20 +269,20 @@ def _split_message(message: str | None, description: str | None) -> tuple[str, s
     return title.strip() or f"Upload a model with hf_deberta_ext {__version__}", text or None
 
 
-def _refusal(named: str, problems: Iterable[str]) -> ValueError:
+def _refusal(source_name: str, problems: Iterable[str]) -> ValueError:
     lines = "".join(f"\n- {problem}" for problem in problems)
-    return ValueError(f"{named} cannot be published as it is, and nothing was sent:{lines}")
+    return ValueError(f"{source_name} cannot be published as it is, and nothing was sent:{lines}")
 
 
-def _look_without_need(sending: "Sending", notes: list[str]) -> Remote:
+def _read_for_dry_run(hub: HubCommit, notes: list[str]) -> Remote:
     """For a dry run: a Hub that cannot be reached is a note, and counts as an empty one."""
     try:
-        remote = sending.look()
+        remote = hub.read()
     except PushError as error:
         if error.status is not None:
             raise
         notes.append("the Hub was not reached, so nothing was compared, and every file counts as new")
         return Remote()
     if not remote.exists:
-        notes.append(f"{sending.transfer.repo_id} is not there, or this token may not see it: every file counts as new")
+        notes.append(f"{hub.repo_id} is not there, or this token may not see it: every file counts as new")
     return remote

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--push_to_hub` publishes of a run: the files of the model and no others, in one commit each time."""
+"""`--push_to_hub` of our trainers: the files of the model and no others, in one commit each time."""
 
 import functools
 import json
@@ -11,15 +11,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import CommitInfo, HfApi, get_token
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
-from ..model.checkpoint_files import stale_weights
-from ..publishing.loading_code import published_card
+from ..model.publishing import refuse_other_privacy
+from ..publishing.hub_commit import HubCommit, compare_files
+from ..publishing.hub_requests import PushError, RequestSteps, patient_session
 from ..publishing.published_files import PICTURES, published_files
+from ..publishing.push import pin_cards
 from ..publishing.secret_search import text_problems
 
 logger = logging.get_logger(__name__)
@@ -27,24 +28,24 @@ logger = logging.get_logger(__name__)
 __all__ = ["HubTrainer"]
 
 CARD, STATE_FILE = "README.md", "trainer_state.json"
-# What a model loads without.
+# Files that a model loads without.
 NOT_NEEDED = ("*README.md", "LICENSE*", "*_results.json", *(f"*{ending}" for ending in PICTURES))
-# What a checkpoint needs to be resumed from, beside the model.
+# Files of a checkpoint that a resumed run needs beside the model.
 RESUMED = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
 
 class HubTrainer(Trainer):
     """Trainer that pushes the files of `published_files`, where transformers' own pushes all of the output folder.
 
-    That folder also holds predictions, arguments and logs, which name files of the machine. Its README.md goes along, with
-    the repository in the code that loads the model; Trainer's own card is written only where there is none. Old weights in
-    the repository that would be loaded instead of the new ones are removed in the same commit.
+    That folder also holds predictions, arguments and logs, which name files of the machine. Its README.md is pushed too,
+    with the repository in the code that loads the model; Trainer's own card is written only where there is none. Old weights
+    in the repository that would be loaded instead of the new ones are removed in the same commit.
 
-    What has a token in it, or a path of this machine, is not pushed: card, results and pictures are left out; where it is
-    another file there is no push.
+    Files with a token, or with a path of this machine, are not pushed: card, results and pictures are left out; a token in
+    another file refuses the push.
 
-    With `hub_strategy` checkpoint or all_checkpoints, what a checkpoint needs to be resumed from is pushed too, without
-    Trainer's arguments, and without the folders in its state.
+    With `hub_strategy` checkpoint or all_checkpoints, the files that a resumed run needs are pushed too, without Trainer's
+    arguments, and without the folders in its state.
     """
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
@@ -54,25 +55,19 @@ class HubTrainer(Trainer):
             ValueError: the repository is there, and not as private as asked.
         """
         # transformers 5.4 reads it from the arguments alone.
-        asked = self.args.hub_private_repo
-        self.args.hub_private_repo = asked if private is None else private
+        flag = self.args.hub_private_repo
+        self.args.hub_private_repo = flag if private is None else private
         try:
             super().init_hf_repo(token=token)
             if self.is_world_process_zero():
-                self._refuse_other_privacy(self.args.hub_private_repo, token)
+                self._check_privacy(self.args.hub_private_repo, token)
         finally:
-            self.args.hub_private_repo = asked
+            self.args.hub_private_repo = flag
 
-    def _refuse_other_privacy(self, private: bool | None, token: str | None):
-        if private is None:
-            return
-        is_private = bool(self._hub.model_info(self.hub_model_id, token=token or self.args.hub_token).private)
-        if is_private != private:
-            state, asked = ("private", "public") if is_private else ("public", "private")
-            raise ValueError(
-                f"{self.hub_model_id} is there already and {state}, and a push does not make it {asked}: leave "
-                "--hub_private_repo out, or change it in the settings of the repository; nothing was sent"
-            )
+    def _check_privacy(self, private: bool | None, token: str | None):
+        if private is not None:
+            info = self._hub.model_info(self.hub_model_id, token=token or self.args.hub_token)
+            refuse_other_privacy(self.hub_model_id, bool(info.private), private, "--hub_private_repo")
 
     def push_to_hub(
         self,
@@ -97,7 +92,7 @@ class HubTrainer(Trainer):
         if getattr(self, "hub_model_id", None) is None:
             self.init_hf_repo(token=token, private=private)
         elif private is not None and self.is_world_process_zero():
-            self._refuse_other_privacy(private, token)
+            self._check_privacy(private, token)
         folder = Path(self.args.output_dir)
         card = (folder / CARD).read_bytes() if (folder / CARD).is_file() else None
         self.save_model(_internal_call=True)
@@ -112,13 +107,13 @@ class HubTrainer(Trainer):
         try:
             files, left_out = published_files(folder)
             files = self._without_leaks(files, folder, token)
-            given = (files, commit_message, token, revision or self.args.hub_revision)
-            commit = self._commit(*given) if blocking else self._hub.run_as_future(self._commit, *given)
-        # Whatever it was, the training is done, and its model is not lost.
+            push = functools.partial(self._commit, files, commit_message, token, revision or self.args.hub_revision)
+            commit = push() if blocking else self._hub.run_as_future(push)
+        # Whatever the error is, the training is done, and its model is not lost.
         except Exception as error:
             raise OSError(
-                f"the model is in {folder}, but was not pushed to {self.hub_model_id}: {error}; when that is mended, "
-                f"deberta-ext push {folder} {self.hub_model_id} pushes it"
+                f"the model is in {folder}, but was not pushed to {self.hub_model_id}: {error} Or push it later "
+                f"with deberta-ext push {folder} {self.hub_model_id}"
             ) from error
         if left_out:
             logger.info(f"not pushed: {', '.join(left_out)}")
@@ -135,16 +130,16 @@ class HubTrainer(Trainer):
         state = self.state
         done = f"epoch {int(state.epoch)}" if self.args.save_strategy == SaveStrategy.EPOCH else f"step {state.global_step}"
         # Links, or copies where the file system has none: the checkpoint may be gone before it is sent.
-        kept = tempfile.TemporaryDirectory(prefix=".pushed-", dir=self.args.output_dir)
-        files: dict[str, Path | bytes] = {}
+        links = tempfile.TemporaryDirectory(prefix=".pushed-", dir=self.args.output_dir)
+        files: dict[str, Path] = {}
         # A card in a checkpoint is peft's template.
         for name, file in published_files(checkpoint_folder)[0].items():
             if name != CARD:
-                files[name] = _keep(file, Path(kept.name, name))
+                files[name] = _keep(file, Path(links.name, name))
         try:
             files = self._without_leaks(files, Path(checkpoint_folder), None)
         except OSError as error:
-            kept.cleanup()
+            links.cleanup()
             logger.warning(f"there is no push at {done} to {self.hub_model_id}, and the training goes on: {error}")
             return
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
@@ -153,20 +148,19 @@ class HubTrainer(Trainer):
             files |= {f"{place}/{name}": file for name, file in files.items()}
             for pattern in RESUMED:
                 for file in sorted(Path(checkpoint_folder).glob(pattern)):
-                    files[f"{place}/{file.name}"] = _keep(file, Path(kept.name, file.name))
-            files[f"{place}/{STATE_FILE}"] = _without_folders(Path(checkpoint_folder, STATE_FILE))
-
-        given = (files, f"Training in progress, {done}", self.args.hub_token, self.args.hub_revision)
+                    files[f"{place}/{file.name}"] = _keep(file, Path(links.name, file.name))
+            state_file = files[f"{place}/{STATE_FILE}"] = Path(links.name, STATE_FILE)
+            state_file.write_bytes(_without_folders(Path(checkpoint_folder, STATE_FILE)))
 
         def push() -> CommitInfo:
             # All of it in the job: a callback may come after whoever waits for the job has gone on.
             try:
-                return self._commit(*given)
+                return self._commit(files, f"Training in progress, {done}", self.args.hub_token, self.args.hub_revision)
             except Exception as error:
                 logger.warning(f"the push at {done} to {self.hub_model_id} failed, and the training goes on: {error}")
                 raise
             finally:
-                kept.cleanup()
+                links.cleanup()
 
         job = self._hub.run_as_future(push)
         if busy:
@@ -179,57 +173,45 @@ class HubTrainer(Trainer):
         """One for all pushes: what it does in the background, it does one after the other."""
         return HfApi()
 
-    def _commit(
-        self, files: Mapping[str, Path | bytes], message: str | None, token: str | None, revision: str | None
-    ) -> CommitInfo:
-        api, repo_id, files = self._hub, self.hub_model_id, dict(files)
-        for name in [name for name in files if name.rpartition("/")[2] == CARD]:
-            text = Path(files[name]).read_text(encoding="utf-8")
-            files[name] = published_card(text, name, repo_id, revision or "main", pinned=False).encode()
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True, token=token)
-        seen: dict[str, str] | None = None
-        while True:
-            info = api.model_info(repo_id, revision=revision, files_metadata=True, token=token)
-            there = {sibling.rfilename: sibling.blob_id for sibling in info.siblings or ()}
-            stale = stale_weights(there, files)
-            touched = {name: there.get(name) for name in (*files, *stale)}
-            if seen is not None and (theirs := sorted(name for name in touched if touched[name] != seen.get(name))):
-                names = ", ".join(theirs[:5])
-                raise OSError(
-                    f"somebody else has changed {names} in {repo_id} meanwhile; look at that before you push again"
-                )
-            operations = [CommitOperationDelete(path_in_repo=name, is_folder=False) for name in stale]
-            for name, file in files.items():
-                data = file if isinstance(file, bytes) else str(file)
-                operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=data))
-            try:
-                return api.create_commit(
-                    repo_id, operations, commit_message=message or "End of training", revision=revision, token=token,
-                    parent_commit=info.sha,
-                )  # fmt: skip
-            except HfHubHTTPError as error:
-                # Somebody has pushed since the look: perhaps other files.
-                if error.response.status_code != 412 or seen is not None:
-                    raise
-                seen = there
+    def _commit(self, files: Mapping[str, Path], message: str | None, token: str | None, revision: str | None) -> CommitInfo:
+        """One commit on top of what others have pushed, unless they have changed the same files since the first look."""
+        files, repo_id, branch = dict(files), self.hub_model_id, revision or "main"
+        steps = RequestSteps(repo_id, self.args.output_dir)
+        first = None
+        with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_") as cards, patient_session():
+            pin_cards(files, Path(cards), repo_id, branch, pinned=False)
+            hub = HubCommit(HfApi(token=token), steps, branch, create_pr=False, files=files)
+            while True:
+                remote = hub.prepare(hub.read(), self.args.hub_private_repo)
+                changes = compare_files(files, remote.files)
+                blobs = {change.path: getattr(remote.files.get(change.path), "blob_id", None) for change in changes}
+                if changed := sorted(path for path in blobs if first is not None and blobs[path] != first.get(path)):
+                    failure = f"somebody else has changed {', '.join(changed[:5])} in {repo_id} meanwhile"
+                    raise steps.error(failure, "Look at that before you push again.")
+                try:
+                    return hub.commit(changes, remote, message or "End of training", None)
+                except PushError as error:
+                    # Somebody has pushed since the look: perhaps other files.
+                    if error.status != 412 or first is not None:
+                        raise
+                    first = {path: getattr(file, "blob_id", None) for path, file in remote.files.items()}
 
     def _without_leaks(self, files: dict[str, Path], folder: Path, token: str | None) -> dict[str, Path]:
-        """The files without those that tell a token or a path, as far as the model loads without them.
+        """The files without those that hold a token or a path, as far as the model loads without them.
 
         Raises:
             OSError: a token or a path in a file that it needs.
         """
-        own = {own for own in (token, self.args.hub_token, get_token()) if own}
-        place, kept = folder.resolve(), dict(files)
+        tokens = {each for each in (token, self.args.hub_token, get_token()) if each}
+        place, clean_files = folder.resolve(), dict(files)
         for name, file in files.items():
-            problems = text_problems({name: file}, [place, place.parent, Path.cwd()], sorted(own))
+            problems = text_problems({name: file}, [place, place.parent, Path.cwd()], sorted(tokens))
             if problems and not any(fnmatchcase(name, pattern) for pattern in NOT_NEEDED):
                 raise OSError("; ".join(problems))
             if problems:
                 logger.warning(f"{name} is not pushed: {'; '.join(problems)}")
-                del kept[name]
-        return kept
+                del clean_files[name]
+        return clean_files
 
 
 def _keep(file: Path, place: Path) -> Path:

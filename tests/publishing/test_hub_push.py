@@ -28,7 +28,7 @@ from hf_deberta_ext.commands import push as command
 from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
 from hf_deberta_ext.publishing import FileChange, PushError, PushReport, push, write_model_card
-from hf_deberta_ext.publishing.changes import compare_files
+from hf_deberta_ext.publishing.hub_commit import compare_files
 from hf_deberta_ext.publishing.published_files import published_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -369,7 +369,7 @@ def test_a_dry_run_sends_nothing_and_says_what_a_push_does(hub, send, folder):
 @pytest.mark.parametrize("offline", [True, False])
 def test_a_dry_run_needs_no_hub(offline, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("hf_deberta_ext.publishing.transfer.sleep", lambda seconds: None)
+    monkeypatch.setattr("hf_deberta_ext.publishing.hub_requests.sleep", lambda seconds: None)
     # Nothing listens there.
     report = push(folder, REPO, dry_run=True, endpoint="http://127.0.0.1:9", skip_checks=True)
     assert changes(report) == dict.fromkeys(NAMES, "new") and "the Hub was not reached" in " ".join(report.notes)

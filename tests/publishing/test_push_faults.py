@@ -26,7 +26,7 @@ from print_fault_table import (
     run_case,
 )
 
-from hf_deberta_ext.publishing import PushError, push, transfer
+from hf_deberta_ext.publishing import PushError, hub_requests, push
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # What each fault's message must say, wherever it struck: before the tag, which has its own advice.
@@ -184,7 +184,7 @@ def test_waiting_is_said(hub, send, caplog):
     hub.fail(STAGES["commit"], status=502)
     with no_waiting():
         send()
-    messages = [record.getMessage() for record in caplog.records if record.name == transfer.__name__]
+    messages = [record.getMessage() for record in caplog.records if record.name == hub_requests.__name__]
     assert "asks to wait 20 s" in messages[0] and "502 Bad Gateway" in messages[1] and "again in 1 s" in messages[1]
 
 
@@ -202,11 +202,11 @@ def test_the_session_is_as_before_whichever_of_two_pushes_ends_first(first_to_en
     """The hook of the first to end was left over, or that of the other was lost."""
     session = get_session()
     before = (session.timeout, {name: [*hooks] for name, hooks in session.event_hooks.items()})
-    pushes = [transfer.patient_session(), transfer.patient_session()]
+    pushes = [hub_requests.patient_session(), hub_requests.patient_session()]
     for each in pushes:
         each.__enter__()
     pushes.pop(first_to_end).__exit__(None, None, None)
-    assert session.timeout.read == transfer.SILENCE_SECONDS
+    assert session.timeout.read == hub_requests.SILENCE_SECONDS
     assert len(session.event_hooks["response"]) == len(before[1]["response"]) + 1
     pushes[0].__exit__(None, None, None)
     assert (session.timeout, session.event_hooks) == before
@@ -224,7 +224,7 @@ def test_two_pushes_at_once_both_go_through_and_leave_the_session_as_it_was(hub,
 
 
 def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
-    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 1)
+    monkeypatch.setattr(hub_requests, "SILENCE_SECONDS", 1)
     hub.before(STAGES["commit"], lambda: time.sleep(2))
     with no_waiting() as waits:
         send()
@@ -235,7 +235,7 @@ def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, 
 
 
 def test_silence_is_named(hub, send, monkeypatch):
-    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(hub_requests, "SILENCE_SECONDS", 0.5)
     hub.before(STAGES["preupload"], lambda: time.sleep(1), times=None)
     with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.5 s"):
         send()
@@ -433,7 +433,7 @@ def test_a_file_that_goes_while_it_is_sent_is_named(hub, send, folder):
 
 
 def test_errors_of_other_kinds_pass_through_and_those_of_uploads_do_not():
-    step = transfer.Transfer(REPO, "FOLDER").step
+    step = hub_requests.RequestSteps(REPO, "FOLDER").step
 
     def fail(error):
         raise error

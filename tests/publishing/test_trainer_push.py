@@ -175,7 +175,7 @@ def test_old_weights_in_the_repository_go_with_the_push(hub, tmp_path):
 def test_a_push_that_fails_during_the_training_is_told_and_the_next_one_goes(hub, tmp_path, warned, monkeypatch):
     """Once it has been waited for. It was told, and its links removed, by a callback, which may come later than that."""
     monkeypatch.setattr(Future, "add_done_callback", lambda job, callback: None)
-    hub.fail("/commit/", status=503, message="busy")
+    hub.fail("/commit/", status=403, message="busy")
     trainer = make_trainer(HubTrainer, tmp_path / "run")
     trainer.train()
     trainer._finish_current_push()
@@ -187,7 +187,7 @@ def test_a_push_that_fails_during_the_training_is_told_and_the_next_one_goes(hub
 def test_a_push_that_fails_at_the_end_says_where_the_model_is(hub, tmp_path):
     trainer = make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end")
     trainer.train()
-    hub.fail("/commit/", kind="cut")
+    hub.fail("/commit/", status=403)
     told = r"the model is in .*run, but was not pushed to user/run: .*deberta-ext push .*run user/run"
     with pytest.raises(OSError, match=told):
         trainer.push_to_hub()

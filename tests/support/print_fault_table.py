@@ -126,12 +126,12 @@ def no_waiting() -> Iterator[list[float]]:
     """Inside, nobody who tries again waits; yields the seconds that they would have."""
     from huggingface_hub.utils import _http
 
-    from hf_deberta_ext.publishing import transfer
+    from hf_deberta_ext.publishing import hub_requests
 
     waits: list[float] = []
     with (
         mock.patch.object(_http, "time", types.SimpleNamespace(sleep=waits.append)),
-        mock.patch.object(transfer, "sleep", waits.append),
+        mock.patch.object(hub_requests, "sleep", waits.append),
     ):
         yield waits
 
