@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each way of masking does to a text: how much is masked and by what, in which lengths, and where.
+"""Statistics of each way of masking: share of masked tokens, their replacements, lengths and positions.
 
     # the docstrings of Python's standard library, 100,000 tokens, ten epochs: half a minute
     python examples/masking_statistics.py
@@ -15,12 +15,10 @@ histograms, and masking_statistics.png, which draws them.
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
 import torch
-import transformers
 from docstring_corpus import collect_docstrings
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -37,6 +35,8 @@ from hf_deberta_ext.pretraining import (
     units,
 )
 from hf_deberta_ext.tokenization import load_tokenizer
+from hf_deberta_ext.training.batch_size import versions
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 MASKERS = {
     "token": dict(unit="token"),
@@ -63,25 +63,7 @@ def parse_args() -> argparse.Namespace:
     add("--rate", type=float, default=0.15, help="share to mask (default 0.15)")
     add("--seed", type=int, default=0)
     add("--output_dir", type=Path, default=Path("masking_statistics"), help="default masking_statistics")
-    args = parser.parse_args()
-    try:
-        args.options = {
-            name: MaskingOptions(rate=args.rate, max_length=args.length, **choice) for name, choice in MASKERS.items()
-        }
-        if args.length < BINS + 2 or args.epochs < 1:
-            raise ValueError(f"--length must be at least {BINS + 2} and --epochs at least 1")
-        args.documents = read_documents(args.texts)
-        tokenizer = args.tokenizer
-        if tokenizer in TRAINED:
-            args.tokenizer = train_tokenizer(tokenizer, args.documents, args.vocab_size, show_progress=False)
-        else:
-            args.tokenizer = load_tokenizer(tokenizer)
-        args.vocabulary = MaskingVocabulary.from_tokenizer(args.tokenizer)
-        args.sequences = full_sequences(args.documents, args.tokenizer, args.tokens, args.length)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    args.source = dict(tokenizer=tokenizer, vocabulary=len(args.tokenizer), sequences=len(args.sequences))
-    return args
+    return parser.parse_args()
 
 
 # 1. The text
@@ -112,16 +94,16 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
     return torch.cat([ends[:, :1], torch.tensor(ids[: count * body]).view(count, body), ends[:, 1:]], dim=1)
 
 
-# 2. What is counted
+# 2. Counts
 
 
-def measure(options: MaskingOptions, args, bar: tqdm) -> dict:
+def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: MaskingVocabulary, args, bar: tqdm) -> dict:
     """The statistics of one masker over all sequences and epochs."""
-    vocabulary, N = args.vocabulary, args.length
+    N = args.length
     by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
     began = time.perf_counter()
     for epoch in range(args.epochs):
-        for example, ids in enumerate(args.sequences):
+        for example, ids in enumerate(sequences):
             generator = example_generator(args.seed, epoch, example)
             unit_ids = units(ids, vocabulary, options.whole_words)
             span_ids = choose(unit_ids, options, generator)
@@ -134,7 +116,7 @@ def measure(options: MaskingOptions, args, bar: tqdm) -> dict:
             lengths += torch.bincount(words_of_spans(unit_ids, span_ids), minlength=N + 1)
             bar.update()
     inner = by_position[1:-1]
-    draws, total = args.epochs * len(args.sequences), int(inner.sum())
+    draws, total = args.epochs * len(sequences), int(inner.sum())
     places = torch.arange(N - 2) * BINS // (N - 2)
     sizes = torch.bincount(places)
     lengths = lengths[: int(lengths.nonzero().max()) + 1]
@@ -151,12 +133,12 @@ def measure(options: MaskingOptions, args, bar: tqdm) -> dict:
 
 
 def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tensor:
-    """How many units each masked n-gram or span has."""
+    """[spans] number of units of each masked n-gram or span."""
     pairs = torch.stack([span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
     return torch.bincount(pairs[0])[1:]
 
 
-# 3. What is shown
+# 3. Table and figure
 
 
 def table(results: dict) -> str:
@@ -193,16 +175,29 @@ def draw(results: dict, rate: float, path: Path):
 
 def main():
     args = parse_args()
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    text = args.sequences[:, 1:-1]
-    words = sum(int(units(ids, args.vocabulary, True).max()) + 1 for ids in args.sequences)
+    with ExitOnUserError():
+        maskers = {
+            name: MaskingOptions(rate=args.rate, max_length=args.length, **choice) for name, choice in MASKERS.items()
+        }
+        if args.length < BINS + 2 or args.epochs < 1:
+            raise ValueError(f"--length must be at least {BINS + 2} and --epochs at least 1")
+        documents = read_documents(args.texts)
+        if args.tokenizer in TRAINED:
+            tokenizer = train_tokenizer(args.tokenizer, documents, args.vocab_size, show_progress=False)
+        else:
+            tokenizer = load_tokenizer(args.tokenizer)
+        vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+        sequences = full_sequences(documents, tokenizer, args.tokens, args.length)
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+    text = sequences[:, 1:-1]
+    words = sum(int(units(ids, vocabulary, True).max()) + 1 for ids in sequences)
     print(f"{text.numel()} tokens in {len(text)} sequences of {args.length}; {text.numel() / words:.2f} tokens a word")
     with tqdm(total=len(MASKERS) * args.epochs * len(text), disable=None) as bar:
-        results = {name: measure(options, args, bar) for name, options in args.options.items()}
+        results = {name: measure(options, sequences, vocabulary, args, bar) for name, options in maskers.items()}
     print(table(results))
-    versions = dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
     settings = dict(tokens=text.numel(), words=words, length=args.length, epochs=args.epochs, rate=args.rate, seed=args.seed)
-    report = dict(settings | args.source, versions=versions, maskers=results)
+    source = dict(tokenizer=args.tokenizer, vocabulary=len(tokenizer), sequences=len(sequences))
+    report = dict(settings | source, versions=versions(), maskers=results)
     file = args.output_dir / "masking_statistics.json"
     file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     draw(results, args.rate, file.with_suffix(".png"))

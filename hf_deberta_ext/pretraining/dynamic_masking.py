@@ -37,30 +37,27 @@ def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:
     return torch.Generator().manual_seed(spread_seed(seed, epoch, example))
 
 
-class _Epoch:
+class SharedEpoch:
     """The number of the epoch, in memory shared with the workers, which may outlive an epoch.
 
     Args:
-        fixed (`bool`): `set` does nothing, the epoch stays 0.
+        fixed (`bool`): `set_epoch` does nothing, the epoch stays 0.
     """
 
     def __init__(self, fixed: bool):
         self.fixed = fixed
-        self.shared = torch.zeros(1, dtype=torch.long).share_memory_()
+        self.epoch = torch.zeros(1, dtype=torch.long).share_memory_()
 
-    def set(self, epoch: int):
+    def set_epoch(self, epoch: int):
         if not self.fixed:
-            self.shared[0] = epoch
+            self.epoch[0] = epoch
 
-    def get(self) -> int:
-        return int(self.shared[0])
-
-    def columns(self, epoch: int) -> dict[str, Any]:
+    def epoch_columns(self, epoch: int) -> dict[str, Any]:
         """Columns of a row that name its epoch."""
         return {"epoch": epoch, "fixed": True} if self.fixed else {"epoch": epoch}
 
 
-class NumberedExamples(Dataset):
+class NumberedExamples(SharedEpoch, Dataset):
     """A data set whose rows have their number ("example") and that of the pass over the data ("epoch").
 
     Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
@@ -73,20 +70,17 @@ class NumberedExamples(Dataset):
     """
 
     def __init__(self, dataset: Sequence[Mapping[str, Any]], *, fixed: bool = False):
+        super().__init__(fixed)
         self.dataset = dataset
-        self.epoch = _Epoch(fixed)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        return {**self.dataset[i], "example": int(i), **self.epoch.columns(self.epoch.get())}
-
-    def set_epoch(self, epoch: int):
-        self.epoch.set(epoch)
+        return {**self.dataset[i], "example": int(i), **self.epoch_columns(int(self.epoch))}
 
 
-class NumberedStream(IterableDataset):
+class NumberedStream(SharedEpoch, IterableDataset):
     """A stream whose examples are numbered from 0 in its order, and have the number of the pass ("epoch").
 
     With DataLoader workers, each reads the whole stream and passes on every w-th block of examples, so the numbers, and the
@@ -112,32 +106,30 @@ class NumberedStream(IterableDataset):
                 f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
                 "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
             )
+        super().__init__(fixed)
         self.dataset, self.endless, self.block = dataset, endless, block
-        self.epoch = _Epoch(fixed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for place, row in enumerate(self._all()):
+        for place, row in enumerate(self.all_rows()):
             if place // self.block % workers == number:
                 yield row
 
-    def _all(self) -> Iterator[dict[str, Any]]:
+    def all_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of one pass, or of all, for every worker."""
         # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
         dataset = copy.deepcopy(self.dataset)
-        for epoch in itertools.count(self.epoch.get()):
-            if hasattr(dataset, "set_epoch") and not self.epoch.fixed:
+        for epoch in itertools.count(int(self.epoch)):
+            if hasattr(dataset, "set_epoch") and not self.fixed:
                 dataset.set_epoch(epoch)
             number = -1
             for number, row in enumerate(read_rows(dataset)):
-                yield {"example": number, **row, **self.epoch.columns(epoch)}
+                yield {"example": number, **row, **self.epoch_columns(epoch)}
             if not self.endless:
                 return
             if number < 0:
                 raise ValueError("the stream has no example at all; check its sources, and min_tokens if it was packed")
-
-    def set_epoch(self, epoch: int):
-        self.epoch.set(epoch)
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:

@@ -115,7 +115,7 @@ class TargetTrainer(RunTrainer):
         if args.n_gpu > 1:
             raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
         self.objectives, self.statistics = weights, statistics
-        super().__init__(model, args, compute_metrics=self._evaluation_metrics, **kwargs)
+        super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
         self.check_wrappers()
         self.add_callback(EpochCallback())
         # Apple's GPUs have no float64.
@@ -253,7 +253,7 @@ class TargetTrainer(RunTrainer):
             rows = self.row_sums(model, inputs)
         return None, rows, rows[:, 0, 2]
 
-    def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+    def compute_metrics_of_rows(self, prediction: EvalPrediction) -> dict[str, float]:
         return self.evaluation_metrics(torch.as_tensor(prediction.predictions))
 
 
