@@ -52,6 +52,19 @@ def stock(stock_config, shake):
 
 
 @pytest.fixture
+def pair(stock):
+    """pair(...): a stock model as `stock` builds it, and the same with its attention replaced."""
+
+    def build(*arguments, **overrides):
+        reference = stock(*arguments, **overrides)
+        model = copy.deepcopy(reference)
+        assert len(replace_attention(model).replaced) == model.config.num_hidden_layers
+        return reference, model
+
+    return build
+
+
+@pytest.fixture
 def padded(batch):
     """padded(N, side): ids and mask of two rows, of which the second has padding; side "none": no padding."""
 
@@ -186,7 +199,17 @@ def test_restore_gives_the_classes_and_the_bits_of_stock(family, stock, padded):
     assert restore_attention(model) == []
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = dict(deepcopy=copy.deepcopy, pickle=lambda model: pickle.loads(pickle.dumps(model)), save=saved_and_loaded)
+
+
+@pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("family", BOTH)
 def test_a_replaced_model_can_be_copied_and_pickled(family, how, stock, padded):
     model = stock(family)
@@ -194,17 +217,8 @@ def test_a_replaced_model_can_be_copied_and_pickled(family, how, stock, padded):
     replace_attention(model, "blocked")
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).last_hidden_state
-    size = len(pickle.dumps(model))
-    assert size < 1.5 * len(pickle.dumps(stock(family)))
-    if how == "deepcopy":
-        again = copy.deepcopy(model)
-    elif how == "pickle":
-        again = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        again = torch.load(file, weights_only=False)
+    assert len(pickle.dumps(model)) < 1.5 * len(pickle.dumps(stock(family)))
+    again = COPIES[how](model)
     with torch.no_grad():
         assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, expected)
     assert attentions(again)[0].attn_implementation == "blocked" and backends(again) == {"blocked"}
@@ -232,10 +246,8 @@ def test_a_saved_model_is_a_stock_checkpoint(family, stock, padded, tmp_path):
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_at_real_positions_are_those_of_stock(family, length, stock, padded, relative_error):
-    reference = stock(family)
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_outputs_at_real_positions_are_those_of_stock(family, length, pair, padded, relative_error):
+    reference, model = pair(family)
     for side in ("none", "right", "left") if length < 300 else ("right",):
         ids, mask = padded(length, side)
         with torch.no_grad():
@@ -253,11 +265,9 @@ def test_outputs_at_real_positions_are_those_of_stock(family, length, stock, pad
 
 @pytest.mark.parametrize("length", [1, 17, 100])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_all_parameters_are_those_of_stock(family, length, stock, padded):
+def test_gradients_of_all_parameters_are_those_of_stock(family, length, pair, padded):
     # In float64, so that rounding does not hide a wrong gradient.
-    reference = stock(family).double()
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+    reference, model = (model.double() for model in pair(family))
     for side in ("none", "right", "left") if length < 100 else ("right",):
         ids, mask = padded(length, side)
         theirs, ours = gradients(reference, ids, mask), gradients(model, ids, mask)
@@ -267,10 +277,8 @@ def test_gradients_of_all_parameters_are_those_of_stock(family, length, stock, p
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", BOTH)
-def test_a_backend_asked_for_by_name_serves(family, name, stock, padded, relative_error):
-    reference = stock(family)
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative_error):
+    reference, model = pair(family)
     replace_attention(model, name)
     ids, mask = padded(70)
     ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
@@ -283,13 +291,11 @@ def test_a_backend_asked_for_by_name_serves(family, name, stock, padded, relativ
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_bfloat16_is_as_near_to_the_truth_as_stock(family, stock, padded):
+def test_bfloat16_is_as_near_to_the_truth_as_stock(family, stock, pair, padded):
     exact = stock(family)
     ids, mask = padded(70)
     truth = exact.double()(ids, attention_mask=mask).last_hidden_state.detach()[mask.bool()]
-    reference = stock(family).bfloat16()
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+    reference, model = (model.bfloat16() for model in pair(family))
     with torch.no_grad():
         theirs, ours = (m(ids, attention_mask=mask).last_hidden_state[mask.bool()].double() for m in (reference, model))
     assert (ours - truth).norm() < 2 * (theirs - truth).norm()
@@ -340,11 +346,9 @@ def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dt
     assert torch.isfinite(ours).all() and not ours[~rows].any()
 
 
-def test_encoder_takes_a_mask_for_each_query(stock, relative_error):
+def test_encoder_takes_a_mask_for_each_query(pair, relative_error):
     for family in BOTH:
-        reference = stock(family)
-        model = copy.deepcopy(reference)
-        replace_attention(model)
+        reference, model = pair(family)
         hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
         document = torch.arange(20) // 7
         mask = (document[:, None] == document).long().expand(2, 20, 20)
@@ -352,10 +356,8 @@ def test_encoder_takes_a_mask_for_each_query(stock, relative_error):
         assert relative_error("replaced stock model", ours, theirs) < 1e-5
 
 
-def test_a_query_stream_gives_what_stock_gives(stock, padded, relative_error):
-    reference = stock("v3")
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
+    reference, model = pair("v3")
     generator = torch.Generator().manual_seed(0)
     hidden, queries = torch.randn(2, 2, 20, 32, generator=generator)
     _, mask = padded(20)
@@ -376,10 +378,8 @@ def test_a_query_stream_gives_what_stock_gives(stock, padded, relative_error):
     assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
 
 
-def test_queries_of_another_length_go_to_the_code_of_stock(stock):
-    reference = stock("v3", pos_att_type=["c2p"])
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_queries_of_another_length_go_to_the_code_of_stock(pair):
+    reference, model = pair("v3", pos_att_type=["c2p"])
     hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
     for m in (model, reference):
         m.states = m.encoder(hidden, torch.ones(2, 1, 6, 20), query_states=hidden[:, :6]).last_hidden_state
@@ -388,10 +388,8 @@ def test_queries_of_another_length_go_to_the_code_of_stock(stock):
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, stock, padded):
-    reference = stock(family)
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, pair, padded):
+    reference, model = pair(family)
     hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
     _, mask = padded(20, "none")
     relative = torch.randint(-7, 7, (1, 20, 20), generator=torch.Generator().manual_seed(1))
@@ -401,10 +399,8 @@ def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, s
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_probabilities_are_those_of_stock(family, stock, padded, relative_error):
-    reference = stock(family)
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_probabilities_are_those_of_stock(family, pair, padded, relative_error):
+    reference, model = pair(family)
     ids, mask = padded(20)
     ours, theirs = (m(ids, attention_mask=mask, output_attentions=True) for m in (model, reference))
     assert len(ours.attentions) == 3 and backends(model) == {"eager"}
@@ -535,10 +531,8 @@ def test_a_cross_encoder(stock, padded):
         assert torch.allclose(model(features), before, atol=1e-5)
 
 
-def test_layers_restored_one_by_one_still_give_the_same(stock, padded, relative_error):
-    reference = stock("v3")
-    model = copy.deepcopy(reference)
-    replace_attention(model)
+def test_layers_restored_one_by_one_still_give_the_same(pair, padded, relative_error):
+    reference, model = pair("v3")
     ids, mask = padded(20)
     restore_attention(model.encoder.layer[1])
     ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
