@@ -216,7 +216,7 @@ def eye_inputs(N, seed=0):
 
 
 @pytest.mark.criterion("P.d")
-@backends
+@pytest.mark.parametrize("backend", ["eager", *BACKENDS])
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_drops_probabilities_at_the_exact_rate(N, backend):
     leaves, options = eye_inputs(N)
@@ -230,18 +230,6 @@ def test_dropout_drops_probabilities_at_the_exact_rate(N, backend):
         rates = dropped.double().mean(rest)
         assert (rates - 0.25).abs().max() < 5.5 * sigma * math.sqrt(len(rates))
     assert torch.allclose(out[~dropped], clean[~dropped] / 0.75, rtol=1e-4)
-
-
-@backends
-@pytest.mark.parametrize("N", [24, 140])
-def test_dropout_keeps_the_mean(N, backend):
-    leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        clean = call(backend, leaves, options)
-        mean = sum(call(backend, leaves, options, dropout_p=0.3) for _ in range(200)) / 200
-    one = (call(backend, leaves, options, dropout_p=0.3) - clean).norm()
-    assert (mean - clean).norm() < 2 * one / math.sqrt(200)
 
 
 @backends

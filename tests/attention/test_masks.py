@@ -54,19 +54,6 @@ def test_masks_of_three_and_four_dimensions_equal_the_flat_one(model, shape, dty
     assert relative_error("mask shapes", got, expected, mask.bool()) < 1e-5
 
 
-def test_document_blocks_in_one_row_keep_documents_apart(tiny_config, shake, batch, relative_error):
-    """A [B, N, N] mask of blocks: relative positions depend on i - j alone, so each block equals the document by itself."""
-    model = shake(DebertaExtModel(tiny_config("v3")))
-    ids, _ = batch(1, 30)
-    document = torch.tensor([0] * 13 + [1] * 17)[None]
-    mask = document[:, None] == document[:, :, None]
-    with torch.no_grad():
-        packed = model(ids, attention_mask=mask).last_hidden_state
-        for part in (slice(0, 13), slice(13, 30)):
-            alone = model(ids[:, part]).last_hidden_state
-            assert relative_error("document blocks", packed[:, part], alone) < 1e-5
-
-
 @pytest.mark.criterion("A11.3")
 def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
     ids, mask = batch(3, 12, [12, 0, 5])
