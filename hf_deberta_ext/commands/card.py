@@ -9,7 +9,9 @@ __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 HELP = "write README.md, the model card, into a model's folder, complete the one that is there, or check it"
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
 deberta-ext card --check sst2"""
-UNREADABLE = "mend its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"
+UNREADABLE = (
+    "correct its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"
+)
 PRESET_CARDS = "Markdown files in the folder model_cards of the repository of hf_deberta_ext"
 # Of the metadata, what a flag sets in a card that is there, and an example.
 FLAGS = {"license": "apache-2.0", "language": "en", "base_model": "OWNER/NAME", "datasets": "OWNER/NAME"}
@@ -18,10 +20,10 @@ METADATA = ("language", "license", "base_model", "datasets", "tags")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="of a model")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="write nothing: say what is wrong with the card")
-    what.add_argument("--presets", action="store_true", help=argparse.SUPPRESS)
-    what.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="write nothing: say what is wrong with the card")
+    mode.add_argument("--presets", action="store_true", help=argparse.SUPPRESS)
+    mode.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
     parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
     parser.add_argument("--license", help="as the Hub calls it: apache-2.0, mit, cc-by-4.0, other, ...")
     parser.add_argument("--base_model", metavar="ID", help="Hub id of the model that this one began as")
@@ -37,32 +39,32 @@ def run(arguments: argparse.Namespace) -> int | None:
     """
     if arguments.presets:
         raise ValueError(f"--presets writes no cards any more: those of the official checkpoints are {PRESET_CARDS}")
-    given = [f"--{name}" for name in METADATA if getattr(arguments, name)]
-    if given and arguments.check:
-        raise ValueError(f"--check sets no metadata: leave {' and '.join(given)} out")
+    metadata = {name: getattr(arguments, name) for name in METADATA}
+    flags = [f"--{name}" for name, value in metadata.items() if value]
+    if flags and arguments.check:
+        raise ValueError(f"--check sets no metadata: leave {' and '.join(flags)} out")
     file = arguments.folder / "README.md"
     if not arguments.check:
         from ..publishing.card import write_model_card
 
-        there, before = file.is_file(), _moved_aside(arguments.folder)
-        given = {name: getattr(arguments, name) for name in METADATA}
-        write_model_card(arguments.folder, overwrite=arguments.overwrite, **given)
-        done = "built" if arguments.overwrite or not there else "completed" if any(given.values()) else "kept as it was"
+        existed, before = file.is_file(), moved_cards(arguments.folder)
+        write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)
+        done = "built" if arguments.overwrite or not existed else "completed" if flags else "kept as it was"
         print(f"{file} is {done}")
-        for aside in sorted(_moved_aside(arguments.folder) - before):
+        for aside in sorted(moved_cards(arguments.folder) - before):
             print(f"moved aside: the card that was there is {aside} now")
-        return _judge(file, show=arguments.print)
+        return report_problems(file, show=arguments.print)
     if not file.is_file():
         raise ValueError(f"{arguments.folder} has no README.md: deberta-ext card {arguments.folder} writes it")
-    return _judge(file, show=arguments.print)
+    return report_problems(file, show=arguments.print)
 
 
-def _moved_aside(folder: Path) -> set[Path]:
+def moved_cards(folder: Path) -> set[Path]:
     """Cards that were built anew, those of the halves of a joint model too."""
     return {file for pattern in ("README.md.old-*", "*/README.md.old-*") for file in folder.glob(pattern)}
 
 
-def _judge(file: Path, *, show: bool) -> int:
+def report_problems(file: Path, *, show: bool) -> int:
     """Prints what is wrong, the way out of it, and what is missing; 1 where something is wrong."""
     from ..publishing.card_checks import card_problems, metadata_problems, missing_metadata
 
@@ -81,13 +83,13 @@ def _judge(file: Path, *, show: bool) -> int:
         print("no problems")
         return 0
     wrong = metadata_problems(text)
-    for line in _ways_out(file, {field for field, _ in wrong}, only_metadata=len(wrong) == len(problems)):
+    for line in ways_out(file, {field for field, _ in wrong}, only_metadata=len(wrong) == len(problems)):
         print(line)
     return 1
 
 
-def _ways_out(file: Path, fields: set[str], *, only_metadata: bool) -> list[str]:
-    """What mends a card without losing its text.
+def ways_out(file: Path, fields: set[str], *, only_metadata: bool) -> list[str]:
+    """Corrections of a card that keep its text.
 
     Args:
         fields (`set[str]`): of its metadata that are wrong, named as `metadata_problems` does.
@@ -103,5 +105,5 @@ def _ways_out(file: Path, fields: set[str], *, only_metadata: bool) -> list[str]
         example = " ".join(f"--{name} {FLAGS[name]}" for name in flags)
         lines.append(f"to set {' and '.join(flags)} and keep its text: deberta-ext card {file.parent} {example}")
     if not only_metadata or not fields <= {"", *flags}:
-        lines.append(f"{'mend the rest' if flags else 'mend it'} in {file}")
+        lines.append(f"{'correct the rest' if flags else 'correct it'} in {file}")
     return lines

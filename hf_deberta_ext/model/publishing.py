@@ -131,12 +131,12 @@ def refuse_other_privacy(repo_id: str, is_private: bool, private: bool | None, a
         )
 
 
-def is_automatic_card(text: str, name: str, *others: str) -> bool:
+def is_automatic_card(text: str, name: str, *automatic_cards: str) -> bool:
     """True for a card without text of a person, whatever its title, metadata, numbers, repository and revision.
 
     Args:
         name (`str`): of the model's class.
-        others (`str`): further cards that are automatic.
+        automatic_cards (`str`): further ones.
     """
 
     def words(card: str | ModelCard) -> str:
@@ -144,9 +144,9 @@ def is_automatic_card(text: str, name: str, *others: str) -> bool:
         return " ".join(re.sub(r"^(repo|revision) = .*$|^# .*$|\d[\d.,]*", "", text, flags=re.MULTILINE).split())
 
     facts = dict(revision="main", parameters=0, metadata={})
-    automatic = [new_card(name, "user/name", has_tokenizer=has_tokenizer, **facts) for has_tokenizer in (True, False)]
+    first_cards = [new_card(name, "user/name", has_tokenizer=has_tokenizer, **facts) for has_tokenizer in (True, False)]
     template = ModelCard.from_template(ModelCardData(library_name="transformers"), model_description=AUTOMATIC)
-    return words(text) in map(words, [template, *automatic, *others])
+    return words(text) in map(words, [template, *first_cards, *automatic_cards])
 
 
 def _updated_card(text: str, name: str, repo_id: str, tags: list[str], facts: dict[str, Any]) -> str | None:

@@ -15,7 +15,6 @@ from .results import (
     eval_results,
     is_score,
     learned_nothing,
-    measured_metrics,
     number_of_examples,
     objectives_table,
     replaced_token_table,
@@ -50,6 +49,13 @@ EXPLAINED = {
     "counts as original. Who knows only this share would have a loss of {eval_discriminator_guess_loss:.4f}. Precision and "
     "recall are those of the replaced tokens, at a probability of 1/2. The average cosine similarity of word embeddings is "
     "{eval_generator_similarity:.4f} in the generator and {eval_discriminator_similarity:.4f} in the discriminator.",
+}
+LENGTHS = {
+    "pre-training": "examples of at most {} tokens: what it does with longer texts is not known",
+    "question-answering": "windows of at most {} tokens: longer texts are read in several",
+    "multiple-choice": "choices of at most {} tokens, context and question included: longer contexts were cut, or did not "
+    "occur",
+    "inputs": "inputs of at most {} tokens: longer ones were cut, or did not occur",
 }
 CAPTIONS = {
     "task": "Losses and metrics during the training",
@@ -104,25 +110,25 @@ def write_model_card(
     """
     folder = Path(folder)
     check_metadata(language=language, license=license)
-    for name, ids in (("base_model", base_model), ("datasets", datasets)):
-        if wrong := [each for each in as_list(ids) if not is_hub_id(each)]:
-            raise ValueError(f"--{name}: {wrong[0]!r} is no id of the Hub, owner/name")
+    for flag, ids in (("base_model", base_model), ("datasets", datasets)):
+        if wrong := [name for name in as_list(ids) if not is_hub_id(name)]:
+            raise ValueError(f"--{flag}: {wrong[0]!r} is no id of the Hub, owner/name")
     metadata = dict(
         language=one_or_list(as_list(language)), license=license, base_model=base_model,
         datasets=as_list(datasets) or None, tags=as_list(tags) or None,
     )  # fmt: skip
     metadata = {name: value for name, value in metadata.items() if value is not None}
     if not overwrite and (folder / CARD).is_file():
-        return _complete(folder / CARD, metadata)
+        return complete_card(folder / CARD, metadata)
     model = read_folder(folder)
-    card = _replace(model, metadata)
+    card = replace_card(model, metadata)
     for half in HALVES if model.is_joint else ():
         if (folder / half / "config.json").is_file() and (overwrite or not (folder / half / CARD).is_file()):
-            _replace(read_folder(folder / half), metadata)
+            replace_card(read_folder(folder / half), metadata)
     return card
 
 
-def _replace(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
+def replace_card(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
     """Build the card; the existing one is moved aside, if its text differs."""
     file, text = model.folder / CARD, card_text(model, metadata)
     if file.is_file():
@@ -137,7 +143,7 @@ def _replace(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
     return _write(file, text)
 
 
-def _complete(file: Path, metadata: Mapping[str, Any]) -> Path:
+def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
     """Set metadata of a card; its text, its line ends and its other metadata stay.
 
     Raises:
@@ -233,12 +239,12 @@ def facts_table(facts: Mapping[str, Any] | None) -> str | None:
     """A row for each fact; a value is text, a number, a list, or a dictionary of these."""
     if not facts:
         return None
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {_cell(value)} |" for fact, value in facts.items())])
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {table_cell(value)} |" for fact, value in facts.items())])
 
 
-def _cell(value: Any) -> str:
+def table_cell(value: Any) -> str:
     if isinstance(value, Mapping):
-        value = [f"{name} {_cell(each)}" for name, each in value.items()]
+        value = [f"{name} {table_cell(entry)}" for name, entry in value.items()]
     if isinstance(value, float):
         return f"{value:.4g}"
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
@@ -256,15 +262,15 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> 
     """
     metadata, run, kind = metadata or {}, model.run, model.kind
     base = metadata.get("base_model") or run.base_model
-    measured = _measured(model)
-    index = _model_index(model, measured)
+    measured = model.metrics
+    index = model_index(model, measured)
     is_ours = model.config.get("model_type") == "deberta-ext" or "hf_deberta_ext" in run.hardware.get("versions", {})
     tags = ["deberta", "hf_deberta_ext"] if is_ours else []
     languages = as_list(run.language or DATASET_LANGUAGES.get((*run.datasets, None)[0]))
     adapter_base = model.adapter.get("base_model_name_or_path")
     return render_card(
         title=model.title,
-        opening=run.opening or _opening(model, base),
+        opening=run.opening or opening_of(model, base),
         load=loading_code(
             kind, shown_source(model.folder) + ("" if model.model_folder == model.folder else f"/{model.model_folder.name}"),
             custom_code=model.custom_code or model.base_has_code,
@@ -273,11 +279,11 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> 
             base_revision=run.base_revision, own_config=bool(model.config), tokenizer=model.has_tokenizer,
         ),
         brings_code=model.custom_code,
-        results=_results(model, measured),
+        results=results_section(model, measured),
         training=run.training,
         hardware=run.hardware,
-        limits=_limits(model, measured, base, languages),
-        sizes=_sizes(model),
+        limits=limits_of(model, measured, base, languages),
+        sizes=size_rows(model),
         metadata=dict(
             language=metadata.get("language") or one_or_list(languages),
             license=metadata.get("license") or run.license,
@@ -292,17 +298,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> 
     )  # fmt: skip
 
 
-def _measured(model: ModelFolder) -> dict[str, float]:
-    """Metrics by name, without "eval_"; means of several seeds."""
-    if model.run.scores:
-        return dict(model.run.scores)
-    if model.summary:
-        named = {name: value["mean"] for name, value in model.summary.items() if name.startswith("eval_")}
-        return {name.removeprefix("eval_"): mean for name, mean in named.items()}
-    return measured_metrics(model.results)
-
-
-def _model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
+def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
     """Results in the form of the Hub."""
     run, kind = model.run, model.kind
     if model.is_pretraining:
@@ -312,8 +308,8 @@ def _model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]
             prefix, names = model.half, ("accuracy", "precision", "recall")
             task_type, task_name = "other", "replaced token detection"
         scores = {name: measured[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in measured}
-        about = dict(dataset=None, dataset_name="held-out text", sets={"": (None, None)})
-        return eval_results(scores, task_type=task_type, task_name=task_name, **about) if kind != "joint" else []
+        held_out = dict(dataset=None, dataset_name="held-out text", sets={"": (None, None)})
+        return eval_results(scores, task_type=task_type, task_name=task_name, **held_out) if kind != "joint" else []
     if run.measured_on is None or kind not in AUTO_MODELS:
         return []
     seeds = model.summary.get("seeds", ())
@@ -323,7 +319,7 @@ def _model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]
     )  # fmt: skip
 
 
-def _opening(model: ModelFolder, base: str | None) -> str:
+def opening_of(model: ModelFolder, base: str | None) -> str:
     run, kind = model.run, model.kind
     family = FAMILIES.get(str(model.config.get("model_type")), str(model.config.get("model_type") or "transformers"))
     text = NOUNS[kind] if kind == "joint" else f"{'An' if family[0] in 'aeiou' else 'A'} {family} {NOUNS[kind]}"
@@ -354,7 +350,7 @@ def _opening(model: ModelFolder, base: str | None) -> str:
     return f"{text}."
 
 
-def _results(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
+def results_section(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
     run, caption = model.run, CAPTIONS["task"]
     if run.results:
         blocks = [run.results]
@@ -381,7 +377,7 @@ def _results(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
     return "\n\n".join(filter(None, blocks)) or None
 
 
-def _limits(model: ModelFolder, measured: Mapping[str, float], base: str | None, languages: Sequence[str]) -> list[str]:
+def limits_of(model: ModelFolder, measured: Mapping[str, float], base: str | None, languages: Sequence[str]) -> list[str]:
     """Sentences on the bounds of the model and of its results, as far as its folder has facts for them."""
     run, kind, is_pretraining = model.run, model.kind, model.is_pretraining
     limits = [*run.limits]
@@ -409,7 +405,8 @@ def _limits(model: ModelFolder, measured: Mapping[str, float], base: str | None,
     if model.config.get("position_biased_input", True) and model.config.get("model_type") in FAMILIES and rows:
         limits.append(f"It has positions for {rows} tokens and takes no longer input.")
     if run.longest:
-        limits.append(f"It was trained on {_lengths(kind, is_pretraining).format(run.longest)}.")
+        length = LENGTHS["pre-training"] if is_pretraining else LENGTHS.get(kind, LENGTHS["inputs"])
+        limits.append(f"It was trained on {length.format(run.longest)}.")
     if run.train_samples:
         limits.append(f"It was trained on the first {run.train_samples:,} examples of the data alone.")
     if len(run.seeds) == 1 and measured:
@@ -422,7 +419,7 @@ def _limits(model: ModelFolder, measured: Mapping[str, float], base: str | None,
         source = run.measured_on or "held-out documents of the data that it was trained on"
         limits.append(f"Its results are of {source} and nothing else; how well it can be fine-tuned was not measured.")
     else:
-        limits += _limits_of_results(model, measured)
+        limits += limits_of_results(model, measured)
     if run.tokens is not None and run.tokens < FEW_TOKENS and base is None:
         limits.append(f"It has been trained on {run.tokens:,} tokens of text, far less than published models.")
     if languages:
@@ -436,17 +433,7 @@ def _limits(model: ModelFolder, measured: Mapping[str, float], base: str | None,
     return limits
 
 
-def _lengths(kind: str, is_pretraining: bool) -> str:
-    if is_pretraining:
-        return "examples of at most {} tokens: what it does with longer texts is not known"
-    return {
-        "question-answering": "windows of at most {} tokens: longer texts are read in several",
-        "multiple-choice": "choices of at most {} tokens, context and question included: longer contexts were cut, or did "
-        "not occur",
-    }.get(kind, "inputs of at most {} tokens: longer ones were cut, or did not occur")
-
-
-def _limits_of_results(model: ModelFolder, measured: Mapping[str, float]) -> list[str]:
+def limits_of_results(model: ModelFolder, measured: Mapping[str, float]) -> list[str]:
     run, limits = model.run, []
     if run.measured_on is not None:
         first = f", the first {run.eval_samples:,} examples of each set," if run.eval_samples else ""
@@ -463,7 +450,7 @@ def _limits_of_results(model: ModelFolder, measured: Mapping[str, float]) -> lis
     return limits
 
 
-def _sizes(model: ModelFolder) -> dict[str, Any]:
+def size_rows(model: ModelFolder) -> dict[str, Any]:
     """Rows of the table of sizes."""
     if model.adapter:
         return {}

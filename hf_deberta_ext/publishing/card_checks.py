@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the text of a model card, found without the Hub."""
+"""Checks of a model card, without the Hub: metadata, text, code and pictures."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ __all__ = ["card_problems", "metadata_problems", "missing_metadata", "split_card
 METADATA_BLOCK = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*(\w*)")
 HEADING = re.compile(r"(#{1,6})[ \t]+(.*)")
-# What templates leave for people to fill in; "{{" is Jinja's.
+# Placeholders of templates; "{{" is Jinja's.
 PLACEHOLDERS = re.compile(
     r"\[?(?i:more information needed)\]?|\{\{.*?\}\}|\bTODO\b|\bTBD\b|(?i:lorem ipsum)|Model Card for Model ID"
 )
@@ -28,7 +28,7 @@ WANTED = {"language": "--language en", "license": "--license apache-2.0"}
 
 
 def card_problems(text: str, folder: str | os.PathLike | None = None) -> list[str]:
-    """What is wrong with a model card: a sentence for each problem, none for a good card.
+    """Problems of a model card, a sentence each; none for a good card.
 
     Looked at are the metadata (YAML, licence, languages, ids, model index), headings without text, what a template left to
     fill in, and whether Python code parses.
@@ -40,14 +40,14 @@ def card_problems(text: str, folder: str | os.PathLike | None = None) -> list[st
     """
     _, body, first_line = split_card(text)
     problems = [problem for _, problem in metadata_problems(text)]
-    lines = [*_lines(body, first_line)]
+    lines = [*text_lines(body, first_line)]
     if not any(line.strip() for _, line, _ in lines):
         return [*problems, "it says nothing below its metadata"]
-    problems += _empty_headings(lines)
+    problems += heading_problems(lines)
     for number, line, code in lines:
-        if code is None and (found := PLACEHOLDERS.search(line)):
-            problems.append(f"line {number} has {found[0]!r}, which is still to be filled in")
-    codes = [*_python(lines)]
+        if code is None and (placeholder := PLACEHOLDERS.search(line)):
+            problems.append(f"line {number} has {placeholder[0]!r}, which is still to be filled in")
+    codes = [*python_blocks(lines)]
     for number, code in codes:
         # Sessions and notebooks are no programs.
         if not re.search(r"^\s*(>>>|!|%)", code, re.MULTILINE):
@@ -56,7 +56,7 @@ def card_problems(text: str, folder: str | os.PathLike | None = None) -> list[st
             except SyntaxError as error:
                 problems.append(f"line {number + (error.lineno or 0)}: the code does not parse: {error.msg}")
     if folder is not None:
-        problems += _loading_problems(codes, Path(folder)) + _picture_problems(lines, Path(folder))
+        problems += loading_problems(codes, Path(folder)) + picture_problems(lines, Path(folder))
     return problems
 
 
@@ -98,7 +98,7 @@ def _parsed(block: str) -> Any:
 
 
 def metadata_problems(text: str) -> list[tuple[str, str]]:
-    """(field, what is wrong with it) for each problem of the metadata of a card. The field is "" where the card has none,
+    """(field, problem) for each problem of the metadata of a card. The field is "" where the card has none,
     and "metadata" where they cannot be read."""
     block, *_ = split_card(text)
     if block is None:
@@ -120,11 +120,11 @@ def metadata_problems(text: str) -> list[tuple[str, str]]:
         if wrong := [name for name in as_list(data.get(field)) if not isinstance(name, str)]:
             problems.append((field, f"{field} must be texts, got {wrong[0]!r}"))
     if "model-index" in data:
-        problems += [("model-index", problem) for problem in _index_problems(data["model-index"])]
+        problems += [("model-index", problem) for problem in index_problems(data["model-index"])]
     return problems
 
 
-def _index_problems(index: Any) -> list[str]:
+def index_problems(index: Any) -> list[str]:
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     try:
@@ -141,7 +141,7 @@ def _index_problems(index: Any) -> list[str]:
 # ------- text
 
 
-def _lines(body: str, first: int) -> Iterator[tuple[int, str, str | None]]:
+def text_lines(body: str, first: int) -> Iterator[tuple[int, str, str | None]]:
     """(number, line, None or the language of the code that it is in)."""
     fence, language = None, ""
     for number, line in enumerate(body.splitlines(), start=first):
@@ -157,7 +157,7 @@ def _lines(body: str, first: int) -> Iterator[tuple[int, str, str | None]]:
             yield number, line, None if fence is None else language
 
 
-def _empty_headings(lines: list[tuple[int, str, str | None]]) -> list[str]:
+def heading_problems(lines: list[tuple[int, str, str | None]]) -> list[str]:
     """Headings behind which another of the same or a higher level comes, or the end."""
     problems, last = [], None
     for number, line, code in [*lines, (0, "# ", "end")]:
@@ -172,7 +172,7 @@ def _empty_headings(lines: list[tuple[int, str, str | None]]) -> list[str]:
     return problems
 
 
-def _python(lines: list[tuple[int, str, str | None]]) -> Iterator[tuple[int, str]]:
+def python_blocks(lines: list[tuple[int, str, str | None]]) -> Iterator[tuple[int, str]]:
     """(number of the line above, code) of each block of Python."""
     block: list[str] = []
     start = 0
@@ -188,7 +188,7 @@ def _python(lines: list[tuple[int, str, str | None]]) -> Iterator[tuple[int, str
 # ------- the folder
 
 
-def _loading_problems(codes: list[tuple[int, str]], folder: Path) -> list[str]:
+def loading_problems(codes: list[tuple[int, str]], folder: Path) -> list[str]:
     file = folder / "config.json"
     if not file.is_file():
         return []
@@ -209,13 +209,12 @@ def _loading_problems(codes: list[tuple[int, str]], folder: Path) -> list[str]:
     return []
 
 
-def _picture_problems(lines: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+def picture_problems(lines: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
     problems = []
     for number, line, code in lines:
         if code is not None:
             continue
-        for one, other in IMAGE.findall(line):
-            picture = one or other
+        for picture in map("".join, IMAGE.findall(line)):
             if ELSEWHERE.match(picture):
                 continue
             if picture.startswith(("/", "\\", "~")):

@@ -19,6 +19,7 @@ from ..model.checkpoint_files import (
     tokenizer_files,
 )
 from .card_metadata import as_list, is_hub_id
+from .results import measured_metrics
 
 __all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "save_run_facts", "shown_source"]
 
@@ -114,9 +115,9 @@ class RunFacts:
 def save_run_facts(folder: str | os.PathLike, facts: RunFacts):
     """Adds the facts to run_report.json."""
     file = Path(folder, REPORT_FILE)
-    known = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
+    values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
     part = file.with_name(f"{file.name}.part")
-    part.write_text(json.dumps(read_json(file) | {"card": known}, indent=2, default=str) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n", encoding="utf-8")
     os.replace(part, file)
 
 
@@ -204,6 +205,16 @@ class ModelFolder:
         return bool(tokenizer_files(self.model_folder))
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name, without "eval_"; means of several seeds."""
+        if self.run.scores:
+            return dict(self.run.scores)
+        if self.summary:
+            metrics = {name: value for name, value in self.summary.items() if name.startswith("eval_")}
+            return {name.removeprefix("eval_"): value["mean"] for name, value in metrics.items()}
+        return measured_metrics(self.results)
+
+    @property
     def labels(self) -> list[str]:
         """Names of the classes, none where they are only numbered."""
         labels = self.config.get("id2label") or {}
@@ -256,11 +267,11 @@ def read_folder(folder: str | os.PathLike) -> ModelFolder:
         read_json(run_folder / name) for name in ("run_arguments.json", "trainer_state.json", REPORT_FILE)
     )
     if "card" in report:
-        names = {each.name for each in fields(RunFacts)}
+        names = {entry.name for entry in fields(RunFacts)}
         run = RunFacts(**{name: value for name, value in report["card"].items() if name in names})
     else:
-        run = _facts_of_arguments(folder, arguments, state, report, results, adapter)
-    tensors = _tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
+        run = facts_of_arguments(folder, arguments, state, report, results, adapter)
+    tensors = weight_tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
     has_log = bool(arguments or state or "card" in report)
     return ModelFolder(folder, model_folder, config, adapter, tensors, results, summary, has_log, run)
 
@@ -270,14 +281,14 @@ def shown_source(source: str | os.PathLike) -> str:
     joint model with the name of the joint one. "NAME=FILE" is shown as the file."""
     text = str(source)
     if Path(text).exists():
-        parts = [*Path(text).resolve().parts]
+        names = [*Path(text).resolve().parts]
     else:
         text = text.partition("=")[2] or text
-        parts = [part for part in re.split(r"[/\\]", text) if part not in ("", ".", "..", "~")]
-        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(parts) > 2 or Path(text).exists()
-        if not is_local or not parts:
+        names = [name for name in re.split(r"[/\\]", text) if name not in ("", ".", "..", "~")]
+        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(names) > 2 or Path(text).exists()
+        if not is_local or not names:
             return text
-    return "/".join(parts[-2:] if parts[-1] in HALVES else parts[-1:])
+    return "/".join(names[-2:] if names[-1] in HALVES else names[-1:])
 
 
 def _joint_folder(folder: Path) -> Path | None:
@@ -285,7 +296,7 @@ def _joint_folder(folder: Path) -> Path | None:
     return folder.parent if folder.name in HALVES and (folder.parent / "config.json").is_file() else None
 
 
-def _facts_of_arguments(
+def facts_of_arguments(
     folder: Path,
     arguments: Mapping[str, Any],
     state: Mapping[str, Any],
@@ -318,8 +329,8 @@ def _facts_of_arguments(
         base_model=shown_source(base) if base else None,
         base_model_id=hub_id(base),
         base_revision=adapter.get("revision"),
-        training=_training_rows(arguments, state, adapter, examples=examples, tokens=packing.get("packed_tokens")),
-        hardware=_hardware_rows(arguments, results, report),
+        training=training_rows(arguments, state, adapter, examples=examples, tokens=packing.get("packed_tokens")),
+        hardware=hardware_rows(arguments, results, report),
         text_columns=arguments.get("text_columns") or (),
         longest=arguments.get("max_length") if is_pretraining else arguments.get("max_seq_length"),
         seeds=as_list(seed),
@@ -329,7 +340,7 @@ def _facts_of_arguments(
     )
 
 
-def _training_rows(
+def training_rows(
     arguments: Mapping[str, Any], state: Mapping[str, Any], adapter: Mapping[str, Any], **counts: int | None
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
@@ -342,17 +353,17 @@ def _training_rows(
     elif adapter:
         rows["LoRA"] = f"rank {adapter.get('r')}, alpha {adapter.get('lora_alpha')}"
     metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
-    more = {
+    measurements = {
         "examples": counts["examples"],
         "tokens of text": counts["tokens"],
         "steps": state.get("global_step"),
         "epochs": state.get("epoch"),
         "best checkpoint": f"{shown_source(best)}, {metric:.4g}" if best and isinstance(metric, (int, float)) else None,
     }
-    return rows | {name: value for name, value in more.items() if value}
+    return rows | {name: value for name, value in measurements.items() if value}
 
 
-def _hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     resumed = results.get("train_resumed_at_step")
     seconds = "seconds of training" + ("" if resumed is None else f", from step {resumed} on")
     half = next((half for half in ("bf16", "fp16") if arguments.get(half)), None)
@@ -365,7 +376,7 @@ def _hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any], rep
     return {name: value for name, value in rows.items() if value is not None}
 
 
-def _tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+def weight_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """Tensors of the first file that is there, which loading would take, if it is in safetensors or an index of such files.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a folder can be published: what is asked before anything is sent. Every problem names its way out."""
+"""Checks of a folder before it is published. Every problem names its way out."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ ENVIRONMENT = (
     "WINDIR", "PATHEXT", "LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY",
 )  # fmt: skip
 # Folders of a joint model that are models by themselves.
-PARTS = ("discriminator", "generator")
+HALVES = ("discriminator", "generator")
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 # huggingface_hub uploads files of up to 50 GB (HfApi.upload_file), and downloads no larger ones (MAX_HTTP_DOWNLOAD_SIZE).
 FILE_LIMIT = 50 * 1000**3
@@ -72,21 +72,21 @@ def check_folder(
 
 
 def code_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> list[str]:
-    """What is missing in the models of a folder: configuration, weights, code, or an adapter's base model."""
+    """Missing files and values in the models of a folder: configuration, weights, code, or an adapter's base model."""
     problems = []
     if "adapter_config.json" in files:
-        problems = _adapter_problems(files["adapter_config.json"])
+        problems = adapter_problems(files["adapter_config.json"])
     elif "config.json" not in files:
         return [f"config.json is not in {folder}, so it is no saved model: {SAVE_AGAIN}, and push that folder"]
-    return problems + [problem for part in model_folders(files) for problem in _model_problems(files, part)]
+    return problems + [problem for part in model_folders(files) for problem in model_problems(files, part)]
 
 
 def model_folders(files: Mapping[str, Path]) -> list[str]:
     """ "" and those of "discriminator" and "generator" that have a configuration; an adapter need not have one."""
-    return [part for part in ("", *PARTS) if str(PurePosixPath(part, "config.json")) in files]
+    return [part for part in ("", *HALVES) if str(PurePosixPath(part, "config.json")) in files]
 
 
-def _adapter_problems(file: Path) -> list[str]:
+def adapter_problems(file: Path) -> list[str]:
     try:
         base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError) as error:
@@ -99,34 +99,34 @@ def _adapter_problems(file: Path) -> list[str]:
     return []
 
 
-def _model_problems(files: Mapping[str, Path], part: str) -> list[str]:
+def model_problems(files: Mapping[str, Path], part: str) -> list[str]:
     def at(name: str) -> str:
         return str(PurePosixPath(part, name))
 
-    here = {PurePosixPath(name).name: file for name, file in files.items() if at(PurePosixPath(name).name) == name}
+    files_of_part = {PurePosixPath(name).name: file for name, file in files.items() if at(PurePosixPath(name).name) == name}
     problems = []
-    if "adapter_config.json" not in here and not any(name.endswith(WEIGHTS) for name in here):
+    if "adapter_config.json" not in files_of_part and not any(name.endswith(WEIGHTS) for name in files_of_part):
         problems.append(f"{at('model.safetensors')} is not there, nor other weights: {SAVE_AGAIN}")
     try:
-        config = json.loads(here["config.json"].read_text(encoding="utf-8"))
+        config = json.loads(files_of_part["config.json"].read_text(encoding="utf-8"))
         auto_map, model_type = config.get("auto_map") or {}, config.get("model_type")
     except (ValueError, AttributeError) as error:
         return [*problems, f"{at('config.json')} is no JSON object ({error}): {SAVE_AGAIN}"]
     if model_type == DebertaExtConfig.model_type:
         if absent := [name for name in AUTO_MAP if name not in auto_map]:
             problems.append(f"{at('config.json')}: auto_map lacks {', '.join(absent)}: {SAVE_AGAIN}")
-    code = {name[: -len(".py")]: file for name, file in here.items() if name.endswith(".py")}
+    code = {name[: -len(".py")]: file for name, file in files_of_part.items() if name.endswith(".py")}
     for name, reference in auto_map.items():
-        if problem := _reference_problem(reference, code):
+        if problem := reference_problem(reference, code):
             problems.append(f"{at('config.json')}: auto_map has {name} = {reference!r}, {problem}: {SAVE_AGAIN}")
     if auto_map:
-        problems += [f"{at(problem)}" for problem in _import_problems(code)]
-        problems += [f"{at(problem)}" for problem in _copy_problems(code)]
+        problems += [f"{at(problem)}" for problem in import_problems(code)]
+        problems += [f"{at(problem)}" for problem in copy_problems(code)]
     return problems
 
 
-def _reference_problem(reference: object, code: Mapping[str, Path]) -> str | None:
-    """What is wrong with an entry of auto_map, which is to be "module.Class" of a file in the folder."""
+def reference_problem(reference: object, code: Mapping[str, Path]) -> str | None:
+    """The problem of an entry of auto_map, which is to be "module.Class" of a file in the folder."""
     if not isinstance(reference, str) or reference.count(".") != 1:
         return 'which is not "module.Class"'
     if "--" in reference:
@@ -134,11 +134,11 @@ def _reference_problem(reference: object, code: Mapping[str, Path]) -> str | Non
     module, class_name = reference.split(".")
     if module not in code:
         return f"but {module}.py does not go along"
-    return None if _defines(module, class_name, code) else f"but {module}.py has no class {class_name}"
+    return None if has_class(module, class_name, code) else f"but {module}.py has no class {class_name}"
 
 
-def _defines(module: str, class_name: str, code: Mapping[str, Path]) -> bool:
-    """Whether the file has the class, or takes it from one that goes along."""
+def has_class(module: str, class_name: str, code: Mapping[str, Path]) -> bool:
+    """True if the file defines the class, or imports it from another published file."""
     try:
         tree = ast.parse(code[module].read_text(encoding="utf-8"))
     except SyntaxError:
@@ -150,12 +150,12 @@ def _defines(module: str, class_name: str, code: Mapping[str, Path]) -> bool:
         if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module in code:
             names = {alias.asname or alias.name: alias.name for alias in node.names}
             if class_name in names:
-                others = {name: file for name, file in code.items() if name != module}
-                return node.module in others and _defines(node.module, names[class_name], others)
+                rest = {name: file for name, file in code.items() if name != module}
+                return node.module in rest and has_class(node.module, names[class_name], rest)
     return False
 
 
-def _import_problems(code: Mapping[str, Path]) -> Iterator[str]:
+def import_problems(code: Mapping[str, Path]) -> Iterator[str]:
     """ "file.py:line ..." for every import that does not work where only the folder is."""
     for module, file in sorted(code.items()):
         try:
@@ -163,42 +163,41 @@ def _import_problems(code: Mapping[str, Path]) -> Iterator[str]:
         except SyntaxError as error:
             yield f"{module}.py:{error.lineno} is no Python ({error.msg}): {SAVE_AGAIN}"
             continue
-        for node in _imports_outside_try(tree):
-            where = f"{module}.py:{node.lineno}"
+        for node in imports_outside_try(tree):
+            place = f"{module}.py:{node.lineno}"
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             level = getattr(node, "level", 0)
             for name in names:
                 if level > 1 or (level == 1 and (not name or "." in name)):
                     line = f"from {'.' * level}{name} import ..."
-                    yield f"{where} has `{line}`, which the Hub's loader does not follow: import from .module, in one folder"
+                    yield f"{place} has `{line}`, which the Hub's loader does not follow: import from .module, in one folder"
                 elif level == 1 and name not in code:
-                    yield f"{where} imports .{name}, but {name}.py does not go along: {SAVE_AGAIN}"
+                    yield f"{place} imports .{name}, but {name}.py does not go along: {SAVE_AGAIN}"
                 elif level == 0 and name.split(".")[0] not in REQUIRED | sys.stdlib_module_names:
                     package = name.split(".")[0]
-                    yield f"{where} imports {package}, which not everybody has who has transformers: import it inside of try"
+                    yield f"{place} imports {package}, which not everybody has who has transformers: import it inside of try"
 
 
-def _imports_outside_try(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+def imports_outside_try(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Relative ones inside of try too: there, only a package may be missing."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
         elif isinstance(child, ast.Try):
-            inside = [each for each in ast.walk(child) if isinstance(each, ast.ImportFrom) and each.level]
-            yield from inside
+            yield from (inner for inner in ast.walk(child) if isinstance(inner, ast.ImportFrom) and inner.level)
         else:
-            yield from _imports_outside_try(child)
+            yield from imports_outside_try(child)
 
 
-def _copy_problems(code: Mapping[str, Path]) -> Iterator[str]:
+def copy_problems(code: Mapping[str, Path]) -> Iterator[str]:
     """Files with the mark of this package that are not those of the installed one."""
     marked = {file.name: data for file in code.values() if CODE_MARK.encode() in (data := file.read_bytes())[:200]}
-    other = [
+    outdated = [
         name for name, data in sorted(marked.items()) if not (CODE / name).is_file() or (CODE / name).read_bytes() != data
     ]
-    if other:
+    if outdated:
         yield (
-            f"{', '.join(other)}: not the code of hf_deberta_ext {__version__} that is installed, but older or edited: "
+            f"{', '.join(outdated)}: not the code of hf_deberta_ext {__version__} that is installed, but older or edited: "
             f"{SAVE_AGAIN}, or give --skip_checks"
         )
 
@@ -207,30 +206,30 @@ def _copy_problems(code: Mapping[str, Path]) -> Iterator[str]:
 
 
 def load_problems(files: Mapping[str, Path]) -> list[str]:
-    """What does not load in a clean process: AutoConfig, AutoTokenizer, the model with its weights, on two tokens, and
+    """Load in a clean process: AutoConfig, AutoTokenizer, the model with its weights, on two tokens, and
     every other Auto class without weights.
 
     The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no cache, no token, no
     variables but those that it needs to run. huggingface_hub is told to stay offline in it; code that makes connections of
     its own is not kept from that. Of an adapter no weights are loaded, because its base model is elsewhere.
     """
-    parts = model_folders(files)
-    if not parts:
+    models = model_folders(files)
+    if not models:
         return []
     with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_check_", ignore_cleanup_errors=True) as scratch:
         copy = Path(scratch, "model")
         for name, file in files.items():
-            _place(file, copy / name)
+            link_or_copy(file, copy / name)
         jobs, answers, worker = (Path(scratch, name) for name in ("jobs.json", "problems.json", "load_worker.py"))
         # Where they are installed; of `python -I` neither PYTHONPATH nor a user's own packages are on the path.
         paths = {str(Path(find_spec(name).origin).parent.parent) for name in REQUIRED}
-        folders = [str(copy / part) for part in parts]
+        folders = [str(copy / part) for part in models]
         jobs.write_text(json.dumps({"paths": sorted(paths), "folders": folders}), encoding="utf-8")
         shutil.copyfile(Path(__file__).with_name(worker.name), worker)
         command = [sys.executable, "-I", str(worker), str(jobs), str(answers)]
         try:
             done = subprocess.run(
-                command, cwd=scratch, env=_clean_environment(scratch), timeout=LOAD_SECONDS, stdin=subprocess.DEVNULL,
+                command, cwd=scratch, env=clean_environment(scratch), timeout=LOAD_SECONDS, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -239,16 +238,16 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
             last = next(reversed(done.stdout.strip().splitlines()), "no message")
             killed = ", perhaps for want of memory" if done.returncode < 0 else ""
             return [f"the process that loads the folder ended with status {done.returncode}{killed}: {last}"]
-        found = json.loads(answers.read_text(encoding="utf-8"))
+        problems_of_models = json.loads(answers.read_text(encoding="utf-8"))
     scratch_path = re.compile(re.escape(str(copy)) + r"[/\\]?")
     return [
         f"{part + '/' if part else ''}{scratch_path.sub('', problem)} (loaded without hf_deberta_ext): {SAVE_AGAIN}"
-        for part, problems in zip(parts, found, strict=True)
+        for part, problems in zip(models, problems_of_models, strict=True)
         for problem in problems
     ]
 
 
-def _place(file: Path, target: Path):
+def link_or_copy(file: Path, target: Path):
     """The file under another name: a link where that is possible, because weights are large."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.stat().st_size > 1_000_000:
@@ -261,7 +260,7 @@ def _place(file: Path, target: Path):
     shutil.copyfile(file, target)
 
 
-def _clean_environment(scratch: str) -> dict[str, str]:
+def clean_environment(scratch: str) -> dict[str, str]:
     # Of Windows they have any case.
     needed = {name: value for name, value in os.environ.items() if name.upper() in ENVIRONMENT}
     return needed | {
@@ -283,8 +282,8 @@ def leak_problems(
 ) -> list[str]:
     """Tokens in the files, among them `token` and the one that is saved on this machine; and paths of this machine."""
     place = Path(folder).resolve()
-    own = {own for own in (token, get_token()) if own}
-    return text_problems(files, [place, place.parent, Path.cwd()], sorted(own), tokens_alone=tokens_alone)
+    tokens = {*filter(None, (token, get_token()))}
+    return text_problems(files, [place, place.parent, Path.cwd()], sorted(tokens), tokens_alone=tokens_alone)
 
 
 def size_problems(files: Mapping[str, Path]) -> list[str]:

@@ -283,10 +283,12 @@ class HubCommit:
             try:
                 self.api.create_tag(self.repo_id, tag=tag, revision=commit)
             except HfHubHTTPError as error:
-                if error.response.status_code != 409 or (other := target()) is None:
+                if error.response.status_code != 409 or (tagged := target()) is None:
                     raise
-                if other != commit:
-                    failure = f"making the tag {tag} failed: somebody else has made it meanwhile, at the commit {other[:12]}"
+                if tagged != commit:
+                    failure = (
+                        f"making the tag {tag} failed: somebody else has made it meanwhile, at the commit {tagged[:12]}"
+                    )
                     way_out = "Choose another --tag: pushing again makes that alone, beside the card that names it."
                     raise self.steps.error(failure, way_out, 409) from error
             return True

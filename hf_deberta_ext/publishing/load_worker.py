@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spm.model", "voca
 
 
 def load(folder: str) -> list[str]:
-    """What does not load, in the folder of a model."""
+    """Problems of loading the model in a folder."""
     from transformers import AutoConfig, AutoTokenizer
 
     problems: list[str] = []
@@ -36,9 +36,9 @@ def load(folder: str) -> list[str]:
         auto = None
     else:
         attempt(auto or architecture or "AutoModel", problems, lambda: run(folder, auto, architecture, auto_map, problems))
-    for other in autos:
-        if other != auto:
-            attempt(other, problems, lambda other=other: build(other, config))
+    for name in autos:
+        if name != auto:
+            attempt(name, problems, lambda name=name: build(name, config))
     return problems
 
 
@@ -69,10 +69,10 @@ def run(folder: str, auto: str | None, architecture: str | None, auto_map: dict,
     # float32: not every operation has a half on a CPU.
     model, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **options)
     name = auto or architecture or "AutoModel"
-    for kind, what in (("missing_keys", "not in the file"), ("mismatched_keys", "of another shape")):
+    for kind, complaint in (("missing_keys", "not in the file"), ("mismatched_keys", "of another shape")):
         keys = sorted(str(key if isinstance(key, str) else key[0]) for key in info.get(kind) or ())
         if keys:
-            problems.append(f"{name}: {len(keys)} weights are {what}: {', '.join(keys[:5])}")
+            problems.append(f"{name}: {len(keys)} weights are {complaint}: {', '.join(keys[:5])}")
     token_ids = torch.tensor([[1, 2]])
     if "MultipleChoice" in type(model).__name__:
         token_ids = token_ids[:, None].expand(1, 2, 2)

@@ -163,12 +163,12 @@ def loading_code(
         # All labels that hold, not the best alone.
         extra = ", top_k=None" if problem_type == "multi_label_classification" else extra
         if inputs is None:
-            quoted = [*map(_quoted, texts)]
-            inputs = quoted[0] if len(quoted) == 1 else f'{{"text": {quoted[0]}, "text_pair": {quoted[1]}}}'
+            first, *pair = map(quoted, texts)
+            inputs = f'{{"text": {first}, "text_pair": {pair[0]}}}' if pair else first
         return PIPELINE.format(kind=kind, loading=loading, name=name, options=options + extra, inputs=inputs)
     auto = AUTO_MODELS[kind]
     tried = {
-        "text-classification": CLASSIFY.format(inputs=", ".join(map(_quoted, texts)), answer=_answer(problem_type)),
+        "text-classification": CLASSIFY.format(inputs=", ".join(map(quoted, texts)), answer=answer_code(problem_type)),
         "token-classification": TAG,
         "question-answering": ANSWER,
         "multiple-choice": CHOOSE,
@@ -231,12 +231,12 @@ def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned:
     return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
 
 
-def _answer(problem_type: str | None) -> str:
+def answer_code(problem_type: str | None) -> str:
     return {
         "regression": "logits.item()",
         "multi_label_classification": "[model.config.id2label[n] for n, logit in enumerate(logits.tolist()) if logit > 0]",
     }.get(problem_type or "", "model.config.id2label[logits.argmax().item()]")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

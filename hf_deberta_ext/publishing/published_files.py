@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a model's folder go to the Hub, and why the others stay where they are."""
+"""Allow-list of published files: those of a model, with a reason for every other file of a folder."""
 
 import os
 import posixpath
@@ -74,21 +74,21 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     folder, include = Path(folder), tuple(include)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    here = dict(_files(folder))
-    found = {path: file for path, file in here.items() if _is_of_model(path, file, here)}
-    found |= {path: here[path] for path in _shown_pictures(found) if path in here and _reason_of_its_own(path) is None}
-    asked = {pattern: [path for path in here if _fits(path, pattern)] for pattern in include}
-    if unmet := [pattern for pattern, paths in asked.items() if not paths]:
+    files = dict(files_below(folder))
+    published = {path: file for path, file in files.items() if is_of_model(path, file, files)}
+    pictures = [path for path in shown_pictures(published) if path in files and specific_reason(path) is None]
+    included = {pattern: [path for path in files if matches(path, pattern)] for pattern in include}
+    if unmet := [pattern for pattern, paths in included.items() if not paths]:
         raise ValueError(
             f"--include {' '.join(unmet)} fits no file in {folder}; files that are hidden or left out for a reason of their "
             "own, and files in folders, have to be named by their path"
         )
-    found |= {path: here[path] for paths in asked.values() for path in paths}
-    left_out = dict(_reason(path) for path in here if path not in found)
-    return dict(sorted(found.items())), dict(sorted(left_out.items()))
+    published |= {path: files[path] for paths in (pictures, *included.values()) for path in paths}
+    left_out = dict(left_out_entry(path) for path in files if path not in published)
+    return dict(sorted(published.items())), dict(sorted(left_out.items()))
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
     """(path with slashes, file) of all files below. Files may be links, as in the Hub's cache, and so may folders of the
     first level; links to folders below them might lead in a circle."""
     for entry in sorted(folder.iterdir()):
@@ -101,26 +101,27 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                         yield file.relative_to(folder).as_posix(), file
 
 
-def _fits(path: str, pattern: str) -> bool:
+def matches(path: str, pattern: str) -> bool:
     if path == pattern:
         return True
-    if _reason_of_its_own(path) is not None:
+    if specific_reason(path) is not None:
         return False
     return ("/" in pattern or "/" not in path) and fnmatchcase(path, pattern)
 
 
-def _is_of_model(path: str, file: Path, here: Iterable[str]) -> bool:
+def is_of_model(path: str, file: Path, paths: Iterable[str]) -> bool:
+    """True for files of a model; `paths` are those of its whole folder."""
     *folders, name = path.split("/")
     if len(folders) > 1:
         return False
-    if folders and folders[0] not in MODEL_FOLDERS and not (MODULE_FOLDER.fullmatch(folders[0]) and "modules.json" in here):
+    if folders and folders[0] not in MODEL_FOLDERS and not (MODULE_FOLDER.fullmatch(folders[0]) and "modules.json" in paths):
         return False
     if name.endswith(".py"):
         return is_model_code(file)
     return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
 
 
-def _shown_pictures(files: Mapping[str, Path]) -> Iterator[str]:
+def shown_pictures(files: Mapping[str, Path]) -> Iterator[str]:
     """Paths of the pictures in the cards, whether they are there or not."""
     for path, file in files.items():
         if path.rpartition("/")[2] == "README.md":
@@ -130,8 +131,8 @@ def _shown_pictures(files: Mapping[str, Path]) -> Iterator[str]:
                     yield posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
-def _reason_of_its_own(path: str) -> str | None:
-    """Why a file, or a folder that it is in, stays where it is; None if only because it is not of a model."""
+def specific_reason(path: str) -> str | None:
+    """The reason of `LEFT_OUT` for a file or for a folder that it is in; None without one."""
     *folders, name = path.split("/")
     for part in (*(f"{folder}/" for folder in folders), name):
         for pattern, reason in LEFT_OUT.items():
@@ -142,14 +143,14 @@ def _reason_of_its_own(path: str) -> str | None:
     return None
 
 
-def _reason(path: str) -> tuple[str, str]:
+def left_out_entry(path: str) -> tuple[str, str]:
     """(the file, or the folder that it is in where that is left out as a whole; why)."""
     *folders, name = path.split("/")
     inside = f"{folders.pop(0)}/" if folders and folders[0] in MODEL_FOLDERS else ""
     # A folder is one entry, whatever it holds.
     shown = f"{inside}{folders[0]}/" if folders else f"{inside}{name}"
     # What is said of a folder is not said of one of its files.
-    if reason := _reason_of_its_own(shown):
+    if reason := specific_reason(shown):
         return shown, reason
     if shown.endswith(PICTURES):
         return shown, f"a picture that no card shows: --include {shown} adds it"

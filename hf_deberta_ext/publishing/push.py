@@ -130,25 +130,25 @@ def push(
         PushError: the Hub or the connection failed; the message says what is on the Hub, and what to do.
     """
     branch = revision or "main"
-    _check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)
+    check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_")))
         stack.enter_context(patient_session())
-        folder, source_name = _folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
+        folder, source_name = folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
         files, left_out = published_files(folder, include)
         pin_cards(files, scratch / "cards", repo_id, tag or branch, pinned=tag is not None)
         hub = HubCommit(HfApi(endpoint=endpoint, token=token), RequestSteps(repo_id, source_name), branch, create_pr, files)
         notes = ["the folder was searched for tokens alone, and not checked"] if skip_checks else []
-        remote = _read_for_dry_run(hub, notes) if dry_run else hub.read()
+        remote = read_for_dry_run(hub, notes) if dry_run else hub.read()
         hub.check(remote, private, "--private" if private else "--public")
         if source_name == MODEL and CARD in remote.files:
-            _keep_written_card(hub.download_card(remote, scratch), files, notes)
+            keep_written_card(hub.download_card(remote, scratch), files, notes)
         if skip_checks:
             problems = leak_problems(folder, files, token, tokens_alone=True)
         else:
             problems = check_folder(folder, files, token, needs_card=CARD not in remote.files)
         if problems and not dry_run:
-            raise _refusal(source_name, problems)
+            raise refusal(source_name, problems)
         changes = compare_files(files, remote.files)
         is_unchanged = all(file.change == "unchanged" for file in changes)
         if tag in remote.tags and not (is_unchanged and remote.tags[tag] == remote.head):
@@ -171,12 +171,12 @@ def push(
             if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
                 # Before gigabytes are on their way, to be refused at their end.
                 if refused := hub.card_problems():
-                    raise _refusal(source_name, [f"{CARD}: the Hub says {problem}" for problem in refused])
+                    raise refusal(source_name, [f"{CARD}: the Hub says {problem}" for problem in refused])
             remote = hub.prepare(remote, private)
             commit = remote.head
             if not is_unchanged:
                 # The repository may have been made just now, and is not quite empty.
-                message, description = _split_message(commit_message, commit_description)
+                message, description = split_message(commit_message, commit_description)
                 info = hub.commit(compare_files(files, remote.files), remote, message, description)
                 commit, pull_request = info.oid, info.pr_url
             if tag is not None and tag not in remote.tags:
@@ -211,7 +211,7 @@ def pin_cards(files: dict[str, Path], scratch: Path, repo_id: str, revision: str
 # ------- before anything is sent
 
 
-def _check_arguments(source: Any, repo_id: str, tokenizer: Any, branch: str, create_pr: bool, tag: str | None):
+def check_arguments(source: Any, repo_id: str, tokenizer: Any, branch: str, create_pr: bool, tag: str | None):
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:
         raise ValueError(f"repo_id = {repo_id!r} must be user/name or organisation/name")
@@ -232,7 +232,7 @@ def _check_arguments(source: Any, repo_id: str, tokenizer: Any, branch: str, cre
         raise ValueError(f"tag = {tag!r} must be of letters, digits and . _ - /")
 
 
-def _folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
+def folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
     """The folder, and its name in messages."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source), str(source)
@@ -243,7 +243,7 @@ def _folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
     return scratch, MODEL
 
 
-def _keep_written_card(published: Path, files: dict[str, Path], notes: list[str]):
+def keep_written_card(published: Path, files: dict[str, Path], notes: list[str]):
     """A card on the Hub with text of somebody stays, as with model.push_to_hub; of an automatic one the metadata, as its
     licence. The card in a folder was put there by somebody, and wins."""
     config = json.loads(files["config.json"].read_text(encoding="utf-8")) if "config.json" in files else {}
@@ -262,19 +262,19 @@ def _keep_written_card(published: Path, files: dict[str, Path], notes: list[str]
         card.write_text(str(new), encoding="utf-8")
 
 
-def _split_message(message: str | None, description: str | None) -> tuple[str, str | None]:
+def split_message(message: str | None, description: str | None) -> tuple[str, str | None]:
     """(title, text) of a commit, as git has them: the title is the first line."""
     title, _, rest = (message or "").strip().partition("\n")
     text = "\n\n".join(part for part in (rest.strip(), description) if part)
     return title.strip() or f"Upload a model with hf_deberta_ext {__version__}", text or None
 
 
-def _refusal(source_name: str, problems: Iterable[str]) -> ValueError:
+def refusal(source_name: str, problems: Iterable[str]) -> ValueError:
     lines = "".join(f"\n- {problem}" for problem in problems)
     return ValueError(f"{source_name} cannot be published as it is, and nothing was sent:{lines}")
 
 
-def _read_for_dry_run(hub: HubCommit, notes: list[str]) -> Remote:
+def read_for_dry_run(hub: HubCommit, notes: list[str]) -> Remote:
     """For a dry run: a Hub that cannot be reached is a note, and counts as an empty one."""
     try:
         remote = hub.read()

@@ -29,11 +29,13 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
     """Metrics without speeds and counts, named without `stem`; losses last."""
-    named = {name.removeprefix(f"{stem}_"): value for name, value in metrics.items() if name.startswith(f"{stem}_")}
+    metrics_of_stem = {
+        name.removeprefix(f"{stem}_"): value for name, value in metrics.items() if name.startswith(f"{stem}_")
+    }
     sets = ("", *number_of_examples(metrics, stem))
     measured = {
         name: value
-        for name, value in named.items()
+        for name, value in metrics_of_stem.items()
         if isinstance(value, (int, float))
         and not any(NO_METRIC.fullmatch(name.removeprefix(f"{prefix}_")) for prefix in sets)
     }
@@ -69,10 +71,10 @@ def eval_results(
     for name, value in measured.items():
         if not is_score(name):
             continue
-        own = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
-        metric = name.removeprefix(f"{own}_") if own else name
+        own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
+        metric = name.removeprefix(f"{own_set}_") if own_set else name
         metric = match[1] if (match := METRIC.fullmatch(metric)) else metric
-        config, split = sets.get(own, (None, "validation"))
+        config, split = sets.get(own_set, (None, "validation"))
         full_name = name if name != metric else None
         results.append(
             EvalResult(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not be published with a model: tokens, and paths of the machine that it was trained on."""
+"""Search for tokens, and for paths of the machine that a model was trained on, in files that are to be published."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["text_problems"]
 
-# What a token is of -> how it looks. Long enough that no word and no piece of a vocabulary is one.
+# Kind of token -> its form. Long enough that no word and no piece of a vocabulary is one.
 TOKENS = {
     "a token of Hugging Face": rb"\b(?:hf|api_org)_[A-Za-z0-9]{30,}",
     "a token of GitHub": rb"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}",
@@ -65,28 +65,33 @@ def text_problems(
         tokens (`Sequence[str]`): tokens of any form, as that of the one who pushes.
         tokens_alone (`bool`): do not look for paths.
     """
-    secrets = _Kinds(TOKENS | ({"your own token": _any_of(tokens)} if tokens else {}))
+    secrets = _Kinds(
+        TOKENS | ({"your own token": b"|".join(re.escape(token.encode()) for token in tokens)} if tokens else {})
+    )
     places = {str(path).rstrip("/\\") for path in (Path.home(), tempfile.gettempdir(), *private_paths)} - {""}
     # The longest first, which is the most that can be said of a path.
-    patterns = [_place_pattern(place) for place in sorted(places, key=len, reverse=True)]
+    patterns = [place_pattern(place) for place in sorted(places, key=len, reverse=True)]
     paths = _Kinds(({"on this machine": b"|".join(patterns)} if patterns else {}) | PATHS)
     problems = []
     for name, file in sorted(files.items()):
         base, is_graph = name.rpartition("/")[2], name.endswith(".onnx")
         if any(fnmatchcase(base, pattern) for pattern in NUMBERS):
             continue
-        found = [
-            (line, f"has {kind}, {_masked(text)}: take it out, and revoke it where it is from")
-            for line, kind, text in secrets.in_file(file)
-        ]
-        if not tokens_alone and base not in VOCABULARIES and (is_graph or _is_text(file)):
-            for line, kind, text in _json_paths(file, paths) if name.endswith(".json") else paths.in_file(file):
+        findings = []
+        for line, kind, text in secrets.in_file(file):
+            shown = "a PEM block" if "PRIVATE" in text else text[:6] + "..."
+            findings.append((line, f"has {kind}, {shown}: take it out, and revoke it where it is from"))
+        way_out = "write a name or a Hub id in its place"
+        if is_graph:
+            way_out = "export it again without the names of source files"
+        if not tokens_alone and base not in VOCABULARIES and (is_graph or is_text(file)):
+            for line, kind, text in json_paths(file, paths) if name.endswith(".json") else paths.in_file(file):
                 shown = text.rstrip(".,;:()[]{}|")[:100]
-                found.append((line, f"has {shown!r}, a path {kind}: {_way_out(is_graph)}"))
+                findings.append((line, f"has {shown!r}, a path {kind}: {way_out}"))
         # Lines are of texts.
-        is_binary = is_graph or not _is_text(file)
-        found.sort(key=lambda each: each[0])
-        lines = [f"{name} {text}" if is_binary or not line else f"{name}:{line} {text}" for line, text in found]
+        is_binary = is_graph or not is_text(file)
+        findings.sort(key=lambda finding: finding[0])
+        lines = [f"{name} {text}" if is_binary or not line else f"{name}:{line} {text}" for line, text in findings]
         lines = list(dict.fromkeys(lines))
         problems += lines[:SHOWN]
         if len(lines) > SHOWN:
@@ -94,25 +99,13 @@ def text_problems(
     return problems
 
 
-def _any_of(texts: Sequence[str]) -> bytes:
-    return b"|".join(re.escape(text.encode()) for text in texts)
-
-
-def _place_pattern(place: str) -> bytes:
+def place_pattern(place: str) -> bytes:
     beginning = _BEGINS + re.escape(place.encode())
     # The name of one folder is also a piece of a vocabulary; with a name in it, it is a path.
     return beginning + (rb"(?![\w-])" + _REST if len(Path(place).parts) > 2 else rb"[/\\]+" + _NAME)
 
 
-def _way_out(is_graph: bool) -> str:
-    return "export it again without the names of source files" if is_graph else "write a name or a Hub id in its place"
-
-
-def _masked(token: str) -> str:
-    return "a PEM block" if "PRIVATE" in token else token[:6] + "..."
-
-
-def _is_text(file: Path) -> bool:
+def is_text(file: Path) -> bool:
     with open(file, "rb") as stream:
         return b"\0" not in stream.read(PIECE)
 
@@ -145,7 +138,7 @@ class _Kinds:
                 text, start = text[end - 1 :], 1
 
 
-def _json_paths(file: Path, paths: _Kinds) -> Iterator[tuple[int, str, str]]:
+def json_paths(file: Path, paths: _Kinds) -> Iterator[tuple[int, str, str]]:
     """(line, kind, text) in values of a JSON file, and in names that are not words; line 0 where it is not found again."""
     data = file.read_bytes()
     try:
@@ -155,27 +148,27 @@ def _json_paths(file: Path, paths: _Kinds) -> Iterator[tuple[int, str, str]]:
         yield from paths.in_file(file)
         return
     text = data.decode("utf-8", errors="replace")
-    for string in _json_strings(value):
-        found = [
+    for string in json_strings(value):
+        kinds = [
             (paths.kind_of(match), match.group().decode())
             for match in paths.pattern.finditer(string.encode("utf-8", "replace"))
         ]
-        if not found and ABSOLUTE.fullmatch(string):
-            found = [("to a file of one machine", string)]
-        if found:
+        if not kinds and ABSOLUTE.fullmatch(string):
+            kinds = [("to a file of one machine", string)]
+        if kinds:
             place = max(text.find(json.dumps(string, ensure_ascii=ascii)) for ascii in (True, False))
             line = text.count("\n", 0, place) + 1 if place >= 0 else 0
-            yield from ((line, kind, path) for kind, path in found)
+            yield from ((line, kind, path) for kind, path in kinds)
 
 
-def _json_strings(value: Any) -> Iterator[str]:
+def json_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for each in value:
-            yield from _json_strings(each)
+        for entry in value:
+            yield from json_strings(entry)
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, entry in value.items():
             if name not in WORDS:
                 yield name
-                yield from _json_strings(each)
+                yield from json_strings(entry)

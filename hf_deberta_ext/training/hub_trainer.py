@@ -135,7 +135,7 @@ class HubTrainer(Trainer):
         # A card in a checkpoint is peft's template.
         for name, file in published_files(checkpoint_folder)[0].items():
             if name != CARD:
-                files[name] = _keep(file, Path(links.name, name))
+                files[name] = link_file(file, Path(links.name, name))
         try:
             files = self._without_leaks(files, Path(checkpoint_folder), None)
         except OSError as error:
@@ -148,9 +148,9 @@ class HubTrainer(Trainer):
             files |= {f"{place}/{name}": file for name, file in files.items()}
             for pattern in RESUMED:
                 for file in sorted(Path(checkpoint_folder).glob(pattern)):
-                    files[f"{place}/{file.name}"] = _keep(file, Path(links.name, file.name))
+                    files[f"{place}/{file.name}"] = link_file(file, Path(links.name, file.name))
             state_file = files[f"{place}/{STATE_FILE}"] = Path(links.name, STATE_FILE)
-            state_file.write_bytes(_without_folders(Path(checkpoint_folder, STATE_FILE)))
+            state_file.write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
 
         def push() -> CommitInfo:
             # All of it in the job: a callback may come after whoever waits for the job has gone on.
@@ -202,7 +202,7 @@ class HubTrainer(Trainer):
         Raises:
             OSError: a token or a path in a file that it needs.
         """
-        tokens = {each for each in (token, self.args.hub_token, get_token()) if each}
+        tokens = {*filter(None, (token, self.args.hub_token, get_token()))}
         place, clean_files = folder.resolve(), dict(files)
         for name, file in files.items():
             problems = text_problems({name: file}, [place, place.parent, Path.cwd()], sorted(tokens))
@@ -214,7 +214,7 @@ class HubTrainer(Trainer):
         return clean_files
 
 
-def _keep(file: Path, place: Path) -> Path:
+def link_file(file: Path, place: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file, place)
@@ -223,7 +223,7 @@ def _keep(file: Path, place: Path) -> Path:
     return place
 
 
-def _without_folders(state_file: Path) -> bytes:
+def portable_state(state_file: Path) -> bytes:
     """A checkpoint's state, in which the best checkpoint is a name and not a folder of this machine."""
     state: Mapping[str, Any] = json.loads(state_file.read_text(encoding="utf-8"))
     best = state.get("best_model_checkpoint")

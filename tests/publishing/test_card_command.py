@@ -57,7 +57,7 @@ def test_metadata_are_set_and_the_text_of_a_card_is_kept(folder, capsys):
     assert "README.md is completed" in said and "not in the metadata" not in said
     # The card does not say how to load it.
     assert code == 1 and "problem: it has no Python code that loads the model" in said
-    assert said.endswith(f"mend it in {folder / 'README.md'}\n") and "--overwrite" not in said
+    assert said.endswith(f"correct it in {folder / 'README.md'}\n") and "--overwrite" not in said
 
 
 def test_a_card_is_built_anew_when_asked(folder, capsys):
@@ -89,17 +89,18 @@ model = AutoModelForMaskedLM.from_pretrained("user/name", revision="v1", trust_r
         (
             "license: MIT\nlanguage: english\ndatasets: a b", LOADS + "\n## Empty\n",
             ["to set license and language and datasets and keep its text: deberta-ext card {} --license apache-2.0 "
-             "--language en --datasets OWNER/NAME", "mend the rest in {}/README.md"],
+             "--language en --datasets OWNER/NAME", "correct the rest in {}/README.md"],
         ),
-        ("license: mit\ntags: [1]", LOADS, ["mend it in {}/README.md"]),
-        ("license: mit", "", ["mend it in {}/README.md"]),
+        ("license: mit\ntags: [1]", LOADS, ["correct it in {}/README.md"]),
+        ("license: mit", "", ["correct it in {}/README.md"]),
         (
             None, LOADS,
             ["to set license and language and keep its text: deberta-ext card {} --license apache-2.0 --language en"],
         ),
         (
             "license: [mit", LOADS,
-            ["mend its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"],
+            ["correct its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as "
+             "README.md.old-1"],
         ),
     ],
     ids=["licence", "several", "tags", "text", "no metadata", "unreadable"],
