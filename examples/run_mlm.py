@@ -27,12 +27,11 @@ curves.png, all_results.json, run_arguments.json (what a resumed run must repeat
 duration) and checkpoints.
 """
 
-import sys
 import time
 from pathlib import Path
 
 import torch
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import (
@@ -56,18 +55,16 @@ from hf_deberta_ext.pretraining.report import CURVES_FILE
 from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
-from hf_deberta_ext.training.flags import refuse_unknown
+from hf_deberta_ext.training.flags import parse_flags
 from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
 def main(argv: list[str] | None = None):
-    parser = HfArgumentParser(
-        (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments), description=__doc__.split("\n\n")[0]
-    )
+    groups = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
     with ExitOnUserError():
-        refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
-        return run(*parser.parse_args_into_dataclasses(argv))
+        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE)
+        return run(*parsed)
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, masking_args: MaskingArguments, args: PretrainingArguments):

@@ -24,14 +24,12 @@ tokens are chosen one by one and all become [MASK], as published. The output fol
 all_results.json, run_arguments.json, run_report.json and checkpoints.
 """
 
-import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 from hf_deberta_ext.pretraining import (
@@ -58,7 +56,7 @@ from hf_deberta_ext.publishing.facts import shown_source
 from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
-from hf_deberta_ext.training.flags import given_flags, option, refuse_unknown
+from hf_deberta_ext.training.flags import option, parse_flags
 from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -87,23 +85,20 @@ class JointModelArguments:
 
 
 def main(argv: list[str] | None = None):
-    kinds = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
-    parser = HfArgumentParser(kinds, description=__doc__.split("\n\n")[0])
-    parser.set_defaults(masking="token", mask_share=1.0, random_share=0.0)
+    groups = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
+    masking = dict(masking="token", mask_share=1.0, random_share=0.0)
     with ExitOnUserError():
-        refuse_unknown(sys.argv[1:] if argv is None else argv, parser, flags.ELSEWHERE)
-        given = given_flags(parser, argv)
-        recipe, table = given.get("recipe"), ""
-        if recipe is not None:
-            processes = int(os.environ.get("WORLD_SIZE", 1))
-            device = torch.device("cpu") if given.get("use_cpu") else None
-            chosen = recipe_arguments(RECIPES[recipe], given, processes=processes, device=device)
-            parser.set_defaults(**chosen)
-            table = recipe_table(recipe, chosen, given, processes)
-        *parsed, args = parser.parse_args_into_dataclasses(argv)
-        if table and args.process_index == 0:
-            print(table, flush=True)
-        return run(*parsed, args)
+        parsed, _ = parse_flags(
+            groups, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE, recipe=published_settings
+        )
+        return run(*parsed)
+
+
+def published_settings(given_flags: dict, processes: int, device: torch.device | None) -> tuple[dict, str]:
+    """The settings of --recipe, for the hardware, and a table of them."""
+    name = given_flags["recipe"]
+    settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
+    return settings, recipe_table(name, settings, given_flags, processes)
 
 
 def run(model_args, joint_args, data_args, masking_args, args):

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that every fine-tuning script has."""
 
-import json
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import HfArgumentParser
 
 from ..model.attention_backends import BACKENDS
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
 from ..training.distributed import use_cpu_without_accelerator
-from ..training.flags import given_flags, option, refuse_unknown
+from ..training.flags import option, parse_flags
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -24,7 +19,7 @@ __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
 
 @dataclass
 class DataArguments:
-    """What to read: a known task, a data set of the Hub, or files. A family of tasks adds flags of its own in a subclass."""
+    """Flags of the data: a known task, a data set of the Hub, or files. Tasks add flags of their own in subclasses."""
 
     task_name: str | None = option(None, "a known task: its data on the Hub, its columns, its metrics")
     dataset_name: str | None = option(None, "data set of the Hub, instead of the task's")
@@ -62,13 +57,13 @@ class DataArguments:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """How many examples of "train", "validation" and "test" are taken; None = all."""
+        """Number of examples that are taken of "train", "validation" and "test"; None = all."""
         return dict(train=self.max_train_samples, validation=self.max_eval_samples, test=self.max_predict_samples)
 
 
 @dataclass
 class ModelArguments:
-    """Which model, and how it is loaded. Where downloads go, and the token for them, is in `DataArguments`."""
+    """Flags of the model. The folder of downloads, and the token for them, are in `DataArguments`."""
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
@@ -148,56 +143,20 @@ class FineTuningArguments(SiftArguments):
 def parse(
     argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
-    """The flags of a command line, or of the one .json or .yaml file that it names; --recipe fills in what is not given.
+    """Parse the flags of a command line, or of the one .json or .yaml file that it names, as `parse_flags`.
 
     Args:
-        argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
         data_arguments: the class of the task's flags.
-        description (`str`): what `--help` says first, up to an empty line.
     Returns:
-        The three groups of flags, and those that were given, by name.
-    Raises:
-        ValueError: a flag is unknown or gone, or its value is wrong. What argparse finds wrong ends the program.
+        The three groups of flags, and those of the command line, by name.
     """
+
+    def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str]:
+        name, task = flags["recipe"], flags.get("task_name")
+        settings = recipe_arguments(name, task, flags, processes=processes, device=device)
+        return settings, recipe_table(name, task, settings, flags)
+
     groups = (data_arguments, ModelArguments, FineTuningArguments)
     usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows all flags)"
-    parser = HfArgumentParser(groups, description=description.split("\n\n")[0], usage=usage)
-    argv = [*(sys.argv[1:] if argv is None else argv)]
-    if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
-        argv = _flags_of_file(Path(argv[0]))
-    refuse_unknown(argv, parser)
-    given = given_flags(parser, argv)
-    if given.get("recipe") is not None:
-        name, task = given["recipe"], given.get("task_name")
-        device = torch.device("cpu") if given.get("use_cpu") else None
-        chosen = recipe_arguments(name, task, given, processes=int(os.environ.get("WORLD_SIZE", 1)), device=device)
-        parser.set_defaults(**chosen)
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(recipe_table(name, task, chosen, given), flush=True)
-    if given.get("seeds") and "seed" in given:
-        raise ValueError("--seed and --seeds are both given: which?")
-    data_args, model_args, args = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
-    return data_args, model_args, args, given
-
-
-def _flags_of_file(file: Path) -> list[str]:
-    """The command line that says what a file of arguments says."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"the file of arguments {file} cannot be read: {error.strerror}") from error
-    import yaml
-
-    try:
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} is no {file.suffix[1:]}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
-    argv = []
-    for name, value in values.items():
-        if value is None or value == []:
-            continue
-        parts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        argv += [f"--{name}", *(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)]
-    return argv
+    (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
+    return data_args, model_args, args, flags

@@ -5,13 +5,17 @@ import argparse
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import HfArgumentParser
 
-__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "refuse_unknown"]
+__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "refuse_unknown"]
 
 LEAVE_OUT = "leave it out"
 # Flags that scripts of older transformers had -> their replacement.
@@ -59,6 +63,73 @@ REMOVED = {
 def option(default: Any, text: str, **options) -> Any:
     """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`."""
     return field(default=default, metadata={"help": text, **options})
+
+
+def parse_flags(
+    groups: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    description: str,
+    usage: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    elsewhere: Mapping[str, str] | None = None,
+    recipe: Callable[[dict[str, Any], int, torch.device | None], tuple[dict[str, Any], str]] | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse a command line, or the one .json or .yaml file that it names.
+
+    Args:
+        groups: dataclasses of flags.
+        argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
+        description (`str`): of which `--help` shows the first paragraph.
+        usage (`str`, *optional*): in place of argparse's.
+        defaults (`dict`, *optional*): of this script, by name.
+        elsewhere (`dict[str, str]`, *optional*): as in `refuse_unknown`.
+        recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a table of
+            them to print), for --recipe.
+    Returns:
+        Instances of the dataclasses, and the flags of the command line by name.
+    Raises:
+        ValueError: a flag is unknown or gone, or its value is wrong. Errors that argparse finds end the program.
+    """
+    parser = HfArgumentParser(groups, description=description.split("\n\n")[0], usage=usage)
+    parser.set_defaults(**(defaults or {}))
+    argv = [*(sys.argv[1:] if argv is None else argv)]
+    if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
+        argv = flags_of_file(Path(argv[0]))
+    refuse_unknown(argv, parser, elsewhere)
+    flags = given_flags(parser, argv)
+    if recipe is not None and flags.get("recipe") is not None:
+        device = torch.device("cpu") if flags.get("use_cpu") else None
+        settings, table = recipe(flags, int(os.environ.get("WORLD_SIZE", 1)), device)
+        parser.set_defaults(**settings)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(table, flush=True)
+    if flags.get("seeds") and "seed" in flags:
+        raise ValueError("--seed and --seeds are both given: which?")
+    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False), flags
+
+
+def flags_of_file(file: Path) -> list[str]:
+    """The command line for a file of flags by name."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the file of arguments {file} cannot be read: {error.strerror}") from error
+    import yaml
+
+    try:
+        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} is no {file.suffix[1:]}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
+    argv = []
+    for name, value in values.items():
+        if value is None or value == []:
+            continue
+        items = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        argv += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in items)]
+    return argv
 
 
 def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
