@@ -2,7 +2,7 @@
 """Published settings of fine-tuning, by size of the model and task, fitted to the hardware at hand.
 
 A recipe fixes what is learned: epochs, batch, learning rate, warm-up, dropout before the classifier, length. The hardware
-decides how a batch is cut into micro-batches and the precision of the arithmetic, and flags of the user win over both:
+decides the micro-batches and the precision of the arithmetic, and flags of the user win over both:
 
     RECIPES["v3-large"]["sst2"].learning_rate  # 6e-6
     recipe_arguments("v3-large", "sst2", {"per_device_train_batch_size": 8})["gradient_accumulation_steps"]  # 4
@@ -164,33 +164,33 @@ def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
     task = SAME_AS.get(task, task)
     if task not in RECIPES[name]:
         sizes = [size for size, recipes in RECIPES.items() if task in recipes]
-        others = f"; for {task} there are {', '.join(sizes)}" if sizes else ""
-        raise ValueError(f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}{others}")
+        advice = f"; for {task} there are {', '.join(sizes)}" if sizes else ""
+        raise ValueError(f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}{advice}")
     return RECIPES[name][task]
 
 
 def recipe_arguments(
     name: str,
     task: str | None,
-    given: Mapping[str, Any] | None = None,
+    flags: Mapping[str, Any] | None = None,
     *,
     processes: int = 1,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
-    """What the recipe and the hardware set, as arguments by name; those that were given are left out.
+    """Settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
     to train with another batch. The dropout before the classifier is a field of the model, whose name depends on it: see
     `find_recipe`.
 
     Args:
-        given (`dict`, *optional*): arguments that the user gave, by name.
+        flags (`dict`, *optional*): of the user, by name.
         processes (`int`): that train together.
         device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
     Raises:
-        ValueError: no such recipe, or its batch cannot be cut so; names the numbers, and what can.
+        ValueError: no such recipe, or its batch cannot be divided so; names the numbers, and the nearest ones.
     """
-    recipe, given = find_recipe(name, task), dict(given or {})
+    recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
     arguments = dict(
         num_train_epochs=float(recipe.epochs), warmup_steps=recipe.warmup_steps, learning_rate=recipe.learning_rate,
@@ -198,37 +198,32 @@ def recipe_arguments(
     )  # fmt: skip
     if recipe.sift_weight:
         arguments |= dict(sift_weight=recipe.sift_weight, sift_preset="official")
-    if "max_steps" in given:
+    if "max_steps" in flags:
         # Trainer would count steps all the same; and a short run would end before it is warm.
         del arguments["num_train_epochs"]
-        if given["max_steps"] < 2 * recipe.warmup_steps:
+        if flags["max_steps"] < 2 * recipe.warmup_steps:
             arguments["warmup_steps"] = 0.1
     if recipe.half_precision:
-        arguments |= half_precision(device, given)
+        arguments |= half_precision(device, flags)
     tokens = next(tokens for size, tokens in GPU_TOKENS.items() if size in name)
     fitting = CPU_MICRO_BATCH if device.type == "cpu" else max(1, tokens // recipe.max_length)
-    arguments |= micro_batches(recipe.batch, given, processes, fitting)
-    return {name: value for name, value in arguments.items() if name not in given}
+    arguments |= micro_batches(recipe.batch, flags, processes, fitting)
+    return {name: value for name, value in arguments.items() if name not in flags}
 
 
-def recipe_table(name: str, task: str, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """What a recipe set, what the hardware decided and what flags replaced, one line each.
+def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+    """Table of the settings of a recipe, of the hardware and of flags that replaced them, one line each.
 
     Args:
-        arguments (`dict`): what `recipe_arguments` returned.
-        given (`dict`): flags of the user; those that the recipe does not know are left out.
+        settings (`dict`): the result of `recipe_arguments`.
+        flags (`dict`): of the user; those that the recipe does not know are left out.
     """
     recipe = find_recipe(name, task)
-    everything = recipe_arguments(name, task, device=torch.device("cpu"))
-    lines = []
-    for flag in dict.fromkeys([*everything, *HARDWARE_FLAGS]):
-        if flag in given:
-            instead = "" if flag in HARDWARE_FLAGS else f", recipe: {everything[flag]}"
-            lines.append((flag, str(given[flag]), f"your flag{instead}"))
-        elif flag in arguments:
-            lines.append((flag, str(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
-    lines.append(("dropout before the classifier", str(recipe.classifier_dropout), "recipe"))
-    return "\n".join([f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})", *settings_table(lines)])
+    on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
+    published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}
+    dropout = ("dropout before the classifier", str(recipe.classifier_dropout), "recipe")
+    head = f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})"
+    return "\n".join([head, *settings_table(published, settings, flags, dropout)])
 
 
 def recipe_hint(name: str, task: str | None, model: str) -> str | None:

@@ -17,7 +17,6 @@ import torch
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..training.batch_size import (
     CPU_MICRO_BATCH,
-    HARDWARE_FLAGS,
     half_precision,
     micro_batches,
     settings_table,
@@ -166,14 +165,7 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[s
         given_flags (`dict`): flags of the user; those that the recipe does not know are left out.
     """
     recipe = RECIPES[name]
-    lines = []
-    for flag in (*FLAGS, *HARDWARE_FLAGS):
-        published = getattr(recipe, flag, None)
-        if flag in given_flags:
-            instead = "" if published is None else f", recipe: {_shown(published)}"
-            lines.append((flag, _shown(given_flags[flag]), f"your flag{instead}"))
-        elif flag in arguments:
-            lines.append((flag, _shown(arguments[flag]), "hardware" if flag in HARDWARE_FLAGS else "recipe"))
+    published = {flag: getattr(recipe, flag) for flag in FLAGS}
     used = dict(arguments) | dict(given_flags)
     size, accumulation = used["per_device_train_batch_size"], used["gradient_accumulation_steps"]
     batch = size * accumulation * processes
@@ -181,11 +173,7 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[s
     return "\n".join(
         [
             f"recipe {name}: {recipe.description} ({recipe.source})",
-            *settings_table(lines),
+            *settings_table(published, arguments, given_flags),
             f"  batch: {size} per device x {accumulation} accumulation steps x {processes} processes = {batch:,}{changed}",
         ]
     )
-
-
-def _shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

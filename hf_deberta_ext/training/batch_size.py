@@ -3,7 +3,7 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -129,8 +129,28 @@ def versions() -> dict[str, str]:
     )  # fmt: skip
 
 
-def settings_table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Lines of a table of (setting, value, who set it), with its head."""
-    rows = [("setting", "value", "set by"), *rows]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"  {setting:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for setting, value, origin in rows]
+def settings_table(
+    published: Mapping[str, Any], settings: Mapping[str, Any], flags: Mapping[str, Any], *rows: tuple[str, str, str]
+) -> list[str]:
+    """Lines of a table of (setting, value, who set it), with its head.
+
+    Args:
+        published (`dict`): settings of a recipe.
+        settings (`dict`): those that recipe and hardware have set.
+        flags (`dict`): of the user; those that the recipe does not know are left out.
+        rows: further ones.
+    """
+
+    def shown(value: Any) -> str:
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+    table = [("setting", "value", "set by")]
+    for name in dict.fromkeys([*published, *HARDWARE_FLAGS]):
+        if name in flags:
+            replaced = "" if published.get(name) is None else f", recipe: {shown(published[name])}"
+            table.append((name, shown(flags[name]), f"your flag{replaced}"))
+        elif name in settings:
+            table.append((name, shown(settings[name]), "hardware" if name in HARDWARE_FLAGS else "recipe"))
+    table += rows
+    widths = [max(len(row[column]) for row in table) for column in (0, 1)]
+    return [f"  {setting:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for setting, value, origin in table]
