@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,22 +25,10 @@ from transformers import PreTrainedModel
 from ._version import __version__
 from .model.attention import DisentangledSelfAttention
 from .model.configuration_deberta_ext import DebertaExtConfig
+from .model.heads import HEADS, Head
 
 __all__ = ["OnnxParity", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx"]
 
-# What the graph of a model gives back, by the class's name: remote code brings a second copy of the class.
-OUTPUTS = {
-    "DebertaExtModel": ("last_hidden_state",),
-    "DebertaExtForMaskedLM": ("logits",),
-    "DebertaExtForReplacedTokenDetection": ("logits",),
-    "DebertaExtForSequenceClassification": ("logits",),
-    "DebertaExtForTokenClassification": ("logits",),
-    "DebertaExtForQuestionAnswering": ("start_logits", "end_logits"),
-    "DebertaExtForMultipleChoice": ("logits",),
-}
-JOINT, MASKED_LM, CHOICES = "DebertaExtForPreTraining", "DebertaExtForMaskedLM", "DebertaExtForMultipleChoice"
-# Outputs [B, C] and so on, of a whole row; all others have one place for each token.
-OF_THE_ROW = ("DebertaExtForSequenceClassification", CHOICES)
 # The first with LayerNormalization, which onnxruntime runs as one operation, and all that the graphs need.
 OPSET = 18
 # torch 2.6 refuses sizes without an end.
@@ -68,11 +56,13 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
         TypeError: not a model of this package.
         ValueError: the joint model of pre-training, or `choices` for another head than multiple choice or below 1.
     """
-    name = _model_name(model)
-    if choices is not None and (name != CHOICES or choices < 1):
-        raise ValueError(f"choices is for {CHOICES}, a number from 1 on; got {choices} for {name}")
+    head = exported_head(model)
+    has_choices = head.labels == "choice"
+    if choices is not None and (not has_choices or choices < 1):
+        model_class = HEADS["multiple-choice"].model_class
+        raise ValueError(f"choices is for {model_class}, a number from 1 on; got {choices} for {head.model_class}")
     sizes = TRACED | ({"choices": choices} if choices is not None else {})
-    shape = tuple(size for dimension, size in sizes.items() if dimension != "choices" or name == CHOICES)
+    shape = tuple(size for dimension, size in sizes.items() if dimension != "choices" or has_choices)
     # Not all ones: some code looks for that.
     mask = torch.ones(shape, dtype=torch.long, device=model.device)
     mask[-1, ..., -3:] = 0
@@ -80,14 +70,14 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     if model.config.type_vocab_size > 0:
         inputs["token_type_ids"] = torch.zeros_like(mask)
 
-    longest = model.base_model.embeddings.max_positions if _reads_absolute_positions(model) else ANY
+    longest = model.base_model.embeddings.max_positions if reads_absolute_positions(model) else ANY
     dims = [torch.export.Dim("batch", min=1, max=ANY), torch.export.Dim("sequence", min=1, max=longest)]
-    if name == CHOICES:
+    if has_choices:
         dims.insert(1, torch.export.Dim("choices", min=1, max=ANY) if choices is None else None)
     dynamic = {axis: dim for axis, dim in enumerate(dims) if dim is not None}
-    with _ready_for_tracing(model), torch.no_grad():
+    with traceable(model), torch.no_grad():
         return torch.export.export(
-            _Named(model, OUTPUTS[name]), (), inputs, dynamic_shapes=dict.fromkeys(inputs, dynamic), strict=False
+            _Named(model, head.outputs), (), inputs, dynamic_shapes=dict.fromkeys(inputs, dynamic), strict=False
         )
 
 
@@ -112,51 +102,64 @@ class _Named(nn.Module):
         return {name: outputs[name] for name in self.names}
 
 
-def _model_name(model: nn.Module) -> str:
-    """The class of the model in `OUTPUTS`, also that of a subclass."""
-    names = [cls.__name__ for cls in type(model).__mro__]
-    if JOINT in names:
+def exported_head(model: nn.Module) -> Head:
+    """The entry in `HEADS` of a model or of its base class, by name: remote code brings a second copy of the class.
+
+    Raises:
+        TypeError: not a model of this package.
+        ValueError: the joint model of pre-training.
+    """
+    heads = {head.model_class: head for head in HEADS.values()}
+    head = next((heads[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in heads), None)
+    is_ours = getattr(getattr(model, "config", None), "model_type", None) == DebertaExtConfig.model_type
+    if head == HEADS["pretraining"]:
         raise ValueError(
-            f"{JOINT} is a generator and a discriminator; export one of them: model.export_discriminator() or "
+            f"{head.model_class} is a generator and a discriminator; export one of them: model.export_discriminator() or "
             "model.export_generator()"
         )
-    of_ours = getattr(getattr(model, "config", None), "model_type", None) == DebertaExtConfig.model_type
-    name = next((name for name in names if name in OUTPUTS), None)
-    if name is None or not of_ours:
-        raise TypeError(f"{type(model).__name__} is none of {', '.join(OUTPUTS)}; adapters have to be merged first")
-    return name
+    if head is None or not is_ours:
+        names = ", ".join(name for name in heads if name != HEADS["pretraining"].model_class)
+        raise TypeError(f"{type(model).__name__} is none of {names}; adapters have to be merged first")
+    return head
 
 
-def _reads_absolute_positions(model: PreTrainedModel) -> bool:
+def reads_absolute_positions(model: PreTrainedModel) -> bool:
+    """Tell models whose input is no longer than a table: with positions in the input, or in EMD."""
     config = model.config
-    if config.position_biased_input:
-        return True
-    return _model_name(model) == MASKED_LM and config.has_mask_decoder and config.emd_input != "hidden"
+    decodes_positions = config.has_mask_decoder and config.emd_input != "hidden"
+    return config.position_biased_input or (exported_head(model) == HEADS["masked-lm"] and decodes_positions)
 
 
 @contextmanager
-def _ready_for_tracing(model: PreTrainedModel) -> Iterator[None]:
-    """Eval mode, padded, on a backend that is plain torch; afterwards as it was."""
-    configs = {
-        id(module.config): module.config for module in model.modules() if isinstance(module, DisentangledSelfAttention)
-    }
-    # Remote code has a class of its own.
-    configs[id(model.config)] = model.config
-    backends = {key: config._attn_implementation for key, config in configs.items()}
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards every module is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
-    unpadding = model.base_model.unpadding
     try:
         model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def traceable(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model is in eval mode, padded, and on a backend that is plain torch."""
+    attentions = [module for module in model.modules() if isinstance(module, DisentangledSelfAttention)]
+    # Remote code has a class of its own.
+    configs = {id(config): config for config in (model.config, *(module.config for module in attentions))}
+    backends = {key: config._attn_implementation for key, config in configs.items()}
+    unpadding = model.base_model.unpadding
+    try:
         model.set_unpadding(False)
         for config in configs.values():
             config._attn_implementation = "eager"
-        yield
+        with in_eval_mode(model):
+            yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = backends[key]
         model.set_unpadding(unpadding)
-        for module, mode in modes:
-            module.training = mode
 
 
 def export_onnx(
@@ -187,10 +190,10 @@ def export_onnx(
         TypeError, ValueError: as in `export_program`; weights that are not float32; another ending; an older opset.
         FileExistsError: the file is there and `overwrite` is not given.
     """
-    path = _new_file(path, overwrite)
+    path = check_new_file(path, overwrite)
     if opset < OPSET:
         raise ValueError(f"opset must be {OPSET} or newer, got {opset}")
-    name = _model_name(model)
+    head = exported_head(model)
     if model.dtype != torch.float32:
         raise ValueError(
             f"the model is in {model.dtype}, in which most ONNX runtimes lack operations on CPU; give model.float()"
@@ -198,15 +201,15 @@ def export_onnx(
     onnx, _ = _require("onnx", "onnxscript")
     program = export_program(model, choices=choices)
     # What torch's exporter says of its own insides and of packages that it does without.
-    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+    with warnings.catch_warnings(), errors_alone():
         warnings.simplefilter("ignore")
-        translated = torch.onnx.export(program, dynamo=True, opset_version=opset, output_names=OUTPUTS[name], verbose=False)
-    with _written_at_once(path) as part:
+        translated = torch.onnx.export(program, dynamo=True, opset_version=opset, output_names=head.outputs, verbose=False)
+    with written_at_once(path) as part:
         translated.save(part)
         proto = onnx.load(part, load_external_data=False)
-        _tidy(proto.graph)
-        metadata = {"hf_deberta_ext": __version__, "architecture": name}
-        if name.endswith(("SequenceClassification", "TokenClassification")):
+        tidy_graph(proto.graph)
+        metadata = {"hf_deberta_ext": __version__, "architecture": head.model_class}
+        if head.pipeline_tag in ("text-classification", "token-classification"):
             metadata["id2label"] = json.dumps(model.config.id2label)
         onnx.helper.set_model_props(proto, metadata)
         onnx.save(proto, part)
@@ -236,12 +239,12 @@ def quantise_onnx(
         ValueError: `out` is `path`, or ends otherwise.
         FileNotFoundError, FileExistsError: no file at `path`; the new file is there and `overwrite` is not given.
     """
-    path, out = _file_there(path), _new_file(out, overwrite)
+    path, out = check_file(path), check_new_file(out, overwrite)
     if path.resolve() == out.resolve():
         raise ValueError(f"{path} would replace itself; give the int8 file another name")
     onnx, quantization, shapes = _require("onnx", "onnxruntime.quantization", "onnxruntime.quantization.shape_inference")
-    two_files = _data_file(path).exists()
-    with _quiet("", "onnxruntime"), _written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
+    two_files = data_file(path).exists()
+    with errors_alone(), written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
         # What depends on weights alone becomes a constant: the projections of the relative table, above all. Left to be
         # quantised in each call, they cost a classifier ten points of accuracy (SST-2).
         constant = Path(folder) / "constant.onnx"
@@ -270,14 +273,14 @@ def quantise_onnx(
     return out
 
 
-def _file_there(path: str | os.PathLike) -> Path:
+def check_file(path: str | os.PathLike) -> Path:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; export_onnx writes one")
     return path
 
 
-def _new_file(path: str | os.PathLike, overwrite: bool) -> Path:
+def check_new_file(path: str | os.PathLike, overwrite: bool) -> Path:
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"the name must end in .onnx, got {path}")
@@ -286,18 +289,18 @@ def _new_file(path: str | os.PathLike, overwrite: bool) -> Path:
     return path
 
 
-def _data_file(path: Path) -> Path:
+def data_file(path: Path) -> Path:
     return path.with_name(path.name + ".data")
 
 
 @contextmanager
-def _written_at_once(path: Path) -> Iterator[Path]:
+def written_at_once(path: Path) -> Iterator[Path]:
     """A file of the same name, since it names its second file, in a folder beside; moved to `path` at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:
         part = Path(folder) / path.name
         yield part
-        _data_file(path).unlink(missing_ok=True)
+        data_file(path).unlink(missing_ok=True)
         for file in sorted(Path(folder).iterdir()):
             os.replace(file, path.with_name(file.name))
 
@@ -311,22 +314,19 @@ def _require(*names: str) -> list:
 
 
 @contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Only errors from these loggers."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
+def errors_alone() -> Iterator[None]:
+    """Inside, no logger reports anything below an error."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
-def _tidy(graph):
-    """Leaves the graph without what torch notes for debugging: paths of this machine in each node, the names of sizes, and
-    shapes inside, which stop onnxruntime's quantisation where it turns a weight."""
+def tidy_graph(graph):
+    """Remove torch's notes for debugging: paths of this machine in each node, names of sizes, and shapes inside, which stop
+    onnxruntime's quantisation where it transposes a weight."""
     sizes = graph.input[0].type.tensor_type.shape.dim
     names = ("batch", "choices", "sequence") if len(sizes) == 3 else ("batch", "sequence")
     renamed = {size.dim_param: name for size, name in zip(sizes, names, strict=True) if size.dim_param}
@@ -377,12 +377,10 @@ def parity_shapes(model: PreTrainedModel) -> list[tuple[int, int, str]]:
     """Shapes (batch, length, padding) for `onnx_parity` at which a graph that holds a size fixed goes wrong: one row, one
     and two tokens, padding on both sides, beyond the traced length, and beyond the relative table and
     `max_position_embeddings` or, where the model reads absolute positions, up to their end."""
-    _model_name(model)
-    far = model.config.max_position_embeddings
-    if _reads_absolute_positions(model):
+    if reads_absolute_positions(model):
         far = model.base_model.embeddings.max_positions
     else:
-        far = max(far, model.config.relative_distance) + 9
+        far = max(model.config.max_position_embeddings, model.config.relative_distance) + 9
     middle = min(37, far)
     return [
         (1, 1, "none"), (3, 2, "right"), (TRACED["batch"], min(TRACED["length"], far), "none"), (1, middle, "none"),
@@ -418,49 +416,41 @@ def onnx_parity(
         FileNotFoundError: no such file.
         ValueError: the file has other inputs or outputs than the model, an unknown padding, or fewer tokens than needed.
     """
-    name, path = _model_name(model), _file_there(path)
+    head, path = exported_head(model), check_file(path)
     (onnxruntime,) = _require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     outputs = tuple(output.name for output in session.get_outputs())
     names = [value.name for value in session.get_inputs()]
-    if outputs != OUTPUTS[name] or ("token_type_ids" in names) != (model.config.type_vocab_size > 0):
-        raise ValueError(f"{path} has inputs {names} and outputs {[*outputs]}, which are not those of {name}")
+    if outputs != head.outputs or ("token_type_ids" in names) != (model.config.type_vocab_size > 0):
+        raise ValueError(f"{path} has inputs {names} and outputs {[*outputs]}, which are not those of {head.model_class}")
 
-    rows, modes = [], [(module, module.training) for module in model.modules()]
+    rows = []
     generator = torch.Generator().manual_seed(seed)
-    try:
-        model.eval()
-        for batch, length, padding in parity_shapes(model) if shapes is None else shapes:
-            shape = (batch, choices, length) if name == CHOICES else (batch, length)
-            inputs = _inputs(model, shape, padding, tokens, generator)
-            on_device = {key: value.to(model.device) for key, value in inputs.items()}
-            arrays = {key: value.numpy() for key, value in inputs.items()}
-            times: dict[str, list[float]] = {"torch": [], "onnx": []}
-            for _ in range(1 + repeats):
-                with torch.inference_mode():
-                    results = _timed(lambda: model(**on_device), times["torch"])  # noqa: B023
-                arrays_out = _timed(lambda: session.run(None, arrays), times["onnx"])  # noqa: B023
-            expected = {key: results[key].cpu() for key in outputs}
-            got = {key: torch.from_numpy(array) for key, array in zip(outputs, arrays_out, strict=True)}
-            medians = [statistics.median(times[key][1:]) if repeats else None for key in ("torch", "onnx")]
-            compared = _compare(name, expected, got, inputs["attention_mask"].bool())
-            rows.append(OnnxParity(batch, length, padding, *compared, *medians))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    for batch, length, padding in parity_shapes(model) if shapes is None else shapes:
+        shape = (batch, choices, length) if head.labels == "choice" else (batch, length)
+        inputs = parity_inputs(model, shape, padding, tokens, generator)
+        on_device = {key: value.to(model.device) for key, value in inputs.items()}
+        arrays = {key: value.numpy() for key, value in inputs.items()}
+        times = []
+        for _ in range(1 + repeats):
+            with in_eval_mode(model), torch.inference_mode():
+                start = time.perf_counter()
+                results = model(**on_device)
+                middle = time.perf_counter()
+            start_onnx = time.perf_counter()
+            arrays_out = session.run(None, arrays)
+            times.append((middle - start, time.perf_counter() - start_onnx))
+        expected = {key: results[key].cpu() for key in outputs}
+        got = {key: torch.from_numpy(array) for key, array in zip(outputs, arrays_out, strict=True)}
+        medians = [statistics.median(seconds) for seconds in zip(*times[1:], strict=True)] if repeats else [None, None]
+        compared = compare_outputs(head, expected, got, inputs["attention_mask"].bool())
+        rows.append(OnnxParity(batch, length, padding, *compared, *medians))
     return rows
 
 
-def _timed(call: Callable, times: list[float]):
-    start = time.perf_counter()
-    result = call()
-    times.append(time.perf_counter() - start)
-    return result
-
-
-def _inputs(model, shape, padding: str, tokens, generator) -> dict[str, torch.Tensor]:
+def parity_inputs(model, shape, padding: str, tokens, generator) -> dict[str, torch.Tensor]:
     """Inputs [B, N] or [B, C, N]; every second row is padded to half of its length, though a token is left."""
     count, length = math.prod(shape), shape[-1]
     if tokens is None:
@@ -482,23 +472,23 @@ def _inputs(model, shape, padding: str, tokens, generator) -> dict[str, torch.Te
     return inputs
 
 
-def _compare(
-    name: str, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], mask: torch.Tensor
+def compare_outputs(
+    head: Head, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], mask: torch.Tensor
 ) -> tuple[float, float, float | None]:
     """Largest difference and largest value at real tokens, and the share of equal decisions."""
     differences, sizes, decisions = [], [], []
     for key, values in expected.items():
-        others = got[key]
-        if name == "DebertaExtForQuestionAnswering":
+        exported = got[key]
+        if head.labels == "span":
             lowest = torch.finfo(values.dtype).min
-            decisions.append(values.where(mask, lowest).argmax(1) == others.where(mask, lowest).argmax(1))
-        if name not in OF_THE_ROW:
-            values, others = values[mask], others[mask]
-        differences.append((values - others).abs().max().item())
+            decisions.append(values.where(mask, lowest).argmax(1) == exported.where(mask, lowest).argmax(1))
+        if head.labels not in ("row", "choice"):
+            values, exported = values[mask], exported[mask]
+        differences.append((values - exported).abs().max().item())
         sizes.append(values.abs().max().item())
-        if name == "DebertaExtForReplacedTokenDetection":
-            decisions.append((values > 0) == (others > 0))
+        if head == HEADS["replaced-token-detection"]:
+            decisions.append((values > 0) == (exported > 0))
         elif key == "logits" and values.shape[-1] > 1:
-            decisions.append(values.argmax(-1) == others.argmax(-1))
+            decisions.append(values.argmax(-1) == exported.argmax(-1))
     agreement = torch.cat(decisions).float().mean().item() if decisions else None
     return max(differences), max(sizes), agreement

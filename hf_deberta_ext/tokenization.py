@@ -25,6 +25,8 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
 
+from .model.checkpoint_files import read_json
+
 __all__ = [
     "PreTrainedTokenizerFast",
     "check_tokenizer",
@@ -42,7 +44,7 @@ SOFT, HARD = "\ufdd0", "\ufdd1"
 
 
 class PreTrainedTokenizerFast(TokenizersBackend):
-    """What this module returns; adds nothing but the name that `save_pretrained` must write (see the module)."""
+    """The tokenizers of this module; adds nothing but the name that `save_pretrained` must write (see the module)."""
 
 
 def load_tokenizer(
@@ -73,8 +75,8 @@ def load_tokenizer(
     """
     download = dict(revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
     find = functools.partial(_find_file, folder_or_repo, subfolder=subfolder, download=download)
-    config = _read_json(find("tokenizer_config.json"))
-    state = _read_json(find("tokenizer.json"))
+    files = ("tokenizer_config.json", "tokenizer.json", "added_tokens.json")
+    config, state, added = (read_json(path) if (path := find(name)) else {} for name in files)
     if config.get("split_by_punct"):
         raise ValueError(f"{folder_or_repo} sets split_by_punct, which no published model does; it is not supported")
     if model_max_length is None:
@@ -107,7 +109,7 @@ def load_tokenizer(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
             "tokenizer.json" + (" (local files only)" if local_files_only or is_offline_mode() else "")
         )
-    _add_recorded_tokens(tokenizer, state, config, _read_json(find("added_tokens.json")))
+    _add_recorded_tokens(tokenizer, state, config, added)
     if not spm and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
         raise ValueError(
             f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
@@ -253,18 +255,19 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
         with open(path, "rb") as file:
             model.ParseFromString(file.read())
     except DecodeError as error:
-        raise ValueError(f"{path} is not a SentencePiece model; is it cut off, or a Git LFS pointer?") from error
+        raise ValueError(f"{path} is not a SentencePiece model; is it truncated, or a Git LFS pointer?") from error
     options = model.trainer_spec
     Piece = model.SentencePiece
     scores = [piece.score for piece in model.pieces if piece.type == Piece.NORMAL]
     if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
         raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
 
+    names = {piece.piece for piece in model.pieces}
     lowest, highest = min(scores), max(0.0, max(scores))
     vocab = []
     for piece in model.pieces:
         name, score = piece.piece, piece.score
-        if piece.type == Piece.UNKNOWN and all(other.piece != "[UNK]" for other in model.pieces):
+        if piece.type == Piece.UNKNOWN and "[UNK]" not in names:
             name = "[UNK]"
         if piece.type == Piece.USER_DEFINED:
             # SentencePiece: always preferred to what it is made of.
@@ -374,17 +377,11 @@ def _find_file(source: str | os.PathLike, name: str, subfolder: str, download: d
     except HFValidationError as error:
         raise OSError(f"{source} is neither a local folder nor a valid repository id") from error
     except LocalEntryNotFoundError:
-        where = {"cache_dir": download["cache_dir"], "revision": download["revision"]}
-        known_missing = try_to_load_from_cache(source, path, **where) is _CACHED_NO_EXIST
+        cache_dir, revision = download["cache_dir"], download["revision"]
+        cached = try_to_load_from_cache(source, path, cache_dir=cache_dir, revision=revision)
+        known_missing = cached is _CACHED_NO_EXIST
         if known_missing or download["local_files_only"] or is_offline_mode():
             return None
         raise
     except EntryNotFoundError:
         return None
-
-
-def _read_json(path: str | None) -> dict:
-    if path is None:
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)

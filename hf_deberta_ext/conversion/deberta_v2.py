@@ -102,7 +102,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """What a stock folder of `model` does not carry; raises where that changes outputs and nobody allowed it."""
+    """Notes on the features that a stock folder does not hold; an error where that changes outputs, unless `lossy`."""
     config = model.config
     if type(model).__name__ not in STOCK_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; export one of its parts")

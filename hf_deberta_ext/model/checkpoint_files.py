@@ -53,6 +53,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
           "I16": "int16", "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
           "F8_E5M2": "float8_e5m2"}  # fmt: skip
 AGAIN = "download or save it again"
+LFS_POINTER = b"version https://git-lfs"
 # Of torch.load, for files that are truncated or no pickles at all.
 TORCH_ERRORS = (RuntimeError, EOFError, OSError, LookupError, AttributeError, ValueError, TypeError, zipfile.BadZipFile)
 
@@ -124,11 +125,12 @@ def read_json(file: str | os.PathLike) -> dict[str, Any]:
     file = Path(file)
     if not file.is_file():
         return {}
-    refuse_pointer(file)
+    text = file.read_bytes()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON ({error}); {AGAIN}") from error
+        reason = "a Git LFS pointer, not the file itself" if text.startswith(LFS_POINTER) else f"not JSON ({error})"
+        raise ValueError(f"{file} is {reason}; {AGAIN}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, not a {type(content).__name__}; {AGAIN}")
     return content
@@ -261,5 +263,5 @@ def refuse_pointer(file: str | os.PathLike):
         ValueError: the file is a Git LFS pointer.
     """
     with open(file, "rb") as data:
-        if data.read(40).startswith(b"version https://git-lfs"):
+        if data.read(len(LFS_POINTER)) == LFS_POINTER:
             raise ValueError(f"{file} is a Git LFS pointer, not the file itself: git lfs pull, or {AGAIN}")

@@ -36,7 +36,7 @@ _DELTA = re.compile(r"^(.*_embeddings\.)_weight$")
 
 @dataclass
 class LoadingReport:
-    """What became of each tensor of a checkpoint and of each parameter of the model; `print` it.
+    """Report on loading: the fate of each tensor of a checkpoint and of each parameter of the model; `print` it.
 
     Args:
         source (`str`): folder or repo id.
@@ -55,7 +55,7 @@ class LoadingReport:
     notes: list[str] = field(default_factory=list)
 
     def complete(self, names: set[str], info: dict):
-        """Fills in what loading told: `names` are the model's parameters, `info` the loading info of transformers."""
+        """Fill in the result of loading: `names` are the model's parameters, `info` the loading info of transformers."""
         self.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
         self.loaded = sorted(names - {*self.initialised})
         file_keys = {new: key for key, converted in self.converted.items() for new in converted}
@@ -71,7 +71,7 @@ class LoadingReport:
     def __str__(self) -> str:
         lines = [self.summary(), *(f"note: {note}" for note in self.notes)]
         lines += [f"newly initialised: {key}" for key in self.initialised]
-        lines += [f"unused: {key} ({why})" for key, why in self.unused.items()]
+        lines += [f"unused: {key} ({reason})" for key, reason in self.unused.items()]
         lines += [f"converted: {key} -> {', '.join(new)}" for key, new in self.converted.items()]
         return "\n".join(lines)
 
@@ -112,14 +112,15 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
 
 
 def check_index(folder: str | os.PathLike, subfolder: str = ""):
-    """Looks at the index of the shards in a local folder, which transformers would follow anywhere; none, no matter.
+    """Check the index of shards in a local folder, if there is one: transformers would follow it anywhere.
 
     Raises:
         ValueError: it is damaged, or names files elsewhere.
     """
-    there = [path for path in (os.path.join(folder, subfolder, name) for name in WEIGHT_FILES) if os.path.isfile(path)]
-    if there and there[0].endswith(".json"):
-        read_shards(there[0])
+    paths = (os.path.join(folder, subfolder, name) for name in WEIGHT_FILES)
+    first = next((path for path in paths if os.path.isfile(path)), "")
+    if first.endswith(".json"):
+        read_shards(first)
 
 
 def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:
@@ -138,7 +139,7 @@ def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | 
 def convert_official(
     state_dict: dict, config, delta_bases: dict | None = None
 ) -> tuple[dict[str, torch.Tensor], LoadingReport]:
-    """The tensors of an official checkpoint under our names.
+    """Convert the tensors of an official checkpoint to the names of this package.
 
     v1's `in_proj.weight` [3·hidden, hidden] holds, head after head, d rows of q, d of k, d of v; it has no key bias, and
     neither has `pos_proj`. Our projections have one; zero is the only value that computes the same.
@@ -158,9 +159,9 @@ def convert_official(
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}
     for key, value in state_dict.items():
-        why = next((why for pattern, why in _DROPPED if re.search(pattern, key)), None)
-        if why is None and not torch.is_tensor(value):
-            why = f"not a tensor but {type(value).__name__}"
+        reason = next((reason for pattern, reason in _DROPPED if re.search(pattern, key)), None)
+        if reason is None and not torch.is_tensor(value):
+            reason = f"not a tensor but {type(value).__name__}"
         if match := _DELTA.match(key):
             table, base = match[1] + "weight", (delta_bases or {}).get(match[1].split(".")[-2])
             if table not in state_dict and base is not None and torch.is_tensor(value):
@@ -175,19 +176,19 @@ def convert_official(
                     "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
                     "save the discriminator again after a forward pass of the official code"
                 )
-            why = f"the difference from the generator's table; {table} already contains it"
-        if why is not None:
-            report.unused[key] = why
+            reason = f"the difference from the generator's table; {table} already contains it"
+        if reason is not None:
+            report.unused[key] = reason
             continue
-        for new, tensor in _converted(key, value, config):
+        for new, tensor in convert_tensor(key, value, config):
             tensors[new] = tensor
             if new != key:
                 report.converted.setdefault(key, []).append(new)
     return tensors, report
 
 
-def _converted(key: str, tensor: torch.Tensor, config):
-    """Yields (our name, tensor) for one tensor of the file."""
+def convert_tensor(key: str, tensor: torch.Tensor, config):
+    """Yield (name here, tensor) for each part of one tensor of the file."""
     name = key
     for pattern, replacement in _RENAMES:
         name = re.sub(pattern, replacement, name)

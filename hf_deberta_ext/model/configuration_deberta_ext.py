@@ -49,7 +49,7 @@ _NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_pro
 
 
 def _value_errors(cls):
-    """Makes every refusal of the strict dataclass a ValueError whose message names field, value and what is right."""
+    """Turn every refusal of the strict dataclass into a ValueError that names field, value and the values allowed."""
 
     def wrap(method):
         @functools.wraps(method)
@@ -192,16 +192,16 @@ class DebertaExtConfig(PreTrainedConfig):
 
     @property
     def has_mask_decoder(self) -> bool:
-        """Whether masked-language modelling runs the Enhanced Mask Decoder: not with absolute positions in the input."""
+        """Masked-language modelling runs the Enhanced Mask Decoder: not with absolute positions in the input."""
         return not self.position_biased_input
 
     @property
     def has_absolute_positions(self) -> bool:
-        """Whether there is an absolute position table, for the input or for the Enhanced Mask Decoder."""
+        """There is an absolute position table, for the input or for the Enhanced Mask Decoder."""
         return self.position_biased_input or self.emd_input != "hidden"
 
     def validate_architecture(self):
-        """Refuses values out of range and fields that contradict each other (run by transformers at init and save)."""
+        """Refuse values out of range and fields that contradict each other (run by transformers at init and save)."""
         for name in (
             "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "conv_groups", "emd_layers",
@@ -224,8 +224,8 @@ class DebertaExtConfig(PreTrainedConfig):
         _check_dtype("dtype", self.dtype)
         _require(self, "problem_type", self.problem_type is None or self.problem_type in PROBLEMS, f"None or in {PROBLEMS}")
         names = self.architectures
-        right = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
-        _require(self, "architectures", right, "a list of names, or None")
+        is_list = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
+        _require(self, "architectures", is_list, "a list of names, or None")
         for name in ("output_attentions", "output_hidden_states", "return_dict"):
             value = getattr(self, name)
             _require(self, name, value is None or isinstance(value, bool), "True, False or None")
@@ -264,7 +264,7 @@ class DebertaExtConfig(PreTrainedConfig):
 
     @property
     def is_joint(self) -> bool:
-        """Whether this is of a checkpoint with generator and discriminator in one model."""
+        """The configuration of a checkpoint with generator and discriminator in one model."""
         return is_joint({"generator": self.generator, "architectures": self.architectures})
 
     def discriminator_config(self) -> "DebertaExtConfig":
@@ -321,9 +321,9 @@ class DebertaExtConfig(PreTrainedConfig):
                 )
         return config
 
-    def difference(self, other: "DebertaExtConfig") -> dict[str, Any]:
-        """The fields of a single model in which this differs from `other`, with the values here."""
-        names = [name for name in _single_fields() if getattr(self, name) != getattr(other, name)]
+    def difference(self, base: "DebertaExtConfig") -> dict[str, Any]:
+        """The fields of a single model in which this differs from `base`, with the values here."""
+        names = [name for name in _single_fields() if getattr(self, name) != getattr(base, name)]
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -341,25 +341,25 @@ class DebertaExtConfig(PreTrainedConfig):
             ValueError: a wrong value, in the file or among the fields that `kwargs` replace; it names both.
             OSError: there is no config.json, or it is no JSON.
         """
-        where = str(pretrained_model_name_or_path)
+        source = str(pretrained_model_name_or_path)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         except ValueError as error:
-            if where in str(error):
+            if source in str(error):
                 raise
-            raise ValueError(f"{error} (while reading the configuration of {where})") from error
+            raise ValueError(f"{error} (while reading the configuration of {source})") from error
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        where = pretrained_model_name_or_path
-        config, kwargs = json_object(where, super().get_config_dict, where, **kwargs)
+        source = pretrained_model_name_or_path
+        config, kwargs = json_object(source, super().get_config_dict, source, **kwargs)
         if not {*config} - {"_commit_hash"}:
             # transformers would build a model of the default size. Some versions add a key.
-            raise OSError(f"{where} has no config.json, or an empty one; pass config=")
+            raise OSError(f"{source} has no config.json, or an empty one; pass config=")
         kind = config.get("model_type", cls.model_type)
         if kind not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):
             raise ValueError(
-                f"the config.json of {where} is of model_type {kind!r}; {cls.__name__} reads "
+                f"the config.json of {source} is of model_type {kind!r}; {cls.__name__} reads "
                 f"{', '.join(map(repr, (cls.model_type, *OFFICIAL_TYPES)))}"
             )
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
@@ -399,8 +399,8 @@ class DebertaExtConfig(PreTrainedConfig):
         if not os.path.isfile(save_directory):
             folder = Path(save_directory)
             copy_code(folder, self.name_or_path)
-            there = {file.stem for file in folder.glob("*.py")}
-            self.auto_map = {name: where for name, where in AUTO_MAP.items() if where.split(".")[0] in there}
+            modules = {file.stem for file in folder.glob("*.py")}
+            self.auto_map = {name: entry for name, entry in AUTO_MAP.items() if entry.split(".")[0] in modules}
         super().save_pretrained(save_directory)
         if push_to_hub:
             # transformers would upload only what changed since it was called, which leaves out the code.
@@ -420,13 +420,13 @@ def _single_fields() -> list[str]:
     return [name for name in DebertaExtConfig.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
 
 
-def json_object(where, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+def json_object(source, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
     """`read(*args, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
 
     Raises:
         ValueError: it holds something else.
     """
-    wrong = f"the config.json of {where} holds no JSON object, {{...}}"
+    wrong = f"the config.json of {source} holds no JSON object, {{...}}"
     try:
         config, unused = read(*args, **kwargs)
     except (TypeError, AttributeError) as error:
@@ -437,14 +437,14 @@ def json_object(where, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str,
 
 
 def is_joint(config: dict[str, Any]) -> bool:
-    """Whether a config.json is that of generator and discriminator in one model."""
+    """Tell the config.json of generator and discriminator in one model."""
     names = config.get("architectures")
     return config.get("generator") is not None and not _SINGLE_MODELS & {*(names if isinstance(names, list) else [])}
 
 
-def _require(config, name: str, condition: bool, wanted: str):
+def _require(config, name: str, condition: bool, expected: str):
     if not condition:
-        raise ValueError(f"{name} = {getattr(config, name)!r} must be {wanted}")
+        raise ValueError(f"{name} = {getattr(config, name)!r} must be {expected}")
 
 
 def _check_names_and_numbers_of_labels(id2label, label2id, num_labels):
@@ -459,8 +459,8 @@ def _check_names_and_numbers_of_labels(id2label, label2id, num_labels):
 
 
 def _check_dtype(name: str, value):
-    found = getattr(torch, value, None) if isinstance(value, str) else value
-    if not (value is None or (isinstance(found, torch.dtype) and found.is_floating_point)):
+    dtype = getattr(torch, value, None) if isinstance(value, str) else value
+    if not (value is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise ValueError(f"{name} = {value!r} must be a floating dtype of torch, such as 'float32' or 'bfloat16', or None")
 
 
@@ -472,8 +472,8 @@ def _unknown_name(name: str) -> str:
 
 def _position_terms(value: str | list[str] | None) -> list[str]:
     """Any spelling of `pos_att_type` as a list in the order c2p, p2c, p2p."""
-    parts = value.split("|") if isinstance(value, str) else value or []
-    parts = {part.strip().lower() for part in parts} - {"", "none"}
-    if not parts <= set(POSITION_TERMS):
+    terms = value.split("|") if isinstance(value, str) else value or []
+    terms = {term.strip().lower() for term in terms} - {"", "none"}
+    if not terms <= set(POSITION_TERMS):
         raise ValueError(f"DebertaExtConfig: pos_att_type = {value!r} must be a subset of {', '.join(POSITION_TERMS)}")
-    return [term for term in POSITION_TERMS if term in parts]
+    return [term for term in POSITION_TERMS if term in terms]

@@ -59,7 +59,7 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the labels [B, N] are not -100.
+    """Positions of the labels [B, N] that are not -100.
 
     Returns:
         positions [B, Q], Q = the largest number of labels in a row (at least 1), each row's labelled positions in order and

@@ -78,7 +78,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         self._tied_weights_keys = {f"discriminator.deberta.{name}": f"generator.deberta.{name}" for name in tied}
         self.post_init()
 
-    # ------- what the two share
+    # ------- shared modules
 
     def _freeze_unread_positions(self):
         for part in PARTS:
@@ -156,13 +156,13 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
             attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids,
             document_ids=document_ids, return_dict=True,
         )  # fmt: skip
-        wanted = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        optional = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         if part not in (None, *PARTS):
             raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
         if part == "discriminator" or labels is None:
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
-            return self._judge(input_ids, labels, inputs | wanted)
+            return self._judge(input_ids, labels, inputs | optional)
         require_tensor("input_ids", input_ids)
         check_labels("labels", labels, "class", list(input_ids.shape), classes=self.config.vocab_size)
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
@@ -171,9 +171,10 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         )
         generated = dict(generator_loss=filled.loss, generator_logits=filled.logits)
         if part == "generator":
-            made = dict(loss=filled.loss, corrupted_ids=corrupted, discriminator_labels=replaced)
-            return DebertaExtForPreTrainingOutput(**made, **generated)
-        return self._judge(corrupted, replaced, inputs | wanted, **generated)
+            return DebertaExtForPreTrainingOutput(
+                loss=filled.loss, corrupted_ids=corrupted, discriminator_labels=replaced, **generated
+            )
+        return self._judge(corrupted, replaced, inputs | optional, **generated)
 
     def _judge(self, corrupted_ids, discriminator_labels, inputs: dict, **generated) -> DebertaExtForPreTrainingOutput:
         """The discriminator's part beside the generator's, `generated`, if there is one."""

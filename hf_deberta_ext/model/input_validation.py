@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""What a caller can get wrong about the tensors of a call, said before torch says it worse, or computes with it.
+"""Validation of input shapes, dtypes and ranges, with errors that name the argument.
 
 Values are looked at where that costs nothing: on CPU, outside of graphs. On other devices it would wait for the device.
 """
@@ -20,7 +20,7 @@ REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def values_at_hand(x: torch.Tensor) -> bool:
-    """Whether the values of `x` can be read without waiting, and without breaking a graph or a transform."""
+    """Tell tensors whose values can be read without a synchronisation, and without breaking a graph or a transform."""
     plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
     return plain and not _traced() and not torch._C._are_functorch_transforms_active()
 
@@ -45,8 +45,8 @@ def check_ids(
     require_tensor(name, ids)
     B, N = shape
     if list(ids.shape) not in ([B, N], [1 if one_row else B, N]):
-        wanted = f"[1 or B, {N}]" if one_row else f"[{B}, {N}]"
-        raise ValueError(f"{name} must have shape {wanted}, got {list(ids.shape)}")
+        expected = f"[1 or B, {N}]" if one_row else f"[{B}, {N}]"
+        raise ValueError(f"{name} must have shape {expected}, got {list(ids.shape)}")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32, got {ids.dtype}")
     if rows is not None and values_at_hand(ids):
@@ -112,14 +112,14 @@ def check_labels(name: str, labels: torch.Tensor, kind: str, *shapes: list[int],
     if kind == "index" or not values_at_hand(labels):
         return
     if kind == "number":
-        right, wanted = torch.isfinite(labels), "finite"
+        is_valid, expected = torch.isfinite(labels), "finite"
     elif kind == "fraction":
-        right, wanted = ((labels >= 0) & (labels <= 1)) | (labels == -100), "in [0, 1], or -100 (not counted)"
+        is_valid, expected = ((labels >= 0) & (labels <= 1)) | (labels == -100), "in [0, 1], or -100 (not counted)"
     else:
-        right = ((labels >= 0) & (labels < classes)) | (labels == -100)
-        wanted = f"in [0, {classes}), or -100 (not counted)"
-    if not bool(right.all()):
-        raise ValueError(f"{name} must be {wanted}, got {labels[~right][0].item()}")
+        is_valid = ((labels >= 0) & (labels < classes)) | (labels == -100)
+        expected = f"in [0, {classes}), or -100 (not counted)"
+    if not bool(is_valid.all()):
+        raise ValueError(f"{name} must be {expected}, got {labels[~is_valid][0].item()}")
 
 
 def check_whole(name: str, x: torch.Tensor):

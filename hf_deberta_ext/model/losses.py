@@ -53,8 +53,8 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     if problem is None:
         single = list(labels.shape) in ([B], [B, 1])
         problem = "regression" if C == 1 else "single_label_classification" if single else "multi_label_classification"
-    one, each = ([B], [B, 1]), ([B, C], *(([B],) if C == 1 else ()))
-    if list(labels.shape) not in (one if problem == "single_label_classification" else each):
+    shapes = ([B], [B, 1]) if problem == "single_label_classification" else ([B, C], *(([B],) if C == 1 else ()))
+    if list(labels.shape) not in shapes:
         raise ValueError(
             f"labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)} for problem_type "
             f"{problem!r}; check num_labels = {C} and config.problem_type"
@@ -82,8 +82,8 @@ def _check_count(count):
     if count is None:
         return
     if isinstance(count, torch.Tensor):
-        right = count.numel() == 1 and not (values_at_hand(count) and not bool(count >= 0))
+        is_count = count.numel() == 1 and not (values_at_hand(count) and not bool(count >= 0))
     else:
-        right = not isinstance(count, bool | str | list | tuple | dict) and count >= 0
-    if not right:
+        is_count = not isinstance(count, bool | str | list | tuple | dict) and count >= 0
+    if not is_count:
         raise ValueError(f"num_items_in_batch must be a count, a number or a tensor of one, got {count!r}")

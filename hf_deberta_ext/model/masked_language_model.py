@@ -175,11 +175,11 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             if not skip_last_layer:
                 states = outputs.hidden_states[-2]
                 states = states if packed is None else packed.unpad(states)
-            query_positions = wanted = None
+            query_positions = is_labelled = None
             if sparse:
-                query_positions, wanted = labelled_positions(targets)
+                query_positions, is_labelled = labelled_positions(targets)
             states = self.decode(states, attention_mask, position_ids, query_positions, packed)
-            states = states[wanted] if sparse else states
+            states = states[is_labelled] if sparse else states
         elif sparse:
             states = states[targets != -100]
         return self.lm_predictions(states), targets[targets != -100] if sparse else targets, outputs, packed

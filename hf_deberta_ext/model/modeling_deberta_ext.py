@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # hf_deberta_ext model code
-"""What transformers' Auto classes load: all models by name, and the heads of downstream tasks.
+"""All models by name, for transformers' Auto classes, and the heads of downstream tasks.
 
 Every model is a name of this file because an `auto_map` names one file, with which transformers copies what that imports.
 """
@@ -226,12 +226,12 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
     ) -> MultipleChoiceModelOutput:
         """All inputs [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right choice. Returns the mean
         cross-entropy and logits [B, C]."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None:
+        batch = input_ids if input_ids is not None else inputs_embeds
+        if batch is None:
             raise ValueError("multiple choice takes input_ids [batch, choices, length], got None")
-        require_tensor("input_ids" if input_ids is not None else "inputs_embeds", given)
-        if given.dim() < 3:
-            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {list(given.shape)}")
+        require_tensor("input_ids" if input_ids is not None else "inputs_embeds", batch)
+        if batch.dim() < 3:
+            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {list(batch.shape)}")
         if input_ids is not None:
             check_batch("input_ids", input_ids, "batch, choices, length")
         else:
@@ -241,9 +241,9 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
             if x is None:
                 return None
             require_tensor(name, x)
-            if list(x.shape[:2]) != list(given.shape[:2]):
+            if list(x.shape[:2]) != list(batch.shape[:2]):
                 raise ValueError(
-                    f"{name} must have shape [batch = {len(given)}, choices = {given.shape[1]}, ...], got {list(x.shape)}"
+                    f"{name} must have shape [batch = {len(batch)}, choices = {batch.shape[1]}, ...], got {list(x.shape)}"
                 )
             return x.flatten(0, 1)
 
@@ -253,9 +253,9 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
-        logits = self.classifier(self.dropout(self.pooler(cls))).view(given.shape[:2])
+        logits = self.classifier(self.dropout(self.pooler(cls))).view(batch.shape[:2])
         if labels is not None:
-            check_labels("labels", labels, "class", [len(given)], [len(given), 1], classes=given.shape[1])
+            check_labels("labels", labels, "class", [len(batch)], [len(batch), 1], classes=batch.shape[1])
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

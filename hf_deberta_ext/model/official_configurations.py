@@ -50,20 +50,20 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     config.pop("auto_map", None)
     hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
     pooling = config.pop("pooling", None) or {}
-    for ours, theirs in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
-        if theirs in pooling:
-            config[ours] = pooling[theirs]
+    for name, stock_name in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
+        if stock_name in pooling:
+            config[name] = pooling[stock_name]
     if "padding_idx" in config:
         config["pad_token_id"] = config.pop("padding_idx")
     pooler_size = config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size))
     head_size = config.pop("attention_head_size", None) or hidden_size // heads
-    for name, value, wanted in [
+    for name, value, supported in [
         ("pooler_hidden_size", pooler_size, hidden_size),
         ("attention_head_size", head_size, hidden_size // heads),
         ("talking_head", config.pop("talking_head", False), False),
     ]:
-        if value != wanted:
-            raise ValueError(f"{name} = {value!r} is not supported, only {wanted!r}; no released checkpoint has it")
+        if value != supported:
+            raise ValueError(f"{name} = {value!r} is not supported, only {supported!r}; no released checkpoint has it")
     norms = (config["norm_rel_ebd"] or "none").lower().split("|")
     config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
     for name in ("position_buckets", "max_relative_positions"):

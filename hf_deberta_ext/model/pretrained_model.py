@@ -120,7 +120,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         return {name: module.last_backend for name, module in attentions.items() if module.last_backend is not None}
 
     def set_unpadding(self, unpadding: bool | None):
-        """Whether padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
+        """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
         on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
         check_switches(unpadding=unpadding)
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
@@ -162,7 +162,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         output_attentions: bool = False,
         labels: torch.Tensor | None = None,
     ) -> PackedSequences | None:
-        """How a batch of `shape` [B, N] becomes one stream of tokens, or None where it stays as it is.
+        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is.
 
         Raises:
             ValueError: `document_ids` of another shape, or together with something that a stream has not.
@@ -221,14 +221,14 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         """
         self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
         check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        batch = input_ids if inputs_embeds is None else inputs_embeds
         if labels is not None:
-            B, N = given.shape[:2]
+            B, N = batch.shape[:2]
             check_labels("labels", labels, "index", [B, N], [B * N])
         packed = None
         if may_pack:
             attentions = self.config.output_attentions if output_attentions is None else output_attentions
-            packed = self.pack(given.shape[:2], attention_mask, document_ids, attentions, labels)
+            packed = self.pack(batch.shape[:2], attention_mask, document_ids, attentions, labels)
         outputs = self.deberta(
             input_ids,
             attention_mask=attention_mask,
@@ -389,10 +389,10 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int],
         wrong = mask & (attention_mask != 1)
         if bool(wrong.any()):
             value = attention_mask[wrong][0].item()
-            what = "has negative values" if value < 0 else f"has the value {value}"
+            problem = "has negative values" if value < 0 else f"has the value {value}"
             raise ValueError(
-                f"attention_mask {what}; give 1 where attention is allowed and 0 elsewhere (several documents in a row are "
-                "told apart by document_ids)"
+                f"attention_mask {problem}; give 1 where attention is allowed and 0 elsewhere (document_ids separate "
+                "several documents in a row)"
             )
     if mask.dim() == 2:
         return mask[:, None, None], mask

@@ -113,7 +113,7 @@ LOADING, SAVING, PUSHING = "reads the checkpoint", "saves the model's code with 
 JUSTIFIED = {
     ("checkpoint_files.py", "", "pickle"): "for the name of its error",
     ("checkpoint_files.py", "read_header", "open"): LOADING,
-    ("checkpoint_files.py", "read_json", "read_text"): LOADING,
+    ("checkpoint_files.py", "read_json", "read_bytes"): LOADING,
     ("checkpoint_files.py", "read_weights", "load_file"): LOADING,
     ("checkpoint_files.py", "refuse_pointer", "open"): LOADING,
     ("checkpoint_loading.py", "refuse_adapter_of_v1", "cached_file"): LOADING,
@@ -126,11 +126,10 @@ JUSTIFIED = {
     ("remote_code.py", "copy_code", "glob"): SAVING,
     ("remote_code.py", "copy_code", "mkdir"): SAVING,
     ("configuration_deberta_ext.py", "save_pretrained", "glob"): SAVING,
-    ("publishing.py", "_card", "hf_hub_download"): PUSHING,
-    ("publishing.py", "_card", "read_text"): PUSHING,
-    ("publishing.py", "_make_branch", "HfApi"): PUSHING,
     ("publishing.py", "push_model", "HfApi"): PUSHING,
     ("publishing.py", "push_model", "TemporaryDirectory"): PUSHING,
+    ("publishing.py", "push_model", "hf_hub_download"): PUSHING,
+    ("publishing.py", "push_model", "read_text"): PUSHING,
     ("publishing.py", "push_model", "rglob"): PUSHING,
 }
 

@@ -658,7 +658,7 @@ def test_load_tokenizer_refuses_split_by_punct(spm_folder):
 
 def test_tokenizer_from_spm_refuses_other_files(spm, tmp_path):
     (tmp_path / "spm.model").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n")
-    with pytest.raises(ValueError, match="not a SentencePiece model; is it cut off, or a Git LFS pointer"):
+    with pytest.raises(ValueError, match="not a SentencePiece model; is it truncated, or a Git LFS pointer"):
         tokenizer_from_spm(tmp_path / "spm.model")
     with pytest.raises(ValueError, match="must be a SentencePiece unigram model"):
         tokenizer_from_spm(spm("bpe"))

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from backends import NAMES
+from every_head import CLASSES
 from torch import nn
 
 from hf_deberta_ext import (
@@ -16,22 +17,12 @@ from hf_deberta_ext import (
     DebertaExtForMultipleChoice,
     DebertaExtForPreTraining,
     DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
     DebertaExtModel,
 )
 from hf_deberta_ext.export import export_program
 
-HEADS = [
-    DebertaExtModel,
-    DebertaExtForMaskedLM,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForMultipleChoice,
-]
+HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
 # Each compilation takes seconds: the other heads are slow.
 QUICK = (DebertaExtForMaskedLM, DebertaExtForMultipleChoice)
 FIRST = [head if head in QUICK else pytest.param(head, marks=pytest.mark.slow) for head in HEADS]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from every_head import CLASSES
 from scripts import module_of
 from tiny_models import save_tokenizer, tiny_model
 
@@ -25,21 +26,14 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext import export as export_module
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, parity_shapes, quantise_onnx
+from hf_deberta_ext.model import heads
 
 REASON = "the extra `onnx` is not installed"
 onnx = pytest.importorskip("onnx", reason=REASON)
 pytest.importorskip("onnxscript", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
-HEADS = [
-    DebertaExtModel,
-    DebertaExtForMaskedLM,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForMultipleChoice,
-]
+HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "export_onnx.py"
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # A head of each family, with a convolution, one row for each distance, types and positions in the input, and choices. Each
@@ -229,7 +223,8 @@ def test_parity_by_hand(classifier, tmp_path):
 )  # fmt: skip
 def test_differences_count_at_real_tokens(name, expected, got, mask, result):
     expected, got = ({key: torch.tensor(value).float() for key, value in side.items()} for side in (expected, got))
-    assert export_module._compare(name, expected, got, torch.tensor(mask).bool()) == result
+    head = next(head for head in heads.HEADS.values() if head.model_class == name)
+    assert export_module.compare_outputs(head, expected, got, torch.tensor(mask).bool()) == result
 
 
 # ------- int8
