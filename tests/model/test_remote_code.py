@@ -3,20 +3,17 @@
 
 import importlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from remote_code_worker import answers, state
 from rounding import assert_equal_outputs
 from safetensors.torch import load_file, save_file
 from tiny_models import FILES, HEADS, TINY, save_tokenizer, tiny_inputs, tiny_model
 from transformers import AutoConfig, pipeline
+from without_package import answers, run_without_package, state
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -25,7 +22,6 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 
-WORKER = Path(__file__).resolve().parents[1].joinpath("support", "remote_code_worker.py")
 V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
 # name of the folder: Auto class, fields of the configuration, arguments of save_pretrained.
 KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
@@ -193,23 +189,6 @@ def test_models_can_be_built_on_the_meta_device(model_class):
 # ------- loading where the package does not exist
 
 
-def run_worker(folder: Path, name: str, jobs: list[dict]) -> dict:
-    """Runs the jobs in one fresh process in `folder`."""
-    task, result = folder / f"{name}.json", folder / f"{name}.pt"
-    task.write_text(json.dumps({"threads": torch.get_num_threads(), "jobs": jobs}))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
-    # -I: no PYTHONPATH, and neither the working folder nor that of the script are searched.
-    done = subprocess.run(
-        [sys.executable, "-I", str(WORKER), str(task), str(result)],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
-    loaded = torch.load(result, weights_only=False)
-    assert loaded["imported"] == []
-    return loaded["results"]
-
-
 def model_job(name: str, auto: str, source: Path | str, **more) -> dict:
     job = {"kind": "model", "name": name, "auto": auto, "source": str(source), "inputs": tiny_inputs(auto)}
     return job | more
@@ -279,8 +258,8 @@ def remote(tmp_path_factory):
         "folder": folder,
         "models": originals,
         "pipelines": {task: pipeline(task, model=source)(text) for task, source, text in pipes},
-        "first": run_worker(folder, "first", [*refused, *configs, *first, *loads]),
-        "second": run_worker(folder, "second", second),
+        "first": run_without_package([*refused, *configs, *first, *loads], folder),
+        "second": run_without_package(second, folder),
     }
 
 
@@ -289,7 +268,7 @@ def remote(tmp_path_factory):
 @pytest.mark.parametrize("kind", [*KINDS, "hub"])
 def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generation, remote):
     result, model = remote[generation][kind], remote["models"][kind]
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     auto = KINDS[kind][0] if kind in KINDS else "AutoModelForMaskedLM"
     assert result["class"] == HEADS[auto].__name__ and result["module"].startswith("transformers_modules.")
     assert result["missing"] == []
@@ -300,7 +279,7 @@ def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generati
 @pytest.mark.parametrize("generation", ["first", "second"])
 def test_the_encoder_of_a_discriminator_loads_without_the_package(generation, remote):
     result, model = remote[generation]["rtd"], remote["models"]["rtd"].deberta
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     assert_equal(result["state"], state(model))
     assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs("AutoModel"))))
 
@@ -316,7 +295,7 @@ def test_a_model_saved_without_the_package_brings_the_same_files(kind, remote):
 @pytest.mark.parametrize("auto", HEADS)
 def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
     result, model = remote["first"][f"other_{auto}"], remote["models"]["AutoModelForSequenceClassification"]
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     assert result["class"] == HEADS[auto].__name__
     got, expected = result["state"], state(model)
     if auto == "AutoModelForPreTraining":
@@ -348,7 +327,7 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_loads_without_the_package(name, generation, remote):
     result = remote[generation][name]
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     assert result["module"].startswith("transformers_modules.")
     # From the Hub, transformers puts the name of the repo before each entry of auto_map.
     own = {name: result["config"][name] for name in ("_name_or_path", "dtype", "auto_map")}
@@ -360,7 +339,7 @@ def test_a_configuration_loads_without_the_package(name, generation, remote):
 def test_a_configuration_saved_without_the_package_still_builds_a_model(name, remote):
     """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""
     result, model = remote["second"][name], remote["models"]["config"]
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     assert result["class"] == "DebertaExtForMaskedLM"
     assert {k: v.shape for k, v in result["state"].items()} == {k: v.shape for k, v in state(model).items()}
 
@@ -368,7 +347,7 @@ def test_a_configuration_saved_without_the_package_still_builds_a_model(name, re
 @pytest.mark.parametrize("task", ["fill-mask", "text-classification"])
 def test_pipelines_run_without_the_package(task, remote):
     result = remote["first"][task]
-    assert "error" not in result, result["error"]
+    assert "error" not in result, result["traceback"]
     assert result["module"].startswith("transformers_modules.")
     assert len(result["answers"]) == len(remote["pipelines"][task]) > 0
     for answer, expected in zip(result["answers"], remote["pipelines"][task], strict=True):

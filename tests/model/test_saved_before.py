@@ -9,16 +9,14 @@ results of the version that saved them. Never make them anew: they stand for the
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from remote_code_worker import answers
 from safetensors.torch import load_file
 from scripts import module_of
+from without_package import answers, run_without_package
 
 from hf_deberta_ext import DebertaExtPreTrainedModel
 from hf_deberta_ext.commands import main as deberta_ext
@@ -63,12 +61,8 @@ def test_saved_folders_load_with_their_own_code_where_the_package_is_not_install
         dict(name=run, kind="model", auto=recorded["auto_class"], source=f"{run}/checkpoint-2", inputs=FACTS["inputs"])
         for run, recorded in FACTS["outputs"].items()
     ]
-    Path("jobs.json").write_text(json.dumps(dict(jobs=jobs, threads=1)), encoding="utf-8")
-    command = [sys.executable, "-I", str(SUPPORT / "remote_code_worker.py"), "jobs.json", "results.pt"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for run, result in torch.load("results.pt")["results"].items():
-        assert "error" not in result, result["error"]
+    for run, result in run_without_package(jobs, folders).items():
+        assert "error" not in result, result["traceback"]
         assert result["module"].startswith("transformers_modules.")
         assert_same_outputs(run, result["answers"])
 

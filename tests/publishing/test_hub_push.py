@@ -32,7 +32,6 @@ from hf_deberta_ext.publishing.hub_commit import compare_files
 from hf_deberta_ext.publishing.published_files import published_files
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
 REPO = "user/deberta"
 NAMES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # The module, whose name in the package is that of its function.
@@ -556,7 +555,7 @@ def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag,
         card = hub.repos[REPO].files()[f"{part}/README.md"].decode()
         code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
         assert f'snapshot_download("{REPO}", revision="{tag or "main"}", allow_patterns="{part}/*")' in code
-        jobs.append({"name": part, "kind": "code", "repo": REPO, "code": code, "show": ["repo", "revision"]})
+        jobs.append({"name": part, "kind": "code", "code": code, "show": ["repo", "revision"]})
     results = read_back(hub, tmp_path / "worker", jobs)
     for part, result in results.items():
         assert result.get("repo", "").endswith(f"/{part}") and result["revision"] == "None", result
@@ -582,29 +581,25 @@ def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, tmp_path
     inputs = {"input_ids": [[1, 5, 6, 2]], "attention_mask": [[1, 1, 1, 1]]}
     kwargs = {"revision": "v1.0"}
     jobs = [
-        {"name": "model", "kind": "model", "repo": REPO, "auto": "AutoModelForMaskedLM", "inputs": inputs, "kwargs": kwargs},
-        {"name": "tokenizer", "kind": "tokenizer", "repo": REPO, "text": "a b", "kwargs": kwargs},
-        {"name": "config", "kind": "config", "repo": REPO, "kwargs": kwargs},
-        {"name": "card", "kind": "card", "repo": REPO},
+        {
+            "name": "model",
+            "kind": "model",
+            "source": REPO,
+            "auto": "AutoModelForMaskedLM",
+            "inputs": inputs,
+            "kwargs": kwargs,
+        },
+        {"name": "tokenizer", "kind": "tokenizer", "source": REPO, "text": "a b", "kwargs": kwargs},
+        {"name": "config", "kind": "config", "source": REPO, "kwargs": kwargs},
+        {"name": "card", "kind": "card", "source": REPO},
     ]
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "jobs.json").write_text(json.dumps(jobs))
-    names = ("PATH", "SYSTEMROOT", "TMPDIR", "LD_LIBRARY_PATH")
-    environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-I", str(WORKER), "jobs.json", "results.pt"], env=environment | hub.environment(work / "home"),
-        cwd=work, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = torch.load(work / "results.pt", weights_only=False)
-    results = found["results"]
-    assert found["imported"] == [] and not [result for result in results.values() if "error" in result]
+    results = read_back(hub, tmp_path / "work", jobs)
+    assert not [result for result in results.values() if "error" in result]
     with torch.no_grad():
         expected = model(**{name: torch.tensor(value) for name, value in inputs.items()}).logits
     assert equal_outputs(results["model"]["answers"]["logits"], expected) and results["model"]["missing"] == []
     assert results["tokenizer"]["ids"] == tokenizer("a b")["input_ids"]
-    assert results["config"]["class"] == "DebertaExtConfig"
+    assert results["config"]["config"]["model_type"] == "deberta-ext"
     assert 'revision = "v1.0"  # pins weights and code' in results["card"]["text"]
 
 

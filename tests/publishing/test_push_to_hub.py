@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import without_package
 from hub_models import OLD, TOKENIZER, job, make_tokenizer, read_back
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
@@ -48,9 +49,7 @@ def tokenizer(tmp_path):
 
 
 def answers(model, auto="AutoModelForMaskedLM"):
-    with torch.no_grad():
-        outputs = model(**{name: torch.tensor(value) for name, value in tiny_inputs(auto).items()})
-    return {name: value for name, value in outputs.items() if torch.is_tensor(value)}
+    return without_package.answers(model, {name: torch.tensor(value) for name, value in tiny_inputs(auto).items()})
 
 
 def metadata_and_text(card):
@@ -348,9 +347,9 @@ def published(tmp_path_factory):
             job("branch", revision="other"), job("pull request", revision="refs/pr/1"), job("old", "user/old"),
             job("private", "user/secret"), job("refused", "user/secret", token=False),
             job("pushed from there", "user/mlm", revision="v1.0", push="user/again"),
-            {"name": "config", "kind": "config", "repo": "user/mlm", "kwargs": {"revision": "v1.0"}, "push": "user/config"},
-            {"name": "tokenizer", "kind": "tokenizer", "repo": "user/mlm", "text": "w7 w9 nothing"},
-            {"name": "card", "kind": "card", "repo": "user/mlm"},
+            dict(name="config", kind="config", source="user/mlm", kwargs={"revision": "v1.0"}, push="user/config"),
+            {"name": "tokenizer", "kind": "tokenizer", "source": "user/mlm", "text": "w7 w9 nothing"},
+            {"name": "card", "kind": "card", "source": "user/mlm"},
             dict(name="card code", kind="code", show=["repo", "revision"], code=code),
         ]  # fmt: skip
         results = read_back(hub, folder / "worker", jobs)
@@ -395,11 +394,11 @@ def test_a_private_repository_is_refused_without_a_token(published):
 
 def test_configuration_tokenizer_and_card_are_read_back(published):
     _, _, _, tokenizer, results = published
-    assert results["config"]["class"] == DebertaExtConfig.__name__ and results["config"]["hidden_size"] == 32
+    assert results["config"]["class"] == DebertaExtConfig.__name__ and results["config"]["config"]["hidden_size"] == 32
     assert results["config"]["auto_map"].keys() == {"AutoConfig", *HEADS}
     assert results["tokenizer"]["ids"] == tokenizer("w7 w9 nothing")["input_ids"]
     assert results["card"]["data"]["pipeline_tag"] == "fill-mask" and "million parameters" in results["card"]["text"]
-    assert results["card code"] == {"repo": "user/mlm", "revision": "main"}
+    assert results["card code"] == {"printed": "", "repo": "user/mlm", "revision": "main"}
 
 
 def test_what_a_process_without_the_package_pushes_has_all_code_and_a_card(published):

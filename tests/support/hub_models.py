@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and runs on the tests' own Hub: uploads, trainers that push, and reading back in a process without the package."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 from huggingface_hub import HfApi, constants
 from tiny_models import TINY, save_tokenizer, tiny_inputs, tiny_model
 from transformers import AutoTokenizer, TrainingArguments
+from without_package import run_without_package
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 
 __all__ = ["OLD", "TOKENIZER", "job", "make_tokenizer", "make_trainer", "read_back", "rows", "upload"]
 
-WORKER = Path(__file__).resolve().parents[1].joinpath("support", "hub_worker.py")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 
@@ -26,23 +20,20 @@ def make_tokenizer(folder):
 
 
 def read_back(hub, folder, jobs, token="hf_write"):
-    """What tests/support/hub_worker.py makes of the jobs."""
-    folder.mkdir(exist_ok=True)
-    names = ("PATH", "SYSTEMROOT", "TMPDIR", "LD_LIBRARY_PATH")
-    environment = {name: os.environ[name] for name in names if name in os.environ}
-    environment |= hub.environment(folder / "home", token) | {"OMP_NUM_THREADS": "1"}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-I", str(WORKER), str(folder / "jobs.json"), str(folder / "results.pt")]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = torch.load(folder / "results.pt", weights_only=False)
-    assert found["imported"] == []
-    return found["results"]
+    """Results of the jobs in a process without the package that knows only this Hub."""
+    return run_without_package(jobs, folder, hub.environment(folder / "home", token))
 
 
 def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):
     kwargs = {key: more.pop(key) for key in ("revision", "token") if key in more}
-    return {"name": name, "kind": "model", "repo": repo, "auto": auto, "inputs": tiny_inputs(auto), "kwargs": kwargs} | more
+    return {
+        "name": name,
+        "kind": "model",
+        "source": repo,
+        "auto": auto,
+        "inputs": tiny_inputs(auto),
+        "kwargs": kwargs,
+    } | more
 
 
 OLD = {

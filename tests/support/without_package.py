@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs for a process that can import neither hf_deberta_ext nor triton: load from folders or the Hub, save, push, run code.
+
+A job is {"name", "kind", "source", ...}, with a kind of `KINDS`. `run_without_package` starts the process and returns the
+results by name: what the function of the kind returns, or {"error": class, "message": text, "traceback": text}.
+"""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+__all__ = ["answers", "run_without_package", "state"]
+
+BLOCKED = ("hf_deberta_ext", "triton")
+
+
+def run_without_package(jobs: list[dict], folder: Path, environment: dict[str, str] | None = None) -> dict[str, dict]:
+    """Results of the jobs in one new process in `folder`, offline unless `environment` says otherwise."""
+    folder.mkdir(exist_ok=True)
+    task, result = folder / "jobs.json", folder / "results.pt"
+    task.write_text(json.dumps({"threads": torch.get_num_threads(), "jobs": jobs}), encoding="utf-8")
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
+    variables |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
+    # -I: no PYTHONPATH, and neither the working folder nor that of the script are searched.
+    done = subprocess.run(
+        [sys.executable, "-I", __file__, str(task), str(result)], cwd=folder, env=variables | (environment or {}),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    loaded = torch.load(result, weights_only=False)
+    assert loaded["imported"] == []
+    return loaded["results"]
+
+
+def answers(model, inputs: dict) -> dict[str, torch.Tensor]:
+    """Every output of the model in eval mode, hidden states and attentions included, one tensor a name."""
+    with torch.no_grad():
+        outputs = model.eval()(**inputs, output_hidden_states=True, output_attentions=True)
+    flat = {}
+    for name, value in outputs.items():
+        tensors = {name: value} if torch.is_tensor(value) else {f"{name}.{i}": part for i, part in enumerate(value)}
+        flat |= {part: tensor.clone() for part, tensor in tensors.items()}
+    return flat
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer: tied ones under each of their names, those that are not saved as well."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def run_model(job: dict) -> dict:
+    """Loads a model; saves it to job["again"] and pushes it to job["push"], if those are given."""
+    import transformers
+
+    auto_class = getattr(transformers, job["auto"])
+    options = dict(trust_remote_code=True, output_loading_info=True, **job.get("kwargs", {}))
+    model, info = auto_class.from_pretrained(job["source"], **options)
+    inputs = {name: torch.tensor(value) for name, value in job["inputs"].items()}
+    result = {"class": type(model).__name__, "module": type(model).__module__, "state": state(model)}
+    result |= {"answers": answers(model, inputs), "missing": sorted(info["missing_keys"])}
+    if "again" in job:
+        model.save_pretrained(job["again"], **job.get("save", {}))
+    if "push" in job:
+        model.push_to_hub(job["push"])
+    return result
+
+
+def run_config(job: dict) -> dict:
+    """Loads a configuration; saves it to job["again"], pushes it to job["push"], or else builds a model from it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(job["source"], trust_remote_code=True, **job.get("kwargs", {}))
+    result = {"class": type(config).__name__, "module": type(config).__module__, "config": config.to_dict()}
+    result |= {"auto_map": config.auto_map}
+    if "again" in job:
+        config.save_pretrained(job["again"])
+    elif "push" in job:
+        config.push_to_hub(job["push"])
+    else:
+        model = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True)
+        result |= {"class": type(model).__name__, "state": state(model)}
+    return result
+
+
+def run_tokenizer(job: dict) -> dict:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job["source"], trust_remote_code=True, **job.get("kwargs", {}))
+    return {"ids": tokenizer(job["text"])["input_ids"]}
+
+
+def run_pipeline(job: dict) -> dict:
+    from transformers import pipeline
+
+    pipe = pipeline(job["task"], model=job["source"], trust_remote_code=True)
+    return {"module": type(pipe.model).__module__, "answers": pipe(job["text"])}
+
+
+def run_refused(job: dict) -> dict:
+    """Loads without trust_remote_code=True; the result is the error."""
+    import transformers
+
+    try:
+        model = getattr(transformers, job["auto"]).from_pretrained(job["source"], **job["kwargs"])
+    except Exception as error:
+        return {"raised": type(error).__name__, "message": str(error)}
+    return {"raised": None, "message": f"loaded as {type(model)}"}
+
+
+def run_card(job: dict) -> dict:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(job["source"])
+    return {"text": card.text, "data": card.data.to_dict()}
+
+
+def run_code(job: dict) -> dict:
+    """Runs Python, that of a card say, in the folder job["source"]; what it printed, and its variables job["show"]."""
+    variables: dict = {}
+    printed = io.StringIO()
+    os.chdir(job.get("source", "."))
+    with contextlib.redirect_stdout(printed):
+        exec(compile(job["code"], job["name"], "exec"), variables)
+    return {"printed": printed.getvalue()} | {name: str(variables[name]) for name in job.get("show", ())}
+
+
+KINDS = {
+    "model": run_model,
+    "config": run_config,
+    "tokenizer": run_tokenizer,
+    "pipeline": run_pipeline,
+    "refused": run_refused,
+    "card": run_card,
+    "code": run_code,
+}
+
+
+def main(task: str, result: str):
+    # None in sys.modules: importing it fails, and find_spec says that there is no such package.
+    sys.modules.update(dict.fromkeys(BLOCKED))
+    work = json.loads(Path(task).read_text(encoding="utf-8"))
+    torch.set_num_threads(work["threads"])
+    results = {}
+    for job in work["jobs"]:
+        try:
+            results[job["name"]] = KINDS[job["kind"]](job)
+        except Exception as error:
+            message = dict(error=type(error).__name__, message=str(error), traceback=traceback.format_exc())
+            results[job["name"]] = message
+    imported = [name for name in sys.modules if name.split(".")[0] in BLOCKED and sys.modules[name] is not None]
+    torch.save({"results": results, "imported": imported}, result)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
