@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
-from .facts import HALVES, ModelFolder, RunFacts, read_folder, save_run_facts, shown_source
+from .facts import HALVES, ModelFolder, RunFacts, read_folder, save_run_facts, shown_source, write_text
 from .loading_code import AUTO_MODELS, loading_code, sample_texts
 from .results import (
     eval_results,
@@ -27,15 +28,10 @@ __all__ = ["card_text", "facts_table", "render_card", "shown_number", "write_mod
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 NOUNS = {
-    "fill-mask": "masked language model",
-    "text-classification": "model for text classification",
-    "token-classification": "model for token classification",
-    "question-answering": "model for question answering",
-    "multiple-choice": "model for multiple choice",
-    "fine-tune": "encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
-    "joint": "Generator and discriminator of replaced token detection (DeBERTaV3)",
     "encoder": "encoder",
-}
+    "fine-tune": "encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
+    "joint": HEADS["pretraining"].description,
+} | {head.pipeline_tag: head.description.removeprefix("A DeBERTa ") for head in HEADS.values() if head.pipeline_tag}
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
 # Below so many examples the chance of the sample is larger than most differences that people report.
 FEW_EXAMPLES = 1000
@@ -71,8 +67,8 @@ def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
     save_run_facts(folder, facts)
     model = read_folder(folder)
     for half in HALVES if model.is_joint else ():
-        _write(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
-    return _write(model.folder / CARD, card_text(model))
+        write_text(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
+    return write_text(model.folder / CARD, card_text(model))
 
 
 def write_model_card(
@@ -140,7 +136,7 @@ def replace_card(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
             while (aside := file.with_name(f"{CARD}.old-{number}")).exists():
                 number += 1
             aside.write_bytes(old)
-    return _write(file, text)
+    return write_text(file, text)
 
 
 def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
@@ -169,16 +165,7 @@ def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
         if name == "tags":
             value = [*dict.fromkeys([*as_list(card.data.tags), *value])]
         card.data[name] = value
-    return _write(file, str(card))
-
-
-def _write(file: Path, text: str) -> Path:
-    """Atomic: a card is the last file that a run writes."""
-    part = file.with_name(f"{file.name}.part")
-    with open(part, "w", encoding="utf-8", newline="") as stream:
-        stream.write(text)
-    os.replace(part, file)
-    return file
+    return write_text(file, str(card))
 
 
 # ------- the template

@@ -5,13 +5,13 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .card_metadata import as_list, is_hub_id, language_problem, license_problem, primary_language
 
-__all__ = ["card_problems", "metadata_problems", "missing_metadata", "split_card"]
+__all__ = ["card_problems", "linked_pictures", "metadata_problems", "missing_metadata", "split_card"]
 
 METADATA_BLOCK = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*(\w*)")
@@ -56,7 +56,7 @@ def card_problems(text: str, folder: str | os.PathLike | None = None) -> list[st
             except SyntaxError as error:
                 problems.append(f"line {number + (error.lineno or 0)}: the code does not parse: {error.msg}")
     if folder is not None:
-        problems += loading_problems(codes, Path(folder)) + picture_problems(lines, Path(folder))
+        problems += loading_problems(codes, Path(folder)) + picture_problems(linked_pictures(body, first_line), Path(folder))
     return problems
 
 
@@ -209,16 +209,20 @@ def loading_problems(codes: list[tuple[int, str]], folder: Path) -> list[str]:
     return []
 
 
-def picture_problems(lines: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+def linked_pictures(text: str, first_line: int = 1) -> Iterator[tuple[int, str]]:
+    """(number of the line, link) of each picture in the text, but for those elsewhere in the web."""
+    for number, line, code in text_lines(text, first_line):
+        for link in map("".join, IMAGE.findall(line if code is None else "")):
+            if not ELSEWHERE.match(link):
+                yield number, link
+
+
+def picture_problems(pictures: Iterable[tuple[int, str]], folder: Path) -> list[str]:
+    """Pictures that are not in the folder."""
     problems = []
-    for number, line, code in lines:
-        if code is not None:
-            continue
-        for picture in map("".join, IMAGE.findall(line)):
-            if ELSEWHERE.match(picture):
-                continue
-            if picture.startswith(("/", "\\", "~")):
-                problems.append(f"line {number} shows {picture}, a place on one machine: give a name in the folder")
-            elif not (folder / picture).is_file():
-                problems.append(f"line {number} shows {picture}, which is not in the folder")
+    for number, picture in pictures:
+        if picture.startswith(("/", "\\", "~")):
+            problems.append(f"line {number} shows {picture}, a place on one machine: give a name in the folder")
+        elif not (folder / picture).is_file():
+            problems.append(f"line {number} shows {picture}, which is not in the folder")
     return problems

@@ -18,21 +18,20 @@ from ..model.checkpoint_files import (
     read_tensors,
     tokenizer_files,
 )
+from ..model.heads import HEADS
 from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
-__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "save_run_facts", "shown_source"]
+__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "save_run_facts", "shown_source", "write_text"]
 
 REPORT_FILE = "run_report.json"
 # Folders of a joint model that are models by themselves.
 HALVES = ("discriminator", "generator")
+# End of the class's name -> kind: the Hub's name of the task, "fine-tune" for a discriminator.
 KINDS = {
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-    "ForReplacedTokenDetection": "fine-tune",
+    head.model_class.removeprefix("DebertaExt"): head.pipeline_tag or "fine-tune"
+    for head in HEADS.values()
+    if head.auto_class not in ("AutoModel", "AutoModelForPreTraining")
 }
 PEFT_KINDS = {
     "SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering",
@@ -116,9 +115,16 @@ def save_run_facts(folder: str | os.PathLike, facts: RunFacts):
     """Adds the facts to run_report.json."""
     file = Path(folder, REPORT_FILE)
     values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
+    write_text(file, json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n")
+
+
+def write_text(file: Path, text: str) -> Path:
+    """Write a file atomically, with the line ends of the text."""
     part = file.with_name(f"{file.name}.part")
-    part.write_text(json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n", encoding="utf-8")
+    with open(part, "w", encoding="utf-8", newline="") as stream:
+        stream.write(text)
     os.replace(part, file)
+    return file
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class ModelFolder:
             return "joint"
         kind = self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")))
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
-        return kind or next((kind for head, kind in KINDS.items() if name.endswith(head)), "encoder")
+        return kind or next((kind for end, kind in KINDS.items() if name.endswith(end)), "encoder")
 
     @property
     def is_joint(self) -> bool:

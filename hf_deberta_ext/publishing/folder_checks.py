@@ -18,7 +18,7 @@ from huggingface_hub import get_token
 from .._version import __version__
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.remote_code import AUTO_MAP, CODE_MARK
-from .card_checks import ELSEWHERE, IMAGE, card_problems
+from .card_checks import card_problems, linked_pictures
 from .secret_search import text_problems
 
 __all__ = ["check_folder", "code_problems", "leak_problems", "load_problems", "readme_problems", "size_problems"]
@@ -314,13 +314,9 @@ def readme_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> lis
         # A template that nobody has filled in has dozens.
         rest = f"README.md: {len(problems) - SHOWN} more; `deberta-ext card {folder} --overwrite` writes it anew"
         problems = [*problems[:SHOWN], rest]
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in IMAGE.finditer(line):
-            link = match[1] or match[2]
-            picture = os.path.normpath(link).replace(os.sep, "/")
-            # One that is not in the folder is a problem of the card.
-            if picture not in files and not ELSEWHERE.match(link) and Path(folder, picture).is_file():
-                problems.append(
-                    f"README.md: line {number} shows {link}, which does not go along: --include {picture} adds it"
-                )
+    for number, link in linked_pictures(text):
+        picture = os.path.normpath(link).replace(os.sep, "/")
+        # One that is not in the folder is a problem of the card.
+        if picture not in files and Path(folder, picture).is_file():
+            problems.append(f"README.md: line {number} shows {link}, which does not go along: --include {picture} adds it")
     return problems

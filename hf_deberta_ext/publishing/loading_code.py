@@ -5,6 +5,8 @@ import posixpath
 import re
 from collections.abc import Sequence
 
+from ..model.heads import HEADS
+
 __all__ = ["AUTO_MODELS", "LOADING_LINES", "loading_code", "pin_loading_lines", "published_card", "sample_texts"]
 
 # The first lines of the code that loads a model; a push replaces both lines.
@@ -34,13 +36,8 @@ TEXTS = {
 }
 # The Hub's name of a task: its Auto class; "encoder" is one without a head.
 AUTO_MODELS = {
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "multiple-choice": "AutoModelForMultipleChoice",
-    "fill-mask": "AutoModelForMaskedLM",
-    "encoder": "AutoModel",
-}
+    head.pipeline_tag: head.auto_class for head in HEADS.values() if head.pipeline_tag and head.auto_class != "AutoModel"
+} | {"encoder": "AutoModel"}
 PIPELINE = """from transformers import pipeline
 
 {loading}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from ..model.remote_code import is_model_code
+from .card_checks import linked_pictures
 
 __all__ = ["MODEL_FILES", "MODEL_FOLDERS", "published_files"]
 # A joint model's parts, and its exports.
@@ -24,7 +25,6 @@ MODEL_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
-SHOWN_PICTURE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)|<img\b[^>]*?\bsrc\s*=\s*[\"']([^\"']+)", re.IGNORECASE)
 # Why well-known files stay; the first that fits says it. Folders end in a slash.
 LEFT_OUT = {
     ".gitattributes": "the Hub keeps its own",
@@ -125,9 +125,8 @@ def shown_pictures(files: Mapping[str, Path]) -> Iterator[str]:
     """Paths of the pictures in the cards, whether they are there or not."""
     for path, file in files.items():
         if path.rpartition("/")[2] == "README.md":
-            for match in SHOWN_PICTURE.finditer(file.read_text(encoding="utf-8", errors="replace")):
-                link = match[1] or match[2]
-                if link.lower().endswith(PICTURES) and ":" not in link:
+            for _, link in linked_pictures(file.read_text(encoding="utf-8", errors="replace")):
+                if link.lower().endswith(PICTURES):
                     yield posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 

@@ -231,7 +231,7 @@ def test_a_card_tells_what_the_files_of_a_run_tell(tmp_path):
     result = data.eval_results[0]
     assert (result.dataset_name, result.dataset_type, result.metric_value) == ("sst2", "text", 0.91)
     for text in (
-        "A DeBERTa model for text classification (DebertaExtForSequenceClassification), fine-tuned on sst2 from org/base.",
+        "A DeBERTa text classifier (DebertaExtForSequenceClassification), fine-tuned on sst2 from org/base.",
         "Its labels are bad, good.", "| accuracy | 0.9100 |", "Measured on dev.tsv. Examples: 872.", "| data | train.tsv |",
         "| learning rate | 2e-05 |", "| steps | 90 |", "| epochs | 3 |", "| best checkpoint | checkpoint-60, 0.91 |",
         "| seconds of training | 12.5 |", "| precision | bf16 autocast |", "the seed 7", "![Losses", "| layers | 2 |",
