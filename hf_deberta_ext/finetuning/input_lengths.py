@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long an input a model takes."""
+"""Maximum input lengths of models, and the longest row of a data set."""
 
 from typing import TYPE_CHECKING
 
@@ -28,21 +28,23 @@ def position_limit(config: "PretrainedConfig") -> int | None:
     return rows - (config.pad_token_id or 0) - 1 if config.model_type in _SHIFTED else rows
 
 
-def longest_input(tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig", wanted: int | None, default: int) -> int:
-    """The length in tokens at which inputs are cut.
+def longest_input(
+    tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig", max_seq_length: int | None, default: int
+) -> int:
+    """The length in tokens to which inputs are truncated.
 
     Args:
-        wanted (`int`, *optional*): --max_seq_length; a longer one than the model can take is lowered, with a warning. The
+        max_seq_length (`int`, *optional*): the flag; a longer one than the model can take is lowered, with a warning. The
             limit that a tokenizer names counts only for models with absolute positions.
         default (`int`): without it; at most what the model can take, and without a warning.
     """
-    length, limit = default if wanted is None else wanted, position_limit(config)
+    length, limit = default if max_seq_length is None else max_seq_length, position_limit(config)
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
     if limit is None or length <= limit:
         return length
-    if wanted is not None:
-        logger.warning(f"--max_seq_length {wanted} is more than the model takes: it becomes {limit}")
+    if max_seq_length is not None:
+        logger.warning(f"--max_seq_length {max_seq_length} is more than the model takes: it becomes {limit}")
     return limit
 
 

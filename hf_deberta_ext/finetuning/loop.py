@@ -54,7 +54,7 @@ def main(
         prepared = prepare(read, *parse(argv, data_arguments, description=description))
         program.show_traceback = True
         program.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
-        return run_prepared(prepared)
+        return train_and_report(prepared)
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
         OSError: the model does not exist.
         ImportError: a package that a flag needs is not installed.
     """
-    return run_prepared(prepare(read, data_args, model_args, args, given_flags or {}))
+    return train_and_report(prepare(read, data_args, model_args, args, given_flags or {}))
 
 
 # ------- before the training
@@ -220,13 +220,6 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
 # ------- one run, and several
 
 
-def run_prepared(prepared: PreparedRun) -> dict[str, Any]:
-    """Train, evaluate, predict and report, with one seed or with several."""
-    metrics = run_seeds(prepared) if prepared.args.seeds else run_seed(prepared)
-    leave_together()
-    return metrics
-
-
 def run_seed(prepared: PreparedRun) -> dict[str, float]:
     """Train, evaluate and predict as the flags say, into `output_dir`."""
     args = prepared.args
@@ -236,7 +229,7 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
     metrics |= trainer.measure(result_names(prepared.task, args))
     if args.do_train:
-        report(prepared, trainer)
+        report_run(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
     return metrics
@@ -248,16 +241,16 @@ def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
     return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
 
 
-def report(prepared: PreparedRun, trainer: TaskTrainer):
-    """Save the log, and write what `report_run` writes."""
-    trainer.save_state()
-    if trainer.args.should_save:
-        report_run(prepared, trainer)
+def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
+    """Train, evaluate, predict and report, with one seed, or with each of several in a folder of its own.
 
-
-def run_seeds(prepared: PreparedRun) -> dict[str, Any]:
-    """Run each seed in a folder of its own; finished ones stay, and the one that was stopped goes on."""
+    Seeds that are finished stay, and the one that was stopped goes on.
+    """
     args, model, results = prepared.args, prepared.model, {}
+    if not args.seeds:
+        metrics = run_seed(prepared)
+        leave_together()
+        return metrics
     for seed in args.seeds:
         folder = Path(args.output_dir, f"seed-{seed}")
         seed_args = copy.copy(args)
@@ -274,8 +267,9 @@ def run_seeds(prepared: PreparedRun) -> dict[str, Any]:
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
-        report_seeds(prepared, args, summary)
+        report_seeds(prepared, summary)
         print(f"\n{summary_table(summary)}\n", flush=True)
+    leave_together()
     return summary
 
 
@@ -290,5 +284,5 @@ def complete_run(prepared: PreparedRun) -> dict[str, Any]:
     trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.restore(folder)
     metrics |= trainer.measure(missing)
-    report(prepared, trainer)
+    report_run(prepared, trainer)
     return metrics

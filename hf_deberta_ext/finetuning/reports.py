@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fine-tuning run leaves for people: curves and card, of one run or over several seeds."""
+"""Curves and card of a fine-tuning run, or over several seeds."""
 
 import importlib.util
 import json
@@ -48,28 +48,27 @@ class PreparedRun:
 
 
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):
-    """Curves and card of one run. Of a resumed run that had finished, the training's results are those written then."""
+    """Save the log, draw the curves and write the card of one run.
+
+    Of a resumed run that had finished, the training's results are those written then.
+    """
+    trainer.save_state()
     args, folder = trainer.args, Path(trainer.args.output_dir)
+    if not args.should_save:
+        return
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    facts = _facts(prepared, args, results=results, steps=trainer.state.global_step)
     facts = replace(
-        facts,
+        run_facts(prepared, args, results=results, steps=trainer.state.global_step),
         seeds=[args.seed],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        figure=_draw_curves(prepared, trainer.state.log_history, folder),
+        figure=draw_curves(prepared.task, trainer.state.log_history, folder),
     )
     write_run_card(folder, facts)
 
 
-def _evaluation_files(prepared: PreparedRun) -> list[Path]:
-    """The files that results are of; none where they are of a data set."""
-    files = named_files(prepared.data_args.validation_file, source="--validation_file")
-    return [Path(path) for paths in files.values() for path in paths]
-
-
-def _facts(
+def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: int | None = None
 ) -> RunFacts:
     """Data, recipe and hardware of a run for its card.
@@ -81,7 +80,9 @@ def _facts(
     # A data set may be a folder, too, of which only the name is shown.
     from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
     longest, base = longest_row(prepared.task.train), model_args.model_name_or_path
-    measured = {file.resolve() for file in _evaluation_files(prepared)}
+    files = named_files(data_args.validation_file, source="--validation_file")
+    evaluation_files = [Path(path) for paths in files.values() for path in paths]
+    trained_on = {Path(path).resolve() for path in data_args.train_file}
     training = {
         "data": shown_source(data.dataset),
         "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
@@ -99,8 +100,8 @@ def _facts(
     return RunFacts(
         task=data.name,
         pipeline=data.pipeline,
-        measured_on=shown_files(_evaluation_files(prepared)) or f"the validation data of {shown_source(data.dataset)}",
-        sets=_sets(prepared, from_hub),
+        measured_on=shown_files(evaluation_files) or f"the validation data of {shown_source(data.dataset)}",
+        sets=evaluation_splits(prepared, from_hub),
         datasets=[data.dataset] if from_hub and is_hub_id(data.dataset) else [],
         base_model=None if model_args.from_scratch else shown_source(base),
         base_model_id=None if model_args.from_scratch or Path(base).exists() or not is_hub_id(base) else base,
@@ -114,48 +115,48 @@ def _facts(
         eval_samples=data_args.max_eval_samples,
         seeds=args.seeds,
         best_chosen=args.load_best_model_at_end,
-        trained_on_results=bool(measured & {Path(path).resolve() for path in data_args.train_file}),
-        language=as_list(data_args.card_language) or (_xnli_languages(data) if from_hub else []),
+        trained_on_results=any(file.resolve() in trained_on for file in evaluation_files),
+        language=as_list(data_args.card_language) or (xnli_languages(data) if from_hub else []),
         license=model_args.license,
     )
 
 
-def _sets(prepared: PreparedRun, from_hub: bool) -> dict[str, tuple[str | None, str]]:
-    """Configuration and split of each evaluation set, as far as a known task says them."""
-    known = getattr(prepared.data, "task", None)
-    if from_hub and isinstance(known, KnownTask) and known.dataset == prepared.data.dataset:
-        return dict(known.evaluation)
+def evaluation_splits(prepared: PreparedRun, from_hub: bool) -> dict[str, tuple[str | None, str]]:
+    """Configuration and split of each evaluation set, as far as the task of a benchmark names them."""
+    task = getattr(prepared.data, "task", None)
+    if from_hub and isinstance(task, KnownTask) and task.dataset == prepared.data.dataset:
+        return dict(task.evaluation)
     return {name: (None, "validation") for name in prepared.task.evaluation}
 
 
-def _xnli_languages(data: TaskData) -> list[str]:
-    """Of XNLI the configurations are languages."""
+def xnli_languages(data: TaskData) -> list[str]:
+    """Languages of XNLI, whose configurations they are; none of another task."""
     if data.name != "xnli":
         return []
     return [*dict.fromkeys([*data.task.train[:1], *(language for language, _ in data.task.evaluation.values())])]
 
 
-def _draw_curves(prepared: PreparedRun, history: list[dict[str, Any]], folder: Path) -> str | None:
-    """Losses, and the main metric of each set; None where nothing was logged, or there is nothing to draw with."""
+def draw_curves(task: EncodedTask, history: list[dict[str, Any]], folder: Path) -> str | None:
+    """Draw losses, and the main metric of each set; returns the name of the file, None without a log or matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning(f"no {CURVES_FILE}: matplotlib is not installed")
         return None
-    names = [f"{set_prefix('eval', name)}_{prepared.task.metric}" for name in prepared.task.evaluation]
+    names = [f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation]
     logged = {name for entry in history for name in entry}
-    panels = [("", ["run"], part) for part in (["loss", "eval_loss"], names) if {*part} & logged]
+    panels = [("", ["run"], values) for values in (["loss", "eval_loss"], names) if {*values} & logged]
     if not panels:
         return None
     plot_curves({"run": history}, folder / CURVES_FILE, panels=panels)
     return CURVES_FILE
 
 
-def report_seeds(prepared: PreparedRun, args: FineTuningArguments, summary: Mapping[str, Any]):
-    """all_results.json, a figure and a card over all seeds.
+def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]):
+    """Write all_results.json, a figure and a card over all seeds.
 
     Args:
         summary (`dict`): the result of `summarise_seeds`.
     """
-    folder, data, task = Path(args.output_dir), prepared.data, prepared.task
+    folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
     replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
     names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
@@ -163,4 +164,4 @@ def report_seeds(prepared: PreparedRun, args: FineTuningArguments, summary: Mapp
     if scores and importlib.util.find_spec("matplotlib") is not None:
         plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
         figure = SEEDS_FILE
-    write_run_card(folder, replace(_facts(prepared, args, results={}), figure=figure))
+    write_run_card(folder, replace(run_facts(prepared, prepared.args, results={}), figure=figure))

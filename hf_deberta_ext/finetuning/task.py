@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every task is to the scripts: data that is read and checked first, then encoded for a tokenizer and a model."""
+"""Interface of a fine-tuning task: data that is read and checked first, then encoded for a tokenizer and a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "two_outputs"]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows to evaluate or predict on, and what becomes of a model's outputs for them.
+    """Rows to evaluate or predict on, with their metrics and the writer of predictions.
 
     Args:
         rows (`Dataset`): columns that the model's forward takes, labels among them where there are any.

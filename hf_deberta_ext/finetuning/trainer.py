@@ -17,7 +17,7 @@ from .task import EncodedTask, EvaluationSet
 __all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
 
 STATE_FILE = "trainer_state.json"
-# What Trainer would do with predictions that this one does itself, or cannot hold.
+# Arguments of Trainer that this one needs at their defaults.
 NEEDED = {
     "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
     "eval_do_concat_batches": (True, "metrics are computed from all predictions at once"),
@@ -26,7 +26,7 @@ NEEDED = {
 
 
 def set_prefix(stem: str, name: str) -> str:
-    """What the metrics and the files of an evaluation set begin with: "eval" for the main one, "eval_mm" for "mm"."""
+    """Prefix of the metrics and the files of an evaluation set: "eval" for the main one, "eval_mm" for "mm"."""
     return f"{stem}_{name}" if name else stem
 
 

@@ -235,9 +235,9 @@ def test_a_summary_over_seeds_is_the_old_one_or_the_new_one(tmp_path, monkeypatc
     file = tmp_path / "all_results.json"
     file.write_text(json.dumps(dict(seeds=[1])), encoding="utf-8")
     monkeypatch.setattr(type(file), "write_text", killed)
-    prepared, args = SimpleNamespace(data=None, task=None), SimpleNamespace(output_dir=tmp_path)
+    prepared = SimpleNamespace(data=None, task=None, args=SimpleNamespace(output_dir=tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        report_seeds(prepared, args, dict(seeds=[1, 2]))
+        report_seeds(prepared, dict(seeds=[1, 2]))
     assert json.loads(file.read_text(encoding="utf-8")) == dict(seeds=[1])
 
 
