@@ -24,7 +24,7 @@ from typing import Any
 
 from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.finetuning.arguments import parse
-from hf_deberta_ext.finetuning.loop import prepare, run_seeds
+from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.training.checkpoints import replace_text
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None):
         results = earlier_results(file, sources, runs)
         program.show_traceback = True
         for name, prepared in runs.items():
-            results["scores"][name] = run_seeds(prepared)
+            results["scores"][name] = train_and_report(prepared)
             replace_text(file, json.dumps(results, indent=2) + "\n")
         write_report(args.output_dir, {name: results["scores"][name] for name in runs}, next(iter(runs.values())))
 

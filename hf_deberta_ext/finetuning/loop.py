@@ -29,7 +29,7 @@ from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkp
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, check_arguments, set_prefix
 
-__all__ = ["main", "prepare", "run", "run_seeds"]
+__all__ = ["main", "prepare", "run", "train_and_report"]
 
 logger = logging.get_logger(__name__)
 
