@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 JOB = "hf_deberta_ext quickstart"
-RESULTS_FILE, CURVES_FILE, REPORT_FILE = "all_results.json", "loss_curves.png", "report.md"
+RESULTS_FILE, CURVES_FILE = "all_results.json", "loss_curves.png"
 
 # Chosen on the validation texts.
 FULL = dict(
@@ -197,7 +197,7 @@ def accuracy(logits, examples) -> float:
 
 
 def table(results: dict) -> str:
-    """The three accuracies on the test texts, as Markdown."""
+    """Accuracies of the three classifiers on the test texts, as Markdown."""
 
     def row(name, kind):
         seeds = ", ".join(f"{value:.3f}" for value in results["test_accuracy"][kind])
@@ -214,95 +214,28 @@ def table(results: dict) -> str:
     ])  # fmt: skip
 
 
-REPORT = """# Which package does a docstring come from?
+def sample_answers(answers: list, packages: list[str]) -> str:
+    """The first four short test texts with a right answer, then the first three with a wrong one, as Markdown.
 
-{notes}A byte-level BPE tokenizer ({corpus[vocabulary]} tokens) and a DeBERTa with an Enhanced Mask Decoder
-({million:.1f} million parameters) were trained from nothing on the docstrings of the standard library of Python
-{versions[python]} and its `pydoc` topics: {corpus[docstrings]} docstrings, {corpus[topics]} topics, {corpus[words]}
-words. Another Python version has other texts and gives other numbers.
-
-The model was then fine-tuned to name the package that a docstring is in, one of {packages}.
-The names of these packages and of their modules are replaced by "module" in all texts. {corpus[train]} texts are for
-training (40 %, as if labels were few), {corpus[validation]} for choosing the epoch, {corpus[test]} for the numbers
-below; the last two groups were kept out of the pre-training.
-
-## Results
-
-{table}
-
-{comparison[verdict]}
-
-Mean ± standard deviation over the fine-tuning seeds {seeds}, after one pre-training and with one split. With
-{corpus[test]} test texts each number has a standard error of about {error:.1f} points.
-
-Pre-training took {pretrain_steps} steps; the loss on held-out text went from {pretraining[held_out_loss_start]:.2f} to
-{pretraining[held_out_loss_end]:.2f} (perplexity {pretraining[held_out_perplexity_start]:.0f} to
-{pretraining[held_out_perplexity_end]:.0f}).
-
-![Losses and accuracy during the trainings]({curves})
-
-The fine-tuning curves are those of the first seed.
-
-## Examples from the test texts
-
-The first short ones that it got right, then the first that it got wrong.
-
-| text | package | answer |
-|---|---|---|
-{examples}
-
-## Load it
-
-This folder is the classifier of the first seed; it needs transformers, but not hf_deberta_ext. `pretrained/` is the
-language model.
-
-```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-folder = "."  # this folder
-model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-inputs = tokenizer("Return the value of the next header field.", return_tensors="pt")
-print(model.config.id2label[model(**inputs).logits.argmax().item()])
-```
-
-Loaded so in a fresh process without hf_deberta_ext, it gave {same} answers for all {reload_check[texts]} test texts
-(largest difference of a logit: {reload_check[max_logit_difference]:.1e}).
-
-## Run
-
-{minutes:.1f} minutes on {timings[threads]} CPU thread(s) ({timings[machine]}), Python {versions[python]}, torch
-{versions[torch]}, transformers {versions[transformers]}, seed {seed}. The same seed gives the same numbers on the same
-machine and versions. Everything measured is in `{results_file}`.
-"""
-
-
-def report(results: dict, timings: dict, answers: list) -> str:
-    """The Markdown report. `answers` holds ((text, label), logits) of the test texts."""
-    packages, notes, shown = results["corpus"]["packages"], "", []
-    if results["short"]:
-        notes += "**This was a `--short` run with tiny sizes: its scores mean nothing.**\n\n"
-    if results["stopped_early"]:
-        notes += "**`--max_minutes` ended a training early: these numbers depend on the speed of the machine.**\n\n"
+    Args:
+        answers (`list`): ((text, label), logits) of the test texts.
+    """
     short = [((text, label), logits) for (text, label), logits in answers if len(text) < 150]
-    right, wrong = ([a for a in short if (a[1].argmax() == a[0][1]) == wanted] for wanted in (True, False))
+    right, wrong = ([a for a in short if (a[1].argmax() == a[0][1]) == correct] for correct in (True, False))
+    lines = ["| text | package | answer |", "|---|---|---|"]
     for (text, label), logits in right[:4] + wrong[:3]:
         probability, guess = logits.softmax(-1).max(-1)
         words = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
-        shown.append(f"| `{words}` | {packages[label]} | {packages[guess]} ({probability:.0%}) |")
-    return REPORT.format(
-        **results, timings=timings, notes=notes, table=table(results), examples="\n".join(shown), curves=CURVES_FILE,
-        results_file=RESULTS_FILE, packages=", ".join(packages), million=results["parameters"]["masked_lm"] / 1e6,
-        seeds=", ".join(map(str, results["finetune_seeds"])), error=100 * (0.2 / results["corpus"]["test"]) ** 0.5,
-        same="the same" if results["reload_check"]["passed"] else "OTHER", minutes=timings["total_seconds"] / 60,
-    )  # fmt: skip
+        lines.append(f"| `{words}` | {packages[label]} | {packages[guess]} ({probability:.0%}) |")
+    return "\n".join(lines)
 
 
-def card_facts(results: dict, timings: dict, sizes: dict):
-    """`RunFacts` for the model card of the classifier: the content of `report` in the form that the Hub reads.
+def card_facts(results: dict, timings: dict, sizes: dict, answers: list):
+    """`RunFacts` for the model card of the classifier.
 
     Args:
         sizes (`dict`): FULL or SHORT.
+        answers (`list`): ((text, label), logits) of the test texts.
     """
     from hf_deberta_ext.publishing.card import shown_number
     from hf_deberta_ext.publishing.facts import RunFacts
@@ -314,7 +247,12 @@ def card_facts(results: dict, timings: dict, sizes: dict):
         table(results),
         results["comparison"]["verdict"],
         f"Accuracy on {measured_on}. The folder holds the classifier of the seed {seeds[0]}: "
-        f"{results['test_accuracy']['pre-trained'][0]:.3f}.",
+        f"{results['test_accuracy']['pre-trained'][0]:.3f}. With {corpus['test']:,} test texts each number has a standard "
+        f"error of about {100 * (0.2 / corpus['test']) ** 0.5:.1f} points.",
+        f"In the pre-training the loss on held-out text went from {results['pretraining']['held_out_loss_start']:.2f} to "
+        f"{results['pretraining']['held_out_loss_end']:.2f}. Loaded in a fresh process without hf_deberta_ext, the folder "
+        f"gave {'the same' if results['reload_check']['passed'] else 'OTHER'} answers for all test texts.",
+        sample_answers(answers, corpus["packages"]),
     ]
     limits = ["It shows the whole way and is small enough for two CPU cores: it is no model to build on."]
     if results["short"]:
@@ -473,13 +411,12 @@ def main():
                    threads=torch.get_num_threads(), machine=f"{platform.system()} {platform.machine()}")  # fmt: skip
     everything = dict(job=JOB, status="finished", results=results, timings=timings)
     (args.output_dir / RESULTS_FILE).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
-    examples = list(zip(split.test, test_logits["pre-trained"], strict=True))
-    (args.output_dir / REPORT_FILE).write_text(report(results, timings, examples), encoding="utf-8")
-    write_run_card(args.output_dir, card_facts(results, timings, sizes))
+    answers = list(zip(split.test, test_logits["pre-trained"], strict=True))
+    write_run_card(args.output_dir, card_facts(results, timings, sizes, answers))
 
     print(
         f"\n{table(results)}\n\n{comparison['verdict']}\n\n{timings['total_seconds']:.0f} seconds. {args.output_dir} "
-        f"holds the classifier, pretrained/ (the language model), README.md (the model card), {REPORT_FILE}, {CURVES_FILE}, "
+        f"holds the classifier, pretrained/ (the language model), README.md (the model card), {CURVES_FILE}, "
         f"{RESULTS_FILE}."
     )
     if not reload_check["passed"]:
