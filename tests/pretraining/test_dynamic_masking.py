@@ -169,31 +169,18 @@ def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
 
 
 @pytest.mark.criterion("A16.2")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_workers_and_order_do_not_change_the_masks(collator, workers, shuffled):
-    """Workers that live on learn the epoch, too."""
-    examples, dataset = rows(), NumberedExamples(rows())
-    generator = torch.Generator().manual_seed(5)
-    sampler = RandomSampler(dataset, generator=generator) if shuffled else None
-    options = dict(num_workers=workers, persistent_workers=workers > 0)
-    loader = DataLoader(dataset, batch_size=5, sampler=sampler, collate_fn=collator(), **options)
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        seen = sorted(row for batch in loader for row in unpadded(batch))
-        assert seen == sorted(masks(collator(), examples, epoch))
-
-
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_workers_do_not_change_the_examples_and_masks_of_a_stream(collator, workers):
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "stream"])
+def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
+    """Workers that live on learn the epoch, too."""
     datasets = pytest.importorskip("datasets")
-    examples = rows(11)
-    # Three shards: datasets would give each worker some of them.
-    source = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=3)
-    dataset = NumberedStream(source)
+    examples, dataset = rows(11), NumberedExamples(rows(11))
+    sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(5)) if kind == "shuffled" else None
+    if kind == "stream":
+        # Three shards: datasets would give each worker some of them.
+        dataset = NumberedStream(datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=3))
     options = dict(num_workers=workers, persistent_workers=workers > 0)
-    loader = DataLoader(dataset, batch_size=2, collate_fn=collator(), **options)
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler, collate_fn=collator(), **options)
     for epoch in range(2):
         dataset.set_epoch(epoch)
         seen = sorted(row for batch in loader for row in unpadded(batch))

@@ -3,9 +3,7 @@
 
 import json
 import shutil
-import signal
 import sys
-import time
 from pathlib import Path
 
 import mlm_script
@@ -13,13 +11,12 @@ import pytest
 import torch
 from accumulation import exact_accumulation
 from microsoft_checkpoints import microsoft, write
-from mlm_script import TINY, arguments, finish, losses, start
+from mlm_script import TINY, TORCHRUN, arguments, assert_same_weights, finish, kill_after, losses, start
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -153,19 +150,11 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     processes = [start(sys.executable, str(SCRIPT), *arguments(text, folder, **flags)) for folder in (whole, killed)]
-    while checkpoint_problem(killed / "checkpoint-25") is not None:
-        assert processes[1].poll() is None, processes[1].communicate()[0][-3000:]
-        time.sleep(0.01)
-    processes[1].send_signal(signal.SIGKILL)
-    processes[1].communicate()
-    assert processes[1].returncode == -signal.SIGKILL and not (killed / "model.safetensors").exists()
+    kill_after(killed / "checkpoint-25", processes[1])
     again = start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags), "--resume_from_checkpoint", "last")
     finish(again)
     finish(processes[0])
-    weights, resumed = (load_file(folder / "model.safetensors") for folder in (whole, killed))
-    assert weights.keys() == resumed.keys()
-    for name, weight in weights.items():
-        assert torch.equal(weight, resumed[name]), name
+    assert_same_weights(whole, killed)
     assert losses(whole) == losses(killed) and len(losses(whole)) == 40
     assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
 
@@ -205,9 +194,7 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
     if "streaming" not in flags:
         examples = json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"]
         assert examples < 24 * 32
-    weights, again = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    for name, weight in weights.items():
-        assert torch.equal(weight, again[name]), name
+    assert_same_weights(whole, resumed)
     assert losses(whole) == losses(resumed)
 
 
@@ -229,9 +216,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_pa
     )
     one, two = tmp_path / "one", tmp_path / "two"
     single = start(sys.executable, str(SCRIPT), *arguments(text, one, gradient_accumulation_steps=4, **flags))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend"]
-    launch += ["c10d", "--rdzv_endpoint", "localhost:0"]
-    double = start(*launch, str(SCRIPT), *arguments(text, two, gradient_accumulation_steps=2, **flags))
+    double = start(*TORCHRUN, str(SCRIPT), *arguments(text, two, gradient_accumulation_steps=2, **flags))
     finish(single)
     finish(double)
     curves = torch.tensor(losses(one)), torch.tensor(losses(two))

@@ -2,9 +2,7 @@
 """examples/run_rtd.py end to end: what it leaves, its starting points, exact resume, two processes, and what it refuses."""
 
 import json
-import signal
 import sys
-import time
 
 import mlm_script as mlm
 import pytest
@@ -23,17 +21,12 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer
-from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 SCRIPT = mlm.ROOT / "examples" / "run_rtd.py"
 PARTS = ("discriminator", "generator")
 HALVES = (DebertaExtForReplacedTokenDetection, DebertaExtForMaskedLM)
 # The made sentences of run_mlm's tests.
-text = mlm.text
-
-
-def arguments(text, folder, *more, **flags):
-    return mlm.arguments(text, folder, *more, **flags)
+text, arguments = mlm.text, mlm.arguments
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +45,6 @@ def curves(folder):
     history = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     names = ("loss", "generator_loss", "discriminator_loss", "generator_accuracy", "replaced_share", "grad_norm")
     return [[entry[name] for name in names] for entry in history if "generator_loss" in entry]
-
-
-def assert_same_weights(*folders):
-    weights, others = (load_file(folder / "model.safetensors") for folder in folders)
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
-        assert torch.equal(weight, others[name]), name
 
 
 # ------- what a run leaves
@@ -271,15 +257,10 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(stepping, run_rtd, te
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = mlm.start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
-    while checkpoint_problem(killed / "checkpoint-10") is not None:
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and not (killed / "model.safetensors").exists()
+    mlm.kill_after(killed / "checkpoint-10", process)
     run_rtd.main(arguments(text, killed, **flags, resume_from_checkpoint="last"))
     run_rtd.main(arguments(text, whole, **flags))
-    assert_same_weights(whole, killed)
+    mlm.assert_same_weights(whole, killed)
     assert curves(whole) == curves(killed) and len(curves(whole)) == 24
     # The metrics of both evaluations, too: the same replacements are drawn.
     names = [name for name in results(whole) if name.startswith("eval_") and "second" not in name and "runtime" not in name]
@@ -318,9 +299,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_rtd, text, tmp_
         for stepping, (_, two) in places.items()
     ]
     (tmp_path / "several_runs.py").write_text(SEVERAL_RUNS, encoding="utf-8")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend"]
-    launch += ["c10d", "--rdzv_endpoint", "localhost:0"]
-    double = mlm.start(*launch, str(tmp_path / "several_runs.py"), str(SCRIPT), json.dumps(runs))
+    double = mlm.start(*mlm.TORCHRUN, str(tmp_path / "several_runs.py"), str(SCRIPT), json.dumps(runs))
     for stepping, (one, _) in places.items():
         run_rtd.main(arguments(text, one, stepping=stepping, gradient_accumulation_steps=4, **flags))
     mlm.finish(double)

@@ -4,18 +4,29 @@
 import json
 import os
 import random
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from scripts import ROOT
 
-__all__ = ["TINY", "arguments", "finish", "losses", "start", "text"]
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
+
+__all__ = ["TINY", "TORCHRUN", "arguments", "assert_same_weights", "finish", "kill_after", "losses", "start", "text"]
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
     "position_buckets=16"
 )
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d",
+    "--rdzv_endpoint", "localhost:0",
+]  # fmt: skip
 NOUNS = "cat dog river mountain teacher garden window letter engine island doctor bridge".split()
 VERBS = "sees likes finds leaves watches remembers paints follows".split()
 PLACES = "here there outside today again slowly".split()
@@ -59,6 +70,23 @@ def finish(process):
     printed, _ = process.communicate()
     assert process.returncode == 0, printed[-3000:]
     return printed
+
+
+def kill_after(checkpoint, process):
+    """Kills a run as soon as the checkpoint is complete."""
+    while checkpoint_problem(checkpoint) is not None:
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (checkpoint.parent / "model.safetensors").exists()
+
+
+def assert_same_weights(*folders):
+    weights, others = (load_file(folder / "model.safetensors") for folder in folders)
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, others[name]), name
 
 
 def losses(folder):
