@@ -3,14 +3,10 @@
 
 import ast
 import json
-import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import EvalResult, ModelCard
-from transformers import TrainingArguments
 
 from hf_deberta_ext.publishing.card import facts_table, render_card, shown_number
 from hf_deberta_ext.publishing.card_metadata import (
@@ -32,8 +28,6 @@ from hf_deberta_ext.publishing.results import (
     number_of_examples,
     results_table,
 )
-from hf_deberta_ext.training.batch_size import hardware_facts, versions
-from hf_deberta_ext.training.run_folder import repeated_arguments
 
 pytest.importorskip("accelerate")
 
@@ -169,17 +163,6 @@ def test_metadata_are_one_value_or_a_list():
     assert [one_or_list(values) for values in ([], ["en"], ["en", "de"])] == [None, "en", ["en", "de"]]
 
 
-def test_licence_and_languages_of_a_card_do_not_bind_a_resumed_run():
-    @dataclass
-    class Flags:
-        license: str = "mit"
-        card_language: str = "en"
-        rate: float = 0.15
-
-    fixed = repeated_arguments([Flags()], TrainingArguments("unused", use_cpu=True))
-    assert fixed["rate"] == 0.15 and not {"license", "card_language"} & {*fixed}
-
-
 # ------- results
 
 
@@ -230,40 +213,6 @@ def test_a_note_stands_behind_the_name_of_a_metric():
     (result,) = eval_results({"f1": 0.123456}, note="mean of 3 seeds", **common)
     assert (result.metric_type, result.metric_name, result.metric_value) == ("f1", "f1 (mean of 3 seeds)", 0.1235)
     assert (result.dataset_type, result.dataset_split) == ("text", None)
-
-
-# ------- hardware
-
-
-def arguments(tmp_path, **more):
-    return TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **more)
-
-
-def test_hardware_is_described_without_the_name_of_the_machine(tmp_path):
-    facts = hardware_facts(arguments(tmp_path), results={"train_runtime": 12.5})
-    assert [*facts] == ["device", "processes", "precision", "seconds of training", "versions"]
-    assert facts["device"].startswith(f"CPU ({platform.machine()}), ") and "thread" in facts["device"]
-    assert (facts["processes"], facts["precision"], facts["seconds of training"]) == (1, "float32 parameters", 12.5)
-    assert facts["versions"] == versions() and facts["versions"]["torch"] == torch.__version__
-    assert platform.node() not in json.dumps(facts) and str(tmp_path) not in json.dumps(facts)
-
-
-def test_half_precision_and_resumed_runs_are_said(tmp_path):
-    results = {"train_runtime": 2.0, "train_resumed_at_step": 50}
-    facts = hardware_facts(arguments(tmp_path, bf16=True), parameters="bfloat16", results=results)
-    assert facts["precision"] == "bfloat16 parameters, bf16 autocast"
-    assert facts["seconds of training, from step 50 on"] == 2.0 and "seconds of training" not in facts
-    assert not any(name.startswith("seconds") for name in hardware_facts(arguments(tmp_path)))
-
-
-def test_an_accelerator_is_named_and_counted(tmp_path, monkeypatch):
-    args = arguments(tmp_path)
-    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
-    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
-    monkeypatch.setattr(TrainingArguments, "world_size", 8)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    facts = hardware_facts(args)
-    assert facts["device"].startswith("8 x NVIDIA H100 80GB HBM3, ") and facts["processes"] == 8
 
 
 # ------- loading

@@ -9,13 +9,12 @@ import os
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 import torch
-from hub_models import OLD, read_back
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from hub_models import read_back
+from huggingface_hub import ModelCard, ModelCardData
 from local_hub import LocalHub
 from print_fault_table import make_folder, on_disk, online
 from rounding import equal_outputs
@@ -25,10 +24,8 @@ from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import push as command
-from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
 from hf_deberta_ext.publishing import FileChange, PushError, PushReport, push, write_model_card
-from hf_deberta_ext.publishing.hub_commit import compare_files
 from hf_deberta_ext.publishing.published_files import published_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,22 +180,6 @@ def test_files_replace_each_other_in_their_own_folder_alone_and_graphs_with_thei
     assert {*report.kept_on_hub} == stays
     assert "perhaps of an older model, and not replaced: onnx/model_int8.onnx" in report.notes
     assert not any("older model" in note for note in send().notes)
-
-
-@pytest.mark.parametrize(
-    "new", [["model.safetensors"], ["adapter_config.json", "adapter_model.bin"], ["config.json"]], ids=str
-)
-def test_all_three_ways_to_push_delete_the_same(new, folder):
-    """Of a configuration alone the trainers and this one know nothing of weights; nobody pushes one by these ways."""
-    there = types.SimpleNamespace(size=1, lfs=None, blob_id="0")
-    old = dict.fromkeys(OLD, there)
-    files = {}
-    for name in new:
-        files[name] = folder / name
-        files[name].write_bytes(b"new")
-    here = [change.path for change in compare_files(files, old) if change.change == "deleted"]
-    assert here == stale_weights(OLD, new)
-    assert bool(here) == (new != ["config.json"])
 
 
 def test_a_smaller_number_of_files_replaces_a_larger_one(hub, send, folder):
@@ -601,12 +582,6 @@ def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, tmp_path
     assert results["tokenizer"]["ids"] == tokenizer("a b")["input_ids"]
     assert results["config"]["config"]["model_type"] == "deberta-ext"
     assert 'revision = "v1.0"  # pins weights and code' in results["card"]["text"]
-
-
-def test_what_is_published_of_a_folder_is_what_the_hub_has(hub, send, folder):
-    send()
-    listed = {path for path in HfApi(endpoint=hub.endpoint).list_repo_files(REPO) if path != ".gitattributes"}
-    assert listed == {*published_files(folder)[0]}
 
 
 # ------- the command

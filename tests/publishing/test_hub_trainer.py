@@ -5,9 +5,8 @@ import json
 import logging
 
 import pytest
-from hub_models import OLD, make_trainer
+from hub_models import make_trainer
 
-from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 REPO = "user/run"
@@ -33,14 +32,6 @@ def trainer(hub, folder):
 
 def commits(hub):
     return [commit.title for commit in hub.repos[REPO].history()]
-
-
-def test_a_push_deletes_what_the_other_ways_delete(hub, folder):
-    hub.create_repo(REPO, OLD)
-    make_trainer(HubTrainer, folder, hub_strategy="end").push_to_hub()
-    files = hub.repos[REPO].files()
-    assert {*OLD} - {*files} == {*stale_weights(OLD, files.keys() - {*OLD} | {"model.safetensors"})}
-    assert "adapter_config.json" not in files and "onnx/model.onnx" in files
 
 
 # ------- beside others

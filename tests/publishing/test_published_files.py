@@ -158,6 +158,19 @@ def test_the_data_of_a_graph_goes_with_the_graph_and_other_graphs_stay():
     assert stale_weights(there, ["onnx/a.onnx", "model.safetensors"]) == ["onnx/a.onnx.data", "onnx/a.onnx_data"]
 
 
+def test_an_adapter_replaces_an_adapter_only_and_each_folder_is_one_model():
+    adapter = {"adapter_config.json", "adapter_model.bin"}
+    assert stale_weights({*adapter, "adapter_model.safetensors", "model.safetensors"}, adapter) == [
+        "adapter_model.safetensors"
+    ]
+    published = [
+        f"{folder}{name}" for folder in ("", "discriminator/", "generator/") for name in ("model.safetensors", "a.txt")
+    ]
+    shard = "discriminator/model-00001-of-00001.safetensors"
+    new = ["model.safetensors", "discriminator/model.safetensors.index.json", shard]
+    assert stale_weights(published, new) == ["discriminator/model.safetensors"]
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_the_card_of_a_part_downloads_its_folder(pinned):
     card = render_card(

@@ -17,7 +17,6 @@ from tiny_models import FILES, HEADS, tiny_inputs, tiny_model
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import publishing
-from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.publishing import write_model_card
 from hf_deberta_ext.publishing.card import render_card
 from hf_deberta_ext.publishing.loading_code import LOADING_LINES, pin_loading_lines
@@ -179,21 +178,6 @@ def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub
     assert len(repo.history()) == 3 and "removed from user/name" in caplog.text and "adapter_config.json" in caplog.text
     model.push_to_hub("name", **(dict(max_shard_size="20KB") if not shards else {}))
     assert ("model.safetensors" in repo.files()) == shards
-
-
-def test_an_adapter_replaces_an_adapter_only():
-    new = {"adapter_config.json", "adapter_model.bin"}
-    assert stale_weights({*OLD}, new) == ["adapter_model.safetensors"]
-
-
-def test_stale_weights_are_looked_for_folder_by_folder():
-    there = [f"{folder}{name}" for folder in ("", "discriminator/", "generator/") for name in ("model.safetensors", "a.txt")]
-    new = [
-        "model.safetensors",
-        "discriminator/model.safetensors.index.json",
-        "discriminator/model-00001-of-00001.safetensors",
-    ]
-    assert stale_weights(there, new) == ["discriminator/model.safetensors"]
 
 
 # ------- cards

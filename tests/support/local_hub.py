@@ -67,13 +67,10 @@ class LocalHub(HubEndpoints):
 
     - `repos` by id, `lfs` by SHA-256, `users` by token: "hf_write" and "hf_read" of "user", "hf_stranger" of "stranger";
     - `requests` that came in, `faults` that were asked for.
-
-    Args:
-        sizes: as for `HubEndpoints`.
     """
 
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
+    def __init__(self):
+        super().__init__()
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
 

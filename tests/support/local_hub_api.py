@@ -12,26 +12,15 @@ from fnmatch import fnmatch
 from urllib.parse import parse_qs
 
 import yaml
-from local_hub_repos import Commit, PullRequest, Repo, User, blob_id, file_entry, lfs_pointer, metadata_problem
+from local_hub_repos import Commit, PullRequest, Repo, User, blob_id, file_entry, metadata_problem
 
 __all__ = ["Answer", "Call", "HubEndpoints", "Refusal"]
 
 # What the real Hub stores as LFS in a new repository, as far as models have it.
 LFS_PATTERNS = (
-    "*.bin",
-    "*.h5",
-    "*.model",
-    "*.msgpack",
-    "*.npz",
-    "*.onnx",
-    "*.pkl",
-    "*.pt",
-    "*.pth",
-    "*.safetensors",
-    "*.zip",
-)
+    "*.bin", "*.h5", "*.model", "*.msgpack", "*.npz", "*.onnx", "*.pkl", "*.pt", "*.pth", "*.safetensors", "*.zip",
+)  # fmt: skip
 LFS_FROM_SIZE = 10 * 1024**2
-PROTECTED = ("main",)
 
 
 class Refusal(Exception):  # noqa: N818
@@ -74,17 +63,12 @@ class Call:
 
 
 class HubEndpoints:
-    """Answers calls from what it holds, all of it in memory.
-
-    Args:
-        lfs_from_size (`int`): files from this size on are LFS whatever their name.
-        part_size (`int`, *optional*): LFS files above this size are uploaded in parts.
-    """
+    """Answers calls from what it holds, all of it in memory."""
 
     # Where it is reached.
     endpoint: str
 
-    def __init__(self, *, lfs_from_size: int = LFS_FROM_SIZE, part_size: int | None = None):
+    def __init__(self):
         self.users = {
             "hf_write": User("user", organizations=("org",)),
             "hf_read": User("user", can_write=False, organizations=("org",)),
@@ -92,10 +76,8 @@ class HubEndpoints:
         }
         self.repos: dict[str, Repo] = {}
         self.lfs: dict[str, bytes] = {}
-        self.lfs_from_size, self.part_size = lfs_from_size, part_size
         self.lock = threading.RLock()
         self._expected: dict[str, int] = {}
-        self._parts: dict[tuple[str, int], bytes] = {}
         self._commits_made = 0
 
     def create_repo(self, repo_id: str, files: Mapping[str, bytes] | None = None, *, private: bool = False) -> Repo:
@@ -137,7 +119,7 @@ class HubEndpoints:
         attributes = commit.files.get(".gitattributes", b"").decode()
         patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line]
         name = path.rpartition("/")[2]
-        return size >= self.lfs_from_size or any(fnmatch(path, p) or fnmatch(name, p) for p in patterns)
+        return size >= LFS_FROM_SIZE or any(fnmatch(path, p) or fnmatch(name, p) for p in patterns)
 
     # ------- who may do what
 
@@ -190,20 +172,18 @@ class HubEndpoints:
             problem = metadata_problem(call.json()["content"].encode())
             errors = [{"message": problem}] if problem else []
             return Answer(400 if problem else 200, json.dumps({"errors": errors, "warnings": []}).encode())
-        if path[:2] == ("api", "repos"):
-            return {"create": self._create_repo, "delete": self._delete_repo}[path[2]](call)
+        if path == ("api", "repos", "create"):
+            return self._create_repo(call)
         if path[:2] == ("api", "models") and len(path) >= 4:
             repo_id, (verb, *rest) = "/".join(path[2:4]), path[4:] or (None,)
             return self._model_api(call, repo_id, verb, rest)
         if path[:1] == ("lfs",) and method == "PUT":
-            return self._receive(call, path[1], int(path[2]) if len(path) > 2 else None)
-        if path[:1] == ("lfs",) and path[2:] == ("complete",):
-            return self._put_together(call, path[1])
+            return self._receive(call, path[1])
         if len(path) > 4 and path[1].endswith(".git") and path[2:5] == ("info", "lfs", "objects"):
             repo_id = "/".join(path[:2]).removesuffix(".git")
             return (self._lfs_verify if path[5] == "verify" else self._lfs_batch)(call, repo_id)
-        if len(path) > 4 and path[2] in ("resolve", "raw") and reading:
-            return self._download(call, "/".join(path[:2]), path[2], *_revision_and_path(path[3:]))
+        if len(path) > 4 and path[2] == "resolve" and reading:
+            return self._download(call, "/".join(path[:2]), *_revision_and_path(path[3:]))
         raise Refusal(404, f"the test Hub has no {method} /{'/'.join(path)}")
 
     def _model_api(self, call: Call, repo_id: str, verb: str | None, rest: list[str]) -> Answer:
@@ -272,12 +252,6 @@ class HubEndpoints:
         self.create_repo(repo_id, private=asked.get("visibility") == "private" or bool(asked.get("private")))
         return Answer.of({"url": url, "name": repo_id, "id": repo_id})
 
-    def _delete_repo(self, call: Call) -> Answer:
-        repo_id = self._named(call)
-        self._writable(repo_id, call)
-        del self.repos[repo_id]
-        return Answer.of({})
-
     def _model_info(self, call: Call, repo_id: str, repo: Repo, revision: str) -> Answer:
         commit, siblings = self._found(repo, revision), []
         for path, data in commit.files.items():
@@ -341,39 +315,18 @@ class HubEndpoints:
                 continue
             self._expected[oid] = size
             upload = {"href": f"{self.endpoint}/lfs/{oid}"}
-            if self.part_size is not None and size > self.part_size:
-                parts = range(1, -(-size // self.part_size) + 1)
-                header = {str(part): f"{self.endpoint}/lfs/{oid}/{part}" for part in parts}
-                upload = {
-                    "href": f"{self.endpoint}/lfs/{oid}/complete",
-                    "header": {"chunk_size": str(self.part_size), **header},
-                }
             verify = {"href": f"{self.endpoint}/{repo_id}.git/info/lfs/objects/verify"}
             objects[-1]["actions"] = {"upload": upload, "verify": verify}
         return Answer.of({"transfer": "basic", "objects": objects})
 
-    def _receive(self, call: Call, oid: str, part: int | None) -> Answer:
+    def _receive(self, call: Call, oid: str) -> Answer:
         # No token: the address itself is the permission, as with the signed ones of the real Hub.
         if oid not in self._expected:
             raise Refusal(403, "AccessDenied")
-        if part is not None:
-            self._parts[oid, part] = call.body
-            return Answer(headers={"ETag": f'"{hashlib.md5(call.body).hexdigest()}"'})
-        self._store(oid, call.body)
-        return Answer()
-
-    def _put_together(self, call: Call, oid: str) -> Answer:
-        wanted = call.json()["parts"]
-        missing = [part["partNumber"] for part in wanted if (oid, part["partNumber"]) not in self._parts]
-        if missing:
-            raise Refusal(400, f"parts {missing} were not uploaded")
-        self._store(oid, b"".join(self._parts[oid, part["partNumber"]] for part in wanted))
-        return Answer.of({})
-
-    def _store(self, oid: str, data: bytes):
-        if hashlib.sha256(data).hexdigest() != oid or len(data) != self._expected[oid]:
+        if hashlib.sha256(call.body).hexdigest() != oid or len(call.body) != self._expected[oid]:
             raise Refusal(400, "The Content-SHA256 you specified did not match what we received.")
-        self.lfs[oid] = data
+        self.lfs[oid] = call.body
+        return Answer()
 
     def _lfs_verify(self, call: Call, repo_id: str) -> Answer:
         self._writable(repo_id, call, pull_request=True)
@@ -435,22 +388,11 @@ class HubEndpoints:
                 if path not in files:
                     raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
                 del files[path]
-            elif kind == "deletedFolder":
-                gone = [file for file in files if file.startswith(path.rstrip("/") + "/")]
-                if not gone:
-                    raise Refusal(404, "A folder with this name doesn't exist", "EntryNotFound")
-                for file in gone:
-                    del files[file]
             else:
                 raise Refusal(400, f"unknown operation {kind!r}")
         return files, frozenset(lfs & files.keys())
 
     def _branch(self, call: Call, repo: Repo, name: str) -> Answer:
-        if call.method == "DELETE":
-            if name in PROTECTED:
-                raise Refusal(403, f"Cannot delete refs/heads/{name}")
-            self._remove(repo.branches, name)
-            return Answer.of({})
         if name.startswith("refs/"):
             raise Refusal(400, f"Invalid reference for a branch: refs/heads/{name}")
         if name in repo.branches:
@@ -459,21 +401,13 @@ class HubEndpoints:
         return Answer.of({})
 
     def _tag(self, call: Call, repo: Repo, name: str) -> Answer:
-        if call.method == "DELETE":
-            self._remove(repo.tags, name)
-            return Answer.of({})
         tag = call.json()["tag"]
         if tag in repo.tags:
             raise Refusal(409, "Tag reference exists already")
         repo.tags[tag] = self._found(repo, name).oid
         return Answer.of({})
 
-    def _remove(self, refs: dict[str, str], name: str):
-        if name not in refs:
-            raise Refusal(404, f"Invalid rev id: {name}", "RevisionNotFound")
-        del refs[name]
-
-    def _download(self, call: Call, repo_id: str, how: str, revision: str, path: str) -> Answer:
+    def _download(self, call: Call, repo_id: str, revision: str, path: str) -> Answer:
         commit = self._found(self._readable(repo_id, call), revision)
         headers = {"X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         if path not in commit.files:
@@ -481,9 +415,7 @@ class HubEndpoints:
             refusal.answer.headers["X-Repo-Commit"] = commit.oid
             raise refusal
         data = commit.files[path]
-        if path in commit.lfs and how == "raw":
-            data = lfs_pointer(data)
-        elif path in commit.lfs:
+        if path in commit.lfs:
             # The real one redirects to its storage; what clients read is in these headers either way.
             sha256 = hashlib.sha256(data).hexdigest()
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256}"', "ETag": f'"{sha256}"'}
