@@ -8,15 +8,15 @@ import os
 from pathlib import Path
 
 import pytest
+from fine_tuning_scripts import read_json, refused, run, save_model, write_lines
 from transformers import AutoModelForMultipleChoice, AutoTokenizer, BertConfig, BertModel
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForMultipleChoice
+from hf_deberta_ext import DebertaExtForMultipleChoice
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_race.py"
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 COLOURS = ["red", "blue", "green", "white"]
@@ -32,25 +32,17 @@ def tokenizer():
 @pytest.fixture
 def model(tmp_path, tokenizer, tiny_config):
     """The folder of a tiny masked language model of ours."""
-    DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(tmp_path / "model", tokenizer, tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2))
 
 
 def write_race(file, level, count, answers=True):
     """Questions that the article answers: the colour of the boat."""
-    lines = []
-    for number in range(count):
-        right = COLOURS[number % 4]
-        row = {
-            "example_id": f"{level}{number}.txt",
-            "article": f"the boat is {right} .",
-            "question": "a _ boat",
-            "options": COLOURS,
-        }
-        lines.append(json.dumps(row | ({"answer": "ABCD"[number % 4]} if answers else {})))
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
+    rows = [
+        dict(example_id=f"{level}{number}.txt", article=f"the boat is {COLOURS[number % 4]} .", question="a _ boat")
+        | dict(options=COLOURS, **({"answer": "ABCD"[number % 4]} if answers else {}))
+        for number in range(count)
+    ]
+    return write_lines(file, rows)
 
 
 def write_c3(file):
@@ -60,17 +52,7 @@ def write_c3(file):
         choices = COLOURS[: 1 + number % 3]
         choices.insert(number % 2, "boat")
         rows.append({"context": "the car is white .", "question": "a", "choices": choices, "label": number % 2})
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
-def run(script, model, folder, *flags, **values):
-    common = dict(
-        model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
-        report_to="none", disable_tqdm="true", save_strategy="no",
-    ) | values  # fmt: skip
-    pairs = [(f"--{name}", *(value if isinstance(value, list) else [value])) for name, value in common.items()]
-    return script.main([str(part) for pair in pairs for part in pair] + [*flags])
+    return write_lines(file, rows)
 
 
 @pytest.mark.criterion("A15.4")
@@ -84,7 +66,7 @@ def test_a_whole_run_measures_the_schools_apart_and_leaves_answers(run_race, mod
     )  # fmt: skip
     accuracies = [measured[f"eval_{name}accuracy"] for name in ("", "middle_", "high_")]
     assert accuracies[0] == pytest.approx((8 * accuracies[1] + 4 * accuracies[2]) / 12)
-    answers = json.loads((folder / "eval_answers.json").read_text(encoding="utf-8"))
+    answers = read_json(folder / "eval_answers.json")
     assert [*answers][:9] == [*(f"middle{number}.txt-0" for number in range(8)), "high0.txt-0"]
     right = sum(
         answer == "ABCD"[number % 4] for number, answer in zip([*range(8), *range(4)], answers.values(), strict=True)
@@ -126,23 +108,13 @@ def test_questions_of_different_numbers_of_choices_are_learned(family, run_race,
     assert measured["eval_accuracy"] == 1.0 and measured["eval_samples"] == 12
 
 
-def test_what_a_user_can_mend_is_one_line(run_race, model, tmp_path, capsys):
+def test_answers_and_lengths_that_do_not_fit_are_refused_before_the_training(run_race, model, tmp_path, capsys):
     file = write_race(tmp_path / "rows.jsonl", "high", 2)
+    line = refused(capsys, run_race, model, tmp_path / "out", "--do_train", train_file=file, max_seq_length=6)
+    assert "high0.txt-0: its question with choice" in line
     file.write_text(file.read_text(encoding="utf-8").replace('"answer": "B"', '"answer": "E"'), encoding="utf-8")
-    with pytest.raises(SystemExit) as caught:
-        run(run_race, model, tmp_path / "out", "--do_train", train_file=file)
-    assert caught.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert "row 2 of --train_file rows.jsonl (high1.txt) has the answer 'E'; its 4 options are A, B, C, D" in lines[-1]
-    assert not (tmp_path / "out").exists()
-
-
-def test_questions_that_are_too_long_stop_the_run_before_training(run_race, model, tmp_path, capsys):
-    file = write_race(tmp_path / "rows.jsonl", "high", 2)
-    with pytest.raises(SystemExit):
-        run(run_race, model, tmp_path / "out", "--do_train", train_file=file, max_seq_length=6)
-    assert "high0.txt-0: its question with choice" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    line = refused(capsys, run_race, model, tmp_path / "out", "--do_train", train_file=file)
+    assert "row 2 of --train_file rows.jsonl (high1.txt) has the answer 'E'; its 4 options are A, B, C, D" in line
 
 
 @needs_data
@@ -154,16 +126,14 @@ def test_a_model_memorises_real_questions(run_race, tmp_path, tiny_config):
         with gzip.open(Path(DATA, "race", level, "train.jsonl.gz"), "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in itertools.islice(lines, 50)]
         articles += [row["article"] for row in rows]
-        files.append(tmp_path / f"{level}.jsonl")
-        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        files.append(write_lines(tmp_path / f"{level}.jsonl", rows))
     tokenizer = train_byte_level_bpe(articles, vocab_size=2000)
     config = tiny_config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
     )
-    DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    model = save_model(tmp_path / "model", tokenizer, config)
     measured = run(
-        run_race, tmp_path / "model", tmp_path / "out", "--do_train", "--do_eval", "--from_scratch", train_file=files,
+        run_race, model, tmp_path / "out", "--do_train", "--do_eval", "--from_scratch", train_file=files,
         validation_file=files, max_seq_length=128, max_steps=250, learning_rate=1e-3, per_device_train_batch_size=10,
         lr_scheduler_type="constant_with_warmup", warmup_steps=20,
     )  # fmt: skip

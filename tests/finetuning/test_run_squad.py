@@ -9,9 +9,10 @@ import random
 import re
 from pathlib import Path
 
+import fine_tuning_scripts
 import pytest
 import torch
-from scripts import module_of
+from fine_tuning_scripts import read_json, refused, save_model, write_lines
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
@@ -19,18 +20,12 @@ pytest.importorskip("matplotlib")
 
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
-from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "run_squad.py"
 NAMES = "Ada Alan Grace Edsger Barbara Donald Frances John".split()
 THINGS = "engine river garden letter bridge window island mountain".split()
-
-
-@pytest.fixture(scope="module")
-def script():
-    return module_of("run_squad")
 
 
 def made_rows(count, seed=0, unanswerable=False):
@@ -48,11 +43,6 @@ def made_rows(count, seed=0, unanswerable=False):
     return rows
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     rows = made_rows(50)
@@ -64,44 +54,33 @@ def tokenizer():
 @pytest.fixture
 def model(tmp_path, tokenizer, tiny_config):
     """The folder of a tiny masked language model of ours."""
-    config = tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2)
-    DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(tmp_path / "model", tokenizer, tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2))
 
 
-def run(script, model, folder, *flags, **values):
-    common = dict(
-        model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
-        max_seq_length=40, doc_stride=16, report_to="none", disable_tqdm="true", save_strategy="no",
-    ) | values  # fmt: skip
-    return script.main([str(part) for name, value in common.items() for part in (f"--{name}", value)] + [*flags])
-
-
-def read(file):
-    return json.loads(file.read_text(encoding="utf-8"))
+def run(*arguments, **values):
+    return fine_tuning_scripts.run(*arguments, **(dict(max_seq_length=40, doc_stride=16) | values))
 
 
 # ------- learned by heart
 
 
-def test_made_questions_are_learned_through_windows(script, model, tmp_path):
+def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
     """Contexts of several windows, all but one or two of which say that there is no answer."""
-    train, dev = (write(tmp_path / f"{seed}.jsonl", made_rows(24, seed)) for seed in (0, 1))
+    train, dev = (write_lines(tmp_path / f"{seed}.jsonl", made_rows(24, seed)) for seed in (0, 1))
     flags = dict(train_file=train, validation_file=dev, max_steps=100, warmup_steps=10, per_device_train_batch_size=16)
-    measured = run(script, model, tmp_path / "out", "--do_train", "--do_eval", **flags)
+    measured = run(run_squad, model, tmp_path / "out", "--do_train", "--do_eval", **flags)
     assert measured["eval_samples"] == 24
     assert measured["eval_exact_match"] >= 95 and measured["eval_f1"] >= measured["eval_exact_match"]
 
 
 @pytest.mark.slow
-def test_200_questions_of_squad_are_learned_by_heart(script, tmp_path):
+def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
     """The first 200 of SQuAD 1.1, about 28 paragraphs, in windows of 128 tokens: a context alone does not tell an answer."""
     if "DEBERTA_EXT_DATA" not in os.environ:
         pytest.skip("DEBERTA_EXT_DATA does not name the folder of real data")
     with gzip.open(Path(os.environ["DEBERTA_EXT_DATA"], "squad_v1", "train.jsonl.gz"), "rt", encoding="utf-8") as stream:
         rows = [json.loads(line) for line in itertools.islice(stream, 200)]
-    file = write(tmp_path / "train.jsonl", rows)
+    file = write_lines(tmp_path / "train.jsonl", rows)
     texts = [row["context"] for row in rows] + [row["question"] for row in rows]
     tokenizer = train_unigram(texts, vocab_size=2000, show_progress=False)
     tokenizer.save_pretrained(tmp_path / "model")
@@ -110,7 +89,7 @@ def test_200_questions_of_squad_are_learned_by_heart(script, tmp_path):
         position_buckets=32, max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     ).save_pretrained(tmp_path / "model")  # fmt: skip
     measured = run(
-        script, tmp_path / "model", tmp_path / "out", "--from_scratch", "--do_train", "--do_eval", train_file=file,
+        run_squad, tmp_path / "model", tmp_path / "out", "--from_scratch", "--do_train", "--do_eval", train_file=file,
         validation_file=file, max_seq_length=128, doc_stride=32, per_device_train_batch_size=32, max_steps=-1,
         num_train_epochs=40, learning_rate=2e-3, warmup_steps=0.1,
     )  # fmt: skip
@@ -122,55 +101,49 @@ def test_200_questions_of_squad_are_learned_by_heart(script, tmp_path):
 
 
 @pytest.mark.criterion("B4.1")
-def test_a_run_on_questions_with_and_without_answers(script, model, tmp_path):
-    train = write(tmp_path / "train.jsonl", made_rows(12, unanswerable=True))
+def test_a_run_on_questions_with_and_without_answers(run_squad, model, tmp_path):
+    train = write_lines(tmp_path / "train.jsonl", made_rows(12, unanswerable=True))
     rows = made_rows(9, seed=1, unanswerable=True)
-    dev = write(tmp_path / "dev.jsonl", rows)
-    test = write(tmp_path / "test.jsonl", [{key: value for key, value in row.items() if key != "answers"} for row in rows])
+    dev = write_lines(tmp_path / "dev.jsonl", rows)
+    test = write_lines(
+        tmp_path / "test.jsonl", [{key: value for key, value in row.items() if key != "answers"} for row in rows]
+    )
     folder = tmp_path / "out"
     measured = run(
-        script, model, folder, "--do_train", "--do_eval", "--do_predict", "--version_2_with_negative", train_file=train,
+        run_squad, model, folder, "--do_train", "--do_eval", "--do_predict", "--version_2_with_negative", train_file=train,
         validation_file=dev, test_file=test,
     )  # fmt: skip
-    left = {file.name for file in folder.iterdir()}
-    assert {
-        f"{stem}_{name}.json" for stem in ("eval", "predict") for name in ("predictions", "nbest_predictions", "null_odds")
-    } < left
-    assert {
-        "train_results.json",
-        "eval_results.json",
-        "all_results.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "README.md",
-    } < left
+    names = {file.name for file in folder.iterdir()}
+    for stem in ("eval", "predict"):
+        assert {f"{stem}_{name}.json" for name in ("predictions", "nbest_predictions", "null_odds", "results")} < names
+    assert {"train_results.json", "all_results.json", "model.safetensors", "tokenizer.json", "README.md"} < names
     # The published file of predictions gives the reported numbers again.
-    predictions, odds = read(folder / "eval_predictions.json"), read(folder / "eval_null_odds.json")
+    predictions, odds = read_json(folder / "eval_predictions.json"), read_json(folder / "eval_null_odds.json")
     assert list(predictions) == list(odds) == [row["id"] for row in rows]
     references = {row["id"]: row["answers"]["text"] for row in rows}
     for name, value in squad_v2(predictions, references).items():
         assert measured[f"eval_{name}"] == pytest.approx(value), name
     assert measured["eval_best_f1"] >= measured["eval_f1"] and "eval_best_f1_thresh" in measured
     # The same questions without their answers.
-    assert read(folder / "predict_predictions.json") == predictions
+    assert read_json(folder / "predict_predictions.json") == predictions
     assert "predict_f1" not in measured and measured["predict_samples"] == 9
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: question-answering" in card and "dev.jsonl" in card and str(tmp_path) not in card
 
     again = run(
-        script, folder, tmp_path / "again", "--do_eval", "--version_2_with_negative", validation_file=dev,
+        run_squad, folder, tmp_path / "again", "--do_eval", "--version_2_with_negative", validation_file=dev,
         null_score_diff_threshold=measured["eval_best_f1_thresh"],
     )  # fmt: skip
     assert again["eval_f1"] == pytest.approx(measured["eval_best_f1"])
 
 
-def test_the_model_of_a_run_answers_when_it_is_loaded_again(script, model, tmp_path):
+def test_the_model_of_a_run_answers_when_it_is_loaded_again(run_squad, model, tmp_path):
     rows = made_rows(3)
-    file = write(tmp_path / "train.jsonl", rows)
+    file = write_lines(tmp_path / "train.jsonl", rows)
     folder = tmp_path / "out"
-    run(script, model, folder, "--do_train", "--do_eval", train_file=file, validation_file=file, max_seq_length=200)
+    run(run_squad, model, folder, "--do_train", "--do_eval", train_file=file, validation_file=file, max_seq_length=200)
     loaded, tokenizer = AutoModelForQuestionAnswering.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    predictions, nbest = read(folder / "eval_predictions.json"), read(folder / "eval_nbest_predictions.json")
+    predictions, nbest = read_json(folder / "eval_predictions.json"), read_json(folder / "eval_nbest_predictions.json")
     for row in rows:
         encoding = tokenizer(row["question"], row["context"], return_tensors="pt", return_offsets_mapping=True)
         offsets = encoding.pop("offset_mapping")[0].tolist()
@@ -186,25 +159,25 @@ def test_the_model_of_a_run_answers_when_it_is_loaded_again(script, model, tmp_p
         assert min(abs(logit - best["start_logit"]) for logit in starts) < 1e-4
 
 
-def test_metrics_are_taken_during_the_training(script, model, tmp_path):
-    file = write(tmp_path / "train.jsonl", made_rows(8))
+def test_metrics_are_taken_during_the_training(run_squad, model, tmp_path):
+    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
     measured = run(
-        script, model, tmp_path / "out", "--do_train", "--do_eval", "--load_best_model_at_end", train_file=file,
+        run_squad, model, tmp_path / "out", "--do_train", "--do_eval", "--load_best_model_at_end", train_file=file,
         validation_file=file, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
     )  # fmt: skip
-    log = [entry for entry in read(tmp_path / "out" / "trainer_state.json")["log_history"] if "eval_f1" in entry]
+    log = [entry for entry in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "eval_f1" in entry]
     assert [entry["step"] for entry in log][:2] == [1, 2] and all("eval_loss" in entry for entry in log)
     assert measured["eval_f1"] == max(entry["eval_f1"] for entry in log)
 
 
-def test_the_documented_tiny_run(script, model, tmp_path):
-    [row] = re.findall(r"printf '(\{.*\})'", script.__doc__)
+def test_the_documented_tiny_run(run_squad, model, tmp_path):
+    [row] = re.findall(r"printf '(\{.*\})'", run_squad.__doc__)
     file = tmp_path / "tiny.jsonl"
     file.write_text(row, encoding="utf-8")
     flags = ("--from_scratch", "--do_train", "--do_eval")
     changed = dict(config_overrides="num_hidden_layers=2", max_seq_length=384, doc_stride=128)
-    measured = run(script, model, tmp_path / "out", *flags, train_file=file, validation_file=file, **changed)
-    assert read(tmp_path / "out" / "eval_predictions.json").keys() == {"1"} and "eval_exact_match" in measured
+    measured = run(run_squad, model, tmp_path / "out", *flags, train_file=file, validation_file=file, **changed)
+    assert read_json(tmp_path / "out" / "eval_predictions.json").keys() == {"1"} and "eval_exact_match" in measured
 
 
 # ------- any model
@@ -219,54 +192,46 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_of_other_families_are_trained_and_measured(kind, script, tokenizer, tmp_path):
+def test_models_of_other_families_are_trained_and_measured(kind, run_squad, tokenizer, tmp_path):
     """XLNet answers with more than logits, and its padding is on the left."""
     MODELS[kind](len(tokenizer)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     if kind == "xlnet":
-        config = read(tmp_path / "model" / "tokenizer_config.json") | {"padding_side": "left"}
+        config = read_json(tmp_path / "model" / "tokenizer_config.json") | {"padding_side": "left"}
         (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    file = write(tmp_path / "train.jsonl", made_rows(8))
+    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
     flags = ("--from_scratch", "--do_train", "--do_eval")
-    measured = run(script, tmp_path / "model", tmp_path / "out", *flags, train_file=file, validation_file=file)
-    predictions = read(tmp_path / "out" / "eval_predictions.json")
+    measured = run(run_squad, tmp_path / "model", tmp_path / "out", *flags, train_file=file, validation_file=file)
+    predictions = read_json(tmp_path / "out" / "eval_predictions.json")
     references = {row["id"]: row["answers"]["text"] for row in made_rows(8)}
     assert squad_v1(predictions, references)["f1"] == pytest.approx(measured["eval_f1"])
     assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == ("left" if kind == "xlnet" else "right")
 
 
-def test_sift_perturbs_questions_and_contexts(script, model, tmp_path):
-    file = write(tmp_path / "train.jsonl", made_rows(8))
-    run(script, model, tmp_path / "out", "--do_train", train_file=file, sift_weight=1.0, logging_steps=1)
-    logged = [entry for entry in read(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in entry]
+def test_sift_perturbs_questions_and_contexts(run_squad, model, tmp_path):
+    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
+    run(run_squad, model, tmp_path / "out", "--do_train", train_file=file, sift_weight=1.0, logging_steps=1)
+    logged = [entry for entry in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in entry]
     assert len(logged) == 2 and all(entry["sift_loss"] > 0 for entry in logged)
 
 
 # ------- mistakes
 
 
-def refused(script, capsys, *arguments, **values):
-    with pytest.raises(SystemExit) as stopped:
-        run(script, *arguments, **values)
-    assert stopped.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
-    assert len(lines) == 1
-    return lines[0]
-
-
-def test_mistakes_are_one_line_and_leave_no_folder(script, model, tmp_path, capsys):
-    with_null = write(tmp_path / "null.jsonl", made_rows(3, unanswerable=True))
-    folder = tmp_path / "out"
-    assert "give --version_2_with_negative" in refused(script, capsys, model, folder, "--do_train", train_file=with_null)
-    file = write(tmp_path / "train.jsonl", made_rows(3))
-    assert "no column 'passage'" in refused(
-        script, capsys, model, folder, "--do_train", train_file=file, context_column="passage"
-    )
-    assert "--do_eval has no data" in refused(script, capsys, model, folder, "--do_train", "--do_eval", train_file=file)
-    assert "give a smaller --doc_stride" in refused(
-        script, capsys, model, folder, "--do_train", train_file=file, doc_stride=36
-    )
-    assert "--n_best_size must be at least 1" in refused(
-        script, capsys, model, folder, "--do_train", train_file=file, n_best_size=0
-    )
-    assert not folder.exists()
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(train_file="null.jsonl"), "give --version_2_with_negative"),
+        (dict(context_column="passage"), "no column 'passage'"),
+        (dict(do_eval="true"), "--do_eval has no data"),
+        (dict(doc_stride=36), "give a smaller --doc_stride"),
+        (dict(n_best_size=0), "--n_best_size must be at least 1"),
+    ],
+    ids=["no answer", "column", "data", "stride", "n best"],
+)
+def test_mistakes_are_one_line_and_leave_no_folder(values, message, run_squad, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "null.jsonl", made_rows(3, unanswerable=True))
+    write_lines(tmp_path / "train.jsonl", made_rows(3))
+    values = dict(train_file="train.jsonl", max_seq_length=40, doc_stride=16) | values
+    assert message in refused(capsys, run_squad, model, tmp_path / "out", "--do_train", **values)
