@@ -150,15 +150,10 @@ def claim_output_dir(folder: Path, overwrite: bool):
 
 @dataclass
 class Side:
-    """A compared module: `forward(**inputs)` returns states [B, N, hidden], with gradients of `parameters`."""
+    """A compared module: `forward(**inputs)` returns states [B, N, hidden], with gradients of all parameters."""
 
     forward: Callable[..., torch.Tensor]
     module: nn.Module
-    parameters: list[nn.Parameter]
-
-    def clear(self):
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def backend(self) -> str:
         """Names of the backends of the last call."""
@@ -190,8 +185,8 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
 
     def side(module: nn.Module, call: Callable[[nn.Module], torch.Tensor]) -> Side:
         module.query_proj, module.key_proj, module.value_proj = map(ConstantProjection, (Q, K, V))
-        module.pos_key_proj, module.pos_query_proj = nn.Identity(), nn.Identity()
-        return Side(lambda: call(module), module, [Q, K, V, P])
+        module.pos_key_proj, module.pos_query_proj, module.P = nn.Identity(), nn.Identity(), P
+        return Side(lambda: call(module), module)
 
     def plain(_) -> torch.Tensor:
         q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (Q, K, V))
@@ -250,7 +245,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
 
     def side(module: nn.Module) -> Side:
         called = torch.compile(module, dynamic=False) if args.compile else module
-        return Side(lambda **inputs: called(**inputs).last_hidden_state, module, list(module.parameters()))
+        return Side(lambda **inputs: called(**inputs).last_hidden_state, module)
 
     return {name: side(module) for name, module in (modules | {BERT: bert}).items()}
 
@@ -268,8 +263,8 @@ def step(side: Side, mode: str, inputs: dict) -> torch.Tensor:
 
 
 def seconds(side: Side, mode: str, inputs: dict) -> float:
-    side.clear()
-    synchronize = torch.cuda.synchronize if side.parameters[0].is_cuda else lambda: None
+    side.module.zero_grad()
+    synchronize = torch.cuda.synchronize if next(side.module.parameters()).is_cuda else lambda: None
     synchronize()
     began = time.perf_counter()
     step(side, mode, inputs)
@@ -279,8 +274,8 @@ def seconds(side: Side, mode: str, inputs: dict) -> float:
 
 def extra_bytes(side: Side, mode: str, inputs: dict) -> int:
     """Peak of the memory that one call holds, results and gradients included."""
-    side.clear()
-    if side.parameters[0].is_cuda:
+    side.module.zero_grad()
+    if next(side.module.parameters()).is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         step(side, mode, inputs)
@@ -330,7 +325,7 @@ def measure(labels: dict, sides: dict[str, Side], batches: list[dict], args, bar
             except (RuntimeError, ValueError) as error:
                 skipped[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
                 outputs.pop(name, None)
-                side.clear()
+                side.module.zero_grad()
         if mode == "inference":
             check_equal(outputs, batches)
         if mode not in args.modes:

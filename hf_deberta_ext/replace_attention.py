@@ -54,7 +54,7 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
     name = None if attn_implementation == "auto" else attn_implementation
     if name is not None:
         check_backend(name)
-    modules = named_modules(model)
+    modules = _named_modules(model)
     attentions = {path: module for path, module in modules.items() if isinstance(module, tuple(ATTENTION))}
     reasons = {path: reason_to_leave_alone(module) for path, module in attentions.items()}
     left_alone = {path: reason for path, reason in reasons.items() if reason is not None}
@@ -72,12 +72,12 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
             choose_backend(name, device=weight.device, dtype=weight.dtype, head_size=attentions[path].attention_head_size)
     for path in replaced:
         module = attentions[path]
-        change_class(module, ATTENTION.get(type(module), type(module)))
+        _change_class(module, ATTENTION.get(type(module), type(module)))
         module.attn_implementation = name
-        module.reach = rises_and_reach(*table_of(module))[1] if module.relative_attention else None
+        module.reach = _rises_and_reach(*_table_of(module))[1] if module.relative_attention else None
     for module in modules.values():
         if type(module) in ENCODERS:
-            change_class(module, ENCODERS[type(module)])
+            _change_class(module, ENCODERS[type(module)])
     return ReplacedAttention(replaced, left_alone)
 
 
@@ -88,17 +88,17 @@ def restore_attention(model: nn.Module) -> list[str]:
         `list[str]`: names of the self-attention modules that were restored.
     """
     restored = []
-    for path, module in named_modules(model).items():
-        if isinstance(module, Replaced):
+    for path, module in _named_modules(model).items():
+        if isinstance(module, _Replaced):
             for attribute in ADDED:
                 vars(module).pop(attribute, None)
-            change_class(module, module.stock_class)
+            _change_class(module, module.stock_class)
             if isinstance(module, tuple(ATTENTION)):
                 restored.append(path)
     return restored
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}; give the module inside of it")
     return dict(model.named_modules())
@@ -106,26 +106,26 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def reason_to_leave_alone(module: nn.Module) -> str | None:
     """Return the reason why a stock attention module cannot be replaced; None if it can, or is already."""
-    if type(module) not in ATTENTION and not isinstance(module, Replaced):
+    if type(module) not in ATTENTION and not isinstance(module, _Replaced):
         return f"{type(module).__name__} is a subclass with code of its own"
     # accelerate's hooks keep the forward of the class as `_old_forward`.
     forward = vars(module).get("_old_forward", vars(module).get("forward"))
-    if forward is not None and not is_forward_of(forward, module):
+    if forward is not None and not _is_forward_of(forward, module):
         return "its forward was replaced by someone else"
     if getattr(module, "talking_head", False):
         return "talking heads mix the scores of all heads"
-    if module.relative_attention and not rises_and_reach(*table_of(module))[0]:
+    if module.relative_attention and not _rises_and_reach(*_table_of(module))[0]:
         return "its position_buckets and max_relative_positions give buckets that do not rise with the distance"
     return None
 
 
-def is_forward_of(function, module: nn.Module) -> bool:
+def _is_forward_of(function, module: nn.Module) -> bool:
     return getattr(function, "__self__", None) is module and function.__func__ is type(module).forward
 
 
-def change_class(module: nn.Module, cls: type):
+def _change_class(module: nn.Module, cls: type):
     """Change the class of an instance, and the forwards of the old class that hooks hold."""
-    bound = [name for name in ("_old_forward", "forward") if is_forward_of(vars(module).get(name), module)]
+    bound = [name for name in ("_old_forward", "forward") if _is_forward_of(vars(module).get(name), module)]
     module.__class__ = cls
     for name in bound:
         vars(module)[name] = MethodType(cls.forward, module)
@@ -134,12 +134,12 @@ def change_class(module: nn.Module, cls: type):
 # ------- relative positions of the stock code
 
 
-def table_of(module: nn.Module) -> tuple[int, int]:
+def _table_of(module: nn.Module) -> tuple[int, int]:
     """b (-1 = no buckets) and M of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
-def relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
+def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
     """[2N - 1] values of stock `build_relative_position` for r = i - j = 1 - N ... N - 1; there the result is [1, N, N]."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
@@ -147,26 +147,26 @@ def relative_positions(length: int, buckets: int, max_distance: int, device: tor
     return r
 
 
-def as_stock(r: torch.Tensor) -> torch.Tensor:
+def _as_stock(r: torch.Tensor) -> torch.Tensor:
     """[2N - 1] -> [1, N, N]"""
     N = (len(r) + 1) // 2
     i = torch.arange(N, device=r.device)
     return r[i[:, None] - i + N - 1][None]
 
 
-def table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
     """delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, and `RelativePosition` the row of 1 - M."""
     span = buckets if buckets > 0 else max_distance
     return (r + span).clamp(0, 2 * span - 1)
 
 
-def rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
+def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
     """True if delta(i, j) never falls as i - j rises, and the distance from which on it is constant, or None if that is more
     than 4M."""
     if buckets == 1:
         return False, None
     far = 4 * max_distance
-    delta = table_rows(relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
+    delta = _table_rows(_relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
     steps = delta.diff()
     rises = bool((steps >= 0).all()) and bool(steps.any())
     if not rises or delta[0] != 0 or delta[-1] != 2 * (buckets if buckets > 0 else max_distance) - 1:
@@ -182,12 +182,12 @@ ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", 
 CACHES = ADDED[-2:]
 
 
-def traced() -> bool:
+def _traced() -> bool:
     """True where sizes and values would become constants of a graph."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-class Replaced:
+class _Replaced:
     """Base of the replacing classes. At inference on CPU, the relative table and its projections are cached."""
 
     stock_class: type
@@ -195,7 +195,7 @@ class Replaced:
     cached_rel_embedding = None
 
     def caches(self, device: torch.device) -> bool:
-        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or traced())
+        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or _traced())
 
     def train(self, mode: bool = True):
         for attribute in CACHES:
@@ -206,7 +206,7 @@ class Replaced:
         return {name: value for name, value in super().__getstate__().items() if name not in CACHES}
 
 
-class ReplacedSelfAttention(Replaced):
+class _ReplacedSelfAttention(_Replaced):
     """The stock module's projections around our backends."""
 
     attn_implementation: str | None = None
@@ -228,13 +228,13 @@ class ReplacedSelfAttention(Replaced):
         self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
     ) -> dict:
         """K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
-        buckets, M = table_of(self)
+        buckets, M = _table_of(self)
         span = buckets if buckets > 0 else M
         if relative_pos is None or relative_pos.dim() > 1:
-            relative_pos = relative_positions(N, buckets, M, device)
-        delta = table_rows(relative_pos.to(device), buckets, M)
+            relative_pos = _relative_positions(N, buckets, M, device)
+        delta = _table_rows(relative_pos.to(device), buckets, M)
         # Short sequences need only the middle of the table, where each distance has a row of its own.
-        short = not traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
+        short = not _traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
         half = N if short and not self.caches(rel_embeddings.device) else span
         if len(rel_embeddings) > 2 * half:
             rel_embeddings = rel_embeddings[span - half : span + half]
@@ -249,7 +249,7 @@ class ReplacedSelfAttention(Replaced):
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
-            standard = as_stock(relative_positions(N, *table_of(self), relative_pos.device))
+            standard = _as_stock(_relative_positions(N, *_table_of(self), relative_pos.device))
             if relative_pos.numel() != N * N or not torch.equal(relative_pos.long().view(1, N, N), standard):
                 return "relative positions of the caller's own"
         return None
@@ -289,7 +289,7 @@ class ReplacedSelfAttention(Replaced):
             if attention_mask is None:
                 attention_mask = torch.ones(B, 1, 1, N, dtype=torch.bool, device=hidden_states.device)
             if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = as_stock(relative_pos)
+                relative_pos = _as_stock(relative_pos)
             return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
@@ -301,7 +301,7 @@ class ReplacedSelfAttention(Replaced):
         return self.attend(self.attn_implementation, Q_c, K_c, V_c, output_attentions=output_attentions, **options)
 
 
-class ReplacedDebertaV2SelfAttention(ReplacedSelfAttention, v2.DisentangledSelfAttention):
+class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelfAttention):
     """Self-attention of DeBERTa-v2, v3 and mDeBERTa on our backends."""
 
     stock_class = v2.DisentangledSelfAttention
@@ -323,7 +323,7 @@ class ReplacedDebertaV2SelfAttention(ReplacedSelfAttention, v2.DisentangledSelfA
         return tuple(map(self.split_heads, (queries, self.key_proj(hidden_states), self.value_proj(hidden_states))))
 
 
-class ReplacedDebertaSelfAttention(ReplacedSelfAttention, v1.DisentangledSelfAttention):
+class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAttention):
     """Self-attention of DeBERTa (v1) on our backends."""
 
     stock_class = v1.DisentangledSelfAttention
@@ -349,20 +349,20 @@ class ReplacedDebertaSelfAttention(ReplacedSelfAttention, v1.DisentangledSelfAtt
         return (Q_c + q_bias).to(K_c.dtype), K_c, (V_c + v_bias).to(K_c.dtype)
 
 
-class ReplacedEncoder(Replaced):
+class _ReplacedEncoder(_Replaced):
     """Encoder that gives its layers a mask of keys and [2N - 1] relative positions, instead of [B, 1, N, N] and [1, N, N],
     if the self-attention of every layer is replaced."""
 
     def on_backends(self) -> bool:
         attentions = (getattr(getattr(layer, "attention", None), "self", None) for layer in self.layer)
-        return all(isinstance(module, ReplacedSelfAttention) for module in attentions)
+        return all(isinstance(module, _ReplacedSelfAttention) for module in attentions)
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
         """[B, N] -> [B, 1, 1, N], or on CPU None without padding; all other masks as in stock."""
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
-        readable = mask.device.type == "cpu" and not traced()
+        readable = mask.device.type == "cpu" and not _traced()
         return None if readable and bool(mask.all()) else mask[:, None, None]
 
     def get_rel_pos(
@@ -375,7 +375,7 @@ class ReplacedEncoder(Replaced):
         custom = query_states is not None or relative_pos is not None
         if custom or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
-        return relative_positions(hidden_states.shape[-2], *table_of(self), hidden_states.device)
+        return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)
 
     def get_rel_embedding(self) -> torch.Tensor | None:
         """The relative table; at inference on CPU one object while its values stay: the layers cache its projections."""
@@ -387,13 +387,13 @@ class ReplacedEncoder(Replaced):
         return self.cached_rel_embedding
 
 
-class ReplacedDebertaV2Encoder(ReplacedEncoder, v2.DebertaV2Encoder):
+class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):
     """Encoder of DeBERTa-v2, v3 and mDeBERTa whose self-attention runs on our backends."""
 
     stock_class = v2.DebertaV2Encoder
 
 
-class ReplacedDebertaEncoder(ReplacedEncoder, v1.DebertaEncoder):
+class ReplacedDebertaEncoder(_ReplacedEncoder, v1.DebertaEncoder):
     """Encoder of DeBERTa (v1) whose self-attention runs on our backends."""
 
     stock_class = v1.DebertaEncoder

@@ -135,10 +135,10 @@ class Reader(nn.Module):
 
 def test_delta_beyond_the_table_is_the_one_of_stock():
     # M = 3: rows 0 ... 5; r = -3 is the last one with a row of its own.
-    rows = unit.table_rows(unit.relative_positions(6, -1, 3), -1, 3)
+    rows = unit._table_rows(unit._relative_positions(6, -1, 3), -1, 3)
     assert rows.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5]
     # With buckets, stock reads row 0 from -M on, the official code row 1.
-    rows = unit.table_rows(unit.relative_positions(14, 8, 12), 8, 12)
+    rows = unit._table_rows(unit._relative_positions(14, 8, 12), 8, 12)
     official = RelativePosition(buckets=8, max_distance=12)(14)
     assert rows[:4].tolist() == [0, 0, 1, 1] and official[:4].tolist() == [1, 1, 1, 1]
     assert torch.equal(rows[2:], official[2:])
@@ -149,7 +149,7 @@ def test_delta_beyond_the_table_is_the_one_of_stock():
 def test_relative_positions_are_the_matrix_of_stock(buckets, max_distance, length):
     x = torch.zeros(1, length, 4)
     expected = v2.build_relative_position(x, x, bucket_size=buckets, max_position=max_distance)
-    assert torch.equal(unit.as_stock(unit.relative_positions(length, buckets, max_distance)), expected)
+    assert torch.equal(unit._as_stock(unit._relative_positions(length, buckets, max_distance)), expected)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_relative_positions_are_the_matrix_of_stock(buckets, max_distance, lengt
     ids=["released", "no buckets", "few far ones", "odd", "far away"],
 )
 def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
-    assert unit.rises_and_reach(buckets, max_distance) == expected
+    assert unit._rises_and_reach(buckets, max_distance) == expected
 
 
 # ------- what stays as it is
@@ -635,7 +635,7 @@ def test_a_model_with_nothing_to_replace_is_refused_with_the_reason(family, over
     model = stock(family, **overrides)
     with pytest.raises(ValueError, match=f"encoder.layer.0.attention.self: .*{reason}"):
         replace_attention(model)
-    assert not any(isinstance(module, unit.Replaced) for module in model.modules())
+    assert not any(isinstance(module, unit._Replaced) for module in model.modules())
 
 
 @pytest.mark.parametrize(
