@@ -42,6 +42,8 @@ def test_from_mask_by_hand():
     x = torch.arange(12).view(3, 4)
     assert packed.unpad(x).tolist() == [[0, 1, 2, 4, 8, 9, 10, 11]]
     assert packed.pad(packed.unpad(x)).tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 10, 11]]
+    with pytest.raises(AttributeError, match="boundaries is now cu_seqlens"):
+        _ = packed.boundaries
     left = PackedSequences.from_mask(MASK.flip(1))
     assert left.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
     assert left.lengths == [3, 1, 4] and torch.equal(left.positions, packed.positions)
