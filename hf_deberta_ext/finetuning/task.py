@@ -53,6 +53,16 @@ class EncodedTask:
     metric: str
     loss: Callable[..., Any] | None = None
 
+    @classmethod
+    def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
+        """
+        Args:
+            sets: "train" (rows), "validation" and "test" (one `EvaluationSet` each), as far as there are.
+            options: collator, metric and loss.
+        """
+        evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
+        return cls(sets.get("train"), evaluation, test, *options)
+
 
 class TaskData(Protocol):
     """The data of a task, read and checked: whatever is wrong with it was raised as a ValueError when it was made.

@@ -191,7 +191,7 @@ def test_an_error_in_the_hub_s_data_names_the_split(hub):
 
 
 def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer):
-    task = xnli_task("en", ["en"], named=False)
+    task = xnli_task("en", ["en"], by_language=False)
     for n, language in enumerate(("en", "de", "fr"), start=1):
         hub["facebook/xnli", language] = {
             "train": made(task, [0, 1, 2] * n), "validation": made(task, [0] * n), "test": made(task, [1] * n),
@@ -209,7 +209,7 @@ def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer)
 
 
 def test_xnli_from_files_has_sets_by_name(tmp_path, tokenizer):
-    task = xnli_task("en", ["en"], named=False)
+    task = xnli_task("en", ["en"], by_language=False)
     train = write(tmp_path / "en.jsonl", made(task, [0, 1, 2]))
     korean = write(tmp_path / "ko.jsonl", made(task, ["contradiction"]))
     ours = encoded(read(task_name="xnli", train_file=[train], validation_file=[f"ko={korean}"]), tokenizer)

@@ -79,7 +79,7 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
     ],
 )
 def test_cells_become_numbers_of_labels(labels, cells, encoded):
-    assert labels.encode(cells, what="x") == encoded
+    assert labels.encode(cells, source="x") == encoded
 
 
 def test_what_logits_say():
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
     assert ours.order == (2, 1, 0)
     assert ours.names == labels.names
     assert ours.config_fields()["id2label"] == {0: "contradiction", 1: "neutral", 2: "entailment"}
-    assert ours.encode(["entailment"], what="x") == [0]
+    assert ours.encode(["entailment"], source="x") == [0]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_without_training_data_the_checkpoint_says_what_labels_are():
     label2id = {"neg": 0, "neutral": 1, "pos": 2}
     few = found("pos", "neg", trained=False).in_order_of(label2id)
     assert few.names == ("neg", "neutral", "pos")
-    assert few.encode(["pos", "neutral"], what="x") == [2, 1]
+    assert few.encode(["pos", "neutral"], source="x") == [2, 1]
     numbers = found(2, 0, trained=False).in_order_of(label2id)
     assert numbers.names == ("neg", "neutral", "pos")
-    assert numbers.encode([2, "1"], what="x") == [2, 1]
+    assert numbers.encode([2, "1"], source="x") == [2, 1]
     nameless = found(1, 0, trained=False).in_order_of({"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2})
     assert nameless.config_fields()["num_labels"] == 3
     assert found(1, 4, trained=False).in_order_of({"LABEL_0": 0}).problem_type == REGRESSION
@@ -173,29 +173,29 @@ def test_names_of_a_data_set_are_those_of_its_features():
 @pytest.mark.parametrize("nothing", [[-1, -1], [None, None], ["", ""], ["-1", "-1"], [-1.0, None]])
 def test_a_test_set_may_have_no_labels(nothing):
     assert found(*nothing, trained=False) is None
-    assert Labels(SINGLE, ("a", "b")).encode(nothing, what="x", test=True) is None
-    assert Labels(REGRESSION).encode(nothing, what="x", test=True) is None
+    assert Labels(SINGLE, ("a", "b")).encode(nothing, source="x", test=True) is None
+    assert Labels(REGRESSION).encode(nothing, source="x", test=True) is None
 
 
 def test_minus_one_is_a_label_where_the_training_set_has_it():
-    assert found(-1, 1).encode([-1, -1], what="x", test=True) == [0, 0]
+    assert found(-1, 1).encode([-1, -1], source="x", test=True) == [0, 0]
 
 
 def test_the_first_column_says_which_labels_there_are():
     cells = {"--train_file": [None, "b", "a"], "--validation_file": ["c"]}
     assert find_labels(cells, trained=True).names == ("a", "b")
     # A number in one and a text of a number in the other.
-    assert find_labels({"x": [1, 2], "y": ["1"]}, trained=True).encode(["1"], what="y") == [0]
+    assert find_labels({"x": [1, 2], "y": ["1"]}, trained=True).encode(["1"], source="y") == [0]
     assert find_labels({"x": ["1", "2"], "y": ["two"]}, trained=True).names == ("1", "2")
 
 
 def test_the_flag_says_what_labels_of_two_readings_are():
     assert found(1, 2, problem_type=REGRESSION).problem_type == REGRESSION
-    assert found("1", "2", problem_type=REGRESSION).encode(["2"], what="x") == [2.0]
-    assert found("01", " 2", problem_type=REGRESSION).encode(["01"], what="x") == [1.0]
+    assert found("1", "2", problem_type=REGRESSION).encode(["2"], source="x") == [2.0]
+    assert found("01", " 2", problem_type=REGRESSION).encode(["01"], source="x") == [1.0]
     assert found(["a"], problem_type=MULTI).problem_type == MULTI
     assert found(0, 1, names=["no", "yes"]).names == ("no", "yes")
-    assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], what="x") == [[0.0, 1.0], [1.0, 0.0]]
+    assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], source="x") == [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_classes_that_are_written_as_fractions_get_a_hint(warnings):
@@ -254,13 +254,13 @@ def test_what_goes_to_the_model_comes_back():
 )
 def test_wrong_labels_are_named(labels, cells, message):
     with pytest.raises(ValueError, match=message):
-        labels.encode(cells, what="x")
+        labels.encode(cells, source="x")
 
 
 @pytest.mark.parametrize("nothing", [[-1, -1], [None], ["", ""]])
 def test_a_set_to_evaluate_on_must_have_labels(nothing):
     with pytest.raises(ValueError, match=r"x has no labels \(all are .*\): it is a test file, give it as --test_file"):
-        Labels(SINGLE, ("a", "b")).encode(nothing, what="x")
+        Labels(SINGLE, ("a", "b")).encode(nothing, source="x")
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,7 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     masked_answers,
     read_multiple_choice,
 )
-from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
-    codah_rows,
-    column_rows,
-    context_rows,
-    copa_rows,
-    swag_rows,
-)
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
@@ -105,7 +99,7 @@ def test_swag_rows_by_hand():
             {"sent1": "", "sent2": "They", "ending0": "run.", "ending1": "sit.", "ending2": "lie.", "label": -1},
         ]
     )
-    assert swag_rows(rows, what="here") == [
+    assert choice_rows(rows, source="here") == [
         {"id": "0", "context": "He waits.", "choices": ["She runs.", "She sits.", "She NA"], "label": 2, "group": None},
         {"id": "1", "context": "", "choices": ["They run.", "They sit.", "They lie."], "label": None, "group": None},
     ]
@@ -114,12 +108,12 @@ def test_swag_rows_by_hand():
 def test_swag_endings_stand_in_the_order_of_their_numbers():
     row = {"sent1": "a", "sent2": "b"} | {f"ending{number}": str(number) for number in (10, 2, 1, 0)}
     rows = Dataset.from_list([row])
-    assert swag_rows(rows, what="here")[0]["choices"] == ["b 0", "b 1", "b 2", "b 10"]
+    assert choice_rows(rows, source="here")[0]["choices"] == ["b 0", "b 1", "b 2", "b 10"]
 
 
 def test_labels_of_csv_are_text():
     row = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": "1"}
-    assert swag_rows(Dataset.from_list([row]), what="here")[0]["label"] == 1
+    assert choice_rows(Dataset.from_list([row]), source="here")[0]["label"] == 1
 
 
 def test_context_rows_by_hand():
@@ -129,7 +123,7 @@ def test_context_rows_by_hand():
             {"id": 8, "context": "A text.", "question": "", "choices": ["x _", "y", "z"], "label": 0},
         ]
     )
-    assert context_rows(rows, what="here") == [
+    assert choice_rows(rows, source="here") == [
         {"id": "7", "context": "A text.", "choices": ["Why? So.", "Why? Or so."], "label": 1, "group": None},
         {"id": "8", "context": "A text.", "choices": ["x _", "y", "z"], "label": 0, "group": None},
     ]
@@ -143,14 +137,14 @@ def test_context_rows_in_the_form_of_clue():
             {"context": ["A: Hi."], "question": "Who?", "choice": ["A", "B", "C"], "answer": ""},
         ]
     )
-    read = context_rows(rows, what="here")
+    read = choice_rows(rows, source="here")
     assert [row["context"] for row in read] == ["A: Hi.\nB: Hi.", "A: Hi."]
     assert [row["label"] for row in read] == [1, None]
 
 
 def test_codah_rows_by_hand():
     rows = Dataset.from_list([{"question_propmt": "He", "candidate_answers": ["runs", "sits"], "correct_answer_idx": 1}])
-    assert codah_rows(rows, what="here") == [
+    assert choice_rows(rows, source="here") == [
         {"id": "0", "context": "He", "choices": ["runs", "sits"], "label": 1, "group": None}
     ]
 
@@ -158,7 +152,7 @@ def test_codah_rows_by_hand():
 def test_copa_rows_by_hand():
     row = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It shone.", "idx": 4, "label": 0}
     rows = Dataset.from_list([row | {"question": "cause"}, row | {"question": "effect", "idx": 5, "label": -1}])
-    assert copa_rows(rows, what="here") == [
+    assert choice_rows(rows, source="here") == [
         {
             "id": "4",
             "context": "It is wet.",
@@ -183,14 +177,15 @@ def test_column_rows_by_hand():
             {"id": 4, "story": ["So."], "ask": "", "a": "x", "b": "y", "key": ""},
         ]
     )
-    assert column_rows(rows, what="here", context="story", question="ask", choices=["a", "b"], label_column="key") == [
+    columns = ChoiceColumns(["a", "b"], "story", "ask", "key", answers="number or letter")
+    assert choice_rows(rows, source="here", columns=columns) == [
         {"id": "3", "context": "It is\nwet.", "choices": ["Why? Rain.", "Why? Sun."], "label": 0, "group": None},
         {"id": "4", "context": "So.", "choices": ["x", "y"], "label": None, "group": None},
     ]
     rows = Dataset.from_list([{"ask": "Why?", "ways": '["so", "or so", "no"]', "n": n} for n in ("2", "-1")])
     assert [
         (row["context"], row["choices"], row["label"])
-        for row in column_rows(rows, what="here", question="ask", choices=["ways"], label_column="n")
+        for row in choice_rows(rows, source="here", columns=ChoiceColumns(["ways"], None, "ask", "n"))
     ] == [("", ["Why? so", "Why? or so", "Why? no"], label) for label in (2, None)]
 
 
@@ -482,7 +477,7 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
         asked.append((name, config))
         return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
 
-    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.multiple_choice.read_hub", stored)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.splits.read_hub", stored)
     data = read_multiple_choice(MultipleChoiceArguments(task_name="swag", max_train_samples=1))
     assert asked == [("allenai/swag", "regular")]
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("swag", "allenai/swag", 1, 0)
@@ -615,7 +610,7 @@ def test_a_question_without_context_needs_no_room_for_it(tokenizer):
         (np.zeros((3, 2)), r"expected logits for 2 rows of up to 3 choices, got \[3, 2\]"),
         (np.zeros((2, 2)), r"got \[2, 2\]: is the model one for multiple choice"),
         (np.zeros((2, 3, 4)), r"got \[2, 3, 4\]"),
-        (np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), "some logits are NaN"),
+        (np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), "row 1 has logits that are NaN"),
     ],
 )
 def test_logits_that_cannot_be_of_the_rows_are_refused(logits, message):

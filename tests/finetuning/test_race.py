@@ -12,7 +12,8 @@ pytest.importorskip("datasets")
 from datasets import Dataset
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
-from hf_deberta_ext.finetuning.tasks.race import fill_blank, race_level, race_rows, read_raw_race
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import choice_rows, fill_blank
+from hf_deberta_ext.finetuning.tasks.race import race_level, read_raw_race
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
@@ -87,7 +88,7 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
 @pytest.mark.criterion("B2.2")
 def test_race_rows_by_hand():
     examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
-    assert race_rows(examples, what="here") == [
+    assert choice_rows(examples, source="here") == [
         {
             "id": "high7.txt-0",
             "context": "Ann has a red boat.",
@@ -114,12 +115,15 @@ def test_race_rows_by_hand():
 
 def test_the_example_id_says_more_than_the_file():
     examples = rows({}, {"example_id": "17"})
-    assert [row["group"] for row in race_rows(examples, what="here", level="middle")] == ["high", "middle"]
+    assert [row["group"] for row in choice_rows(examples, source="here", level="middle")] == ["high", "middle"]
 
 
 def test_rows_need_no_example_id():
     examples = rows({}, {}).remove_columns("example_id")
-    assert [(row["id"], row["group"]) for row in race_rows(examples, what="here")] == [("row1-0", None), ("row2-0", None)]
+    assert [(row["id"], row["group"]) for row in choice_rows(examples, source="here")] == [
+        ("row1-0", None),
+        ("row2-0", None),
+    ]
 
 
 # ------- files and folders
@@ -130,7 +134,7 @@ def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
     write_raw(tmp_path / "dev" / "high", "9.txt", id="high9.txt")
     write_raw(tmp_path / "dev" / "middle", "1.txt", id="middle1.txt", answers=None)
-    read = read_raw_race(tmp_path / "dev", what="--validation_file")
+    read = read_raw_race(tmp_path / "dev", source="--validation_file")
     assert read["example_id"] == ["high9.txt"] * 2 + ["high10.txt"] * 2 + ["middle1.txt"] * 2
     assert read["question"][:2] == ["Who has it?", "She has a _ ."]
     assert read["options"][1] == ["car", "boat"]
@@ -179,12 +183,12 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"answer": "D"}, r"row 2 of here \(high7.txt\) has the answer 'D'; its 3 options are A, B, C"),
+        ({"answer": "D"}, r"row 2 of here \(high7.txt\) has 'D' in the column 'answer', expected .* letters A, B, C"),
         ({"answer": "AB"}, "'AB'"),
         ({"answer": "b"}, "'b'"),
-        ({"article": " "}, "empty article"),
+        ({"article": " "}, "nothing in the column 'article'"),
         ({"article": None}, "row 2 of here has None in the column 'article'"),
-        ({"question": ""}, "empty question"),
+        ({"question": ""}, "nothing in the column 'question'"),
         ({"options": ["red", None, "green"]}, "None as choice 2 in the column 'options'"),
         ({"options": ["red", "", "green"]}, "'' as choice 2"),
         ({"options": None}, "expected a list"),
@@ -195,18 +199,18 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
 )  # fmt: skip
 def test_rows_that_are_wrong_are_named(change, message):
     with pytest.raises(ValueError, match=message):
-        race_rows(rows({}, change), what="here")
+        choice_rows(rows({}, change), source="here")
 
 
 def test_answers_that_are_numbers_are_refused():
     examples = Dataset.from_list([ROW | {"answer": 1}])
-    with pytest.raises(ValueError, match="has the answer 1; its 3 options are A, B, C"):
-        race_rows(examples, what="here")
+    with pytest.raises(ValueError, match="has 1 in the column 'answer', expected one of the letters A, B, C"):
+        choice_rows(examples, source="here")
 
 
 def test_missing_columns_are_named_with_those_that_are_there():
     with pytest.raises(ValueError, match="here has no column 'options'; it has 'example_id', 'article'"):
-        race_rows(rows({}).remove_columns("options"), what="here")
+        choice_rows(rows({}).remove_columns("options"), source="here")
 
 
 @pytest.mark.parametrize(
@@ -223,13 +227,13 @@ def test_missing_columns_are_named_with_those_that_are_there():
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
     write_raw(tmp_path, "3.txt", **fields)
     with pytest.raises(ValueError, match=f"--train_file: .*3.txt .*{message}"):
-        read_raw_race(tmp_path, what="--train_file")
+        read_raw_race(tmp_path, source="--train_file")
 
 
 def test_raw_files_that_are_not_json_are_named(tmp_path):
     (tmp_path / "3.txt").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"3\.txt is not JSON"):
-        read_raw_race(tmp_path, what="--train_file")
+        read_raw_race(tmp_path, source="--train_file")
 
 
 def test_a_folder_without_articles_is_refused(tmp_path):

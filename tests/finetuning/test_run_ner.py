@@ -60,7 +60,7 @@ def test_entities_are_learned_saved_and_found_again(run_ner, model, tmp_path):
     assert "predict_f1" not in measured
     expected = [list(part) for part in zip(*sentences(), strict=True)]
     for stem in ("eval", "predict"):
-        read = read_conll(folder / f"{stem}_predictions.txt", what="here")
+        read = read_conll(folder / f"{stem}_predictions.txt", source="here")
         assert [read.words, read.tags] == expected
     assert "pipeline_tag: token-classification" in (folder / "README.md").read_text(encoding="utf-8")
 
@@ -94,5 +94,5 @@ def test_a_short_run_on_real_sentences(run_ner, model, tmp_path):
         max_eval_samples=40, max_predict_samples=30, per_device_eval_batch_size=16,
     )  # fmt: skip
     assert (measured["eval_samples"], measured["predict_samples"]) == (40, 30)
-    read = read_conll(tmp_path / "out" / "predict_predictions.txt", what="here")
+    read = read_conll(tmp_path / "out" / "predict_predictions.txt", source="here")
     assert len(read.words) == 30 and 0 <= measured["predict_f1"] <= 1

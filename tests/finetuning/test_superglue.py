@@ -255,14 +255,14 @@ def test_copa_answers_bear_the_numbers_of_the_data(data, tokenizer, tmp_path):
     task = encoded(data("copa", test=[row, row]), tokenizer)
     _, written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
     assert [line["idx"] for line in written] == [0, 1]
-    with pytest.raises(ValueError, match="some logits are NaN"):
+    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
         task.test[""].write(np.full((2, 2), np.nan), tmp_path, "predict")
 
 
 def test_copa_takes_its_labels_from_the_column_that_is_named(data):
     row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "gold": 1}
     ours = data("copa", train=[{**row, "label": 0}], label_column="gold")
-    assert [one["label"] for one in ours.data.questions["train"]] == [1]
+    assert [one["label"] for one in ours.questions["train"]] == [1]
     with pytest.raises(ValueError, match=r"has no column 'best'; .*--label_column"):
         data("copa", train=[row], label_column="best")
 

@@ -251,8 +251,8 @@ def test_several_processes_give_the_rows_of_one(data, tokenizer):
 
 def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, monkeypatch):
     texts = []
-    for module in ("text_classification", "lengths"):
-        monkeypatch.setattr(f"hf_deberta_ext.finetuning.tasks.{module}.logger", SimpleNamespace(warning=texts.append))
+    for module in ("tasks.text_classification", "input_lengths"):
+        monkeypatch.setattr(f"hf_deberta_ext.finetuning.{module}.logger", SimpleNamespace(warning=texts.append))
     flags = dict(train=[{"text": "it rains " * 40, "label": 0}, {"text": "so", "label": 1}], max_seq_length=64)
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]

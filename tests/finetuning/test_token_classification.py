@@ -99,14 +99,14 @@ Paris\tNNP\tI-NP\tB-LOC\r
 def test_read_conll_by_hand(name, tmp_path):
     data = ("\ufeff" + CONLL).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    read = read_conll(tmp_path / name, what="--train_file")
+    read = read_conll(tmp_path / name, source="--train_file")
     assert read.words == [["Ada", "smiles"], ["Paris"], ["."]]
     assert read.tags == [["B-PER", "O"], ["B-LOC"], ["O"]]
 
 
 def test_read_conll_without_tags_and_with_comments(tmp_path):
     (tmp_path / "rows.conll").write_text("# sent_id = 1\nAda\n#\nsmiles\n\n\n\nso\n", encoding="utf-8")
-    read = read_conll(tmp_path / "rows.conll", what="--test_file")
+    read = read_conll(tmp_path / "rows.conll", source="--test_file")
     assert read.words == [["Ada", "#", "smiles"], ["so"]] and read.tags is None
 
 
@@ -160,7 +160,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, features=features)
         return {"train": rows, "validation": rows}
 
-    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.labelled_words.read_hub", stored)
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.splits.read_hub", stored)
     data = TokenClassificationData(TokenClassificationArguments(task_name="conll2003"))
     assert asked == [("eriktks/conll2003", None, "refs/convert/parquet")]
     assert (data.name, data.dataset, data.labels) == ("conll2003", "eriktks/conll2003", ["O", "B-x", "I-x"])
@@ -257,7 +257,7 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     data = data_of(tmp_path, rows, split="validation")
     measured = data.encode(wordpiece, None).evaluation[""]
     logits = logits_of(measured.rows["word_tokens"], data.sets["validation"].tags, data.labels)
-    read = read_conll(measured.write(logits, tmp_path, "eval")[0], what="here")
+    read = read_conll(measured.write(logits, tmp_path, "eval")[0], source="here")
     # White space would part the word from its tag.
     assert read.words == [["Ada", "a_b", "_", "c"], *(row["tokens"] for row in ROWS)]
     assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
@@ -491,7 +491,7 @@ def test_a_label_that_is_not_trained_on_is_named_with_its_row(split, tmp_path):
 def test_conll_files_that_are_wrong_are_named(text, message, tmp_path):
     (tmp_path / "rows.txt").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_conll(tmp_path / "rows.txt", what="--train_file")
+        read_conll(tmp_path / "rows.txt", source="--train_file")
 
 
 CONLL_U = """# newdoc
@@ -514,21 +514,25 @@ def test_files_that_number_their_words_are_refused(text, tmp_path):
     with pytest.raises(
         ValueError, match=r"--train_file: .*rows.conll numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
     ):
-        read_conll(tmp_path / "rows.conll", what="--train_file")
+        read_conll(tmp_path / "rows.conll", source="--train_file")
 
 
 def test_numbers_may_be_words(tmp_path):
     text = "1 CD O\n2 CD O\nmen NNS O\n\n1 CD O\n"
     (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
-    assert read_conll(tmp_path / "rows.conll", what="--train_file").words == [["1", "2", "men"], ["1"]]
+    assert read_conll(tmp_path / "rows.conll", source="--train_file").words == [["1", "2", "men"], ["1"]]
 
 
 def test_conll_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é O".encode("latin-1"))
     (tmp_path / "plain.txt.gz").write_bytes(b"a O")
-    for name, message in (("latin.txt", "UTF-8"), ("plain.txt.gz", "cannot be read"), ("none.txt", "there is no file")):
+    for name, message in (
+        ("latin.txt", "UTF-8"),
+        ("plain.txt.gz", "is damaged or is not gzip"),
+        ("none.txt", "there is no file"),
+    ):
         with pytest.raises(ValueError, match=f"--train_file: .*{message}"):
-            read_conll(tmp_path / name, what="--train_file")
+            read_conll(tmp_path / name, source="--train_file")
 
 
 def test_files_without_labels_are_for_prediction_alone(tmp_path):
@@ -559,7 +563,7 @@ def test_logits_that_cannot_be_of_the_rows_are_refused(tmp_path, wordpiece):
     measured = data_of(tmp_path, split="validation").encode(wordpiece, None).evaluation[""]
     with pytest.raises(ValueError, match=r"expected logits of 2 sentences for 4 labels, got \[2, 12, 3\]"):
         measured.metrics(np.zeros((2, 12, 3)), None)
-    with pytest.raises(ValueError, match="some logits are NaN"):
+    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
         measured.metrics(np.full((2, 12, 4), np.nan), None)
 
 
@@ -578,5 +582,5 @@ def test_the_real_files_are_encoded(name, words, types, tmp_path):
     assert sum(map(len, positions)) == words and all(position > 0 for row in positions for position in row)
     logits = logits_of(positions, data.sets["validation"].tags, data.labels)
     assert {*measured.metrics(logits, None).values()} == {1.0}
-    read = read_conll(measured.write(logits, tmp_path, "eval")[0], what="here")
+    read = read_conll(measured.write(logits, tmp_path, "eval")[0], source="here")
     assert read.tags == data.sets["validation"].tags and read.words == data.sets["validation"].words

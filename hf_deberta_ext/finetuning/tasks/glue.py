@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_values", "write_index_tsv", "xnli_task"]
+__all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_task", "glue_values", "write_index_tsv", "xnli_task"]
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,24 @@ ENTAILMENT = ("entailment", "neutral", "contradiction")
 PAIR = ("sentence1", "sentence2")
 
 
-def _glue(name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, **more: Any) -> KnownTask:
+def glue_task(
+    name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, *, dataset: str = "nyu-mll/glue",
+    diagnostic: bool = False, **fields: Any,
+) -> KnownTask:  # fmt: skip
+    """A task whose configuration on the Hub has the splits train, validation and test, or the last alone (`diagnostic`)."""
     return KnownTask(
-        "nyu-mll/glue", columns, labels, train=(name, "train"), evaluation={"": (name, "validation")},
-        test={"": (name, "test")}, files={"": file}, **more,
+        dataset, columns, labels, train=None if diagnostic else (name, "train"),
+        evaluation={} if diagnostic else {"": (name, "validation")}, test={"": (name, "test")}, files={"": file}, **fields,
     )  # fmt: skip
 
 
 GLUE: Mapping[str, KnownTask] = MappingProxyType(
     {
-        "cola": _glue("cola", ("sentence",), ("unacceptable", "acceptable"), "CoLA.tsv", metric="matthews_correlation"),
-        "sst2": _glue("sst2", ("sentence",), ("negative", "positive"), "SST-2.tsv"),
-        "mrpc": _glue("mrpc", PAIR, ("not_equivalent", "equivalent"), "MRPC.tsv", metric="combined_score"),
-        "stsb": _glue("stsb", PAIR, (), "STS-B.tsv", metric="combined_score"),
-        "qqp": _glue(
+        "cola": glue_task("cola", ("sentence",), ("unacceptable", "acceptable"), "CoLA.tsv", metric="matthews_correlation"),
+        "sst2": glue_task("sst2", ("sentence",), ("negative", "positive"), "SST-2.tsv"),
+        "mrpc": glue_task("mrpc", PAIR, ("not_equivalent", "equivalent"), "MRPC.tsv", metric="combined_score"),
+        "stsb": glue_task("stsb", PAIR, (), "STS-B.tsv", metric="combined_score"),
+        "qqp": glue_task(
             "qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), "QQP.tsv", metric="combined_score"
         ),
         "mnli": KnownTask(
@@ -70,33 +74,32 @@ GLUE: Mapping[str, KnownTask] = MappingProxyType(
             files={"": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
             texts=True,
         ),
-        "qnli": _glue("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
-        "rte": _glue("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
-        "wnli": _glue("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
+        "qnli": glue_task("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
+        "rte": glue_task("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
+        "wnli": glue_task("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
         # To be predicted by a model of MNLI.
-        "ax": KnownTask(
-            "nyu-mll/glue", ("premise", "hypothesis"), ENTAILMENT, train=None, evaluation={}, test={"": ("ax", "test")},
-            files={"": "AX.tsv"}, texts=True, metric="matthews_correlation",
+        "ax": glue_task(
+            "ax", ("premise", "hypothesis"), ENTAILMENT, "AX.tsv", diagnostic=True, texts=True, metric="matthews_correlation"
         ),
     }
-)  # fmt: skip
+)
 """GLUE's tasks, by the names of their configurations on the Hub."""
 
 XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 
 
-def xnli_task(train_language: str, languages: Sequence[str], *, named: bool) -> KnownTask:
+def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
     """XNLI: trained on one language, evaluated on others.
 
     Args:
-        named (`bool`): the sets are called by their languages; else there must be one, the main set.
+        by_language (`bool`): the sets are called by their languages; else there must be one, the main set.
     Raises:
         ValueError: XNLI is not in one of the languages.
     """
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:
             raise ValueError(f"XNLI is not in the language {language!r}, but in {', '.join(XNLI_LANGUAGES)}")
-    sets = {language if named else "": language for language in languages}
+    sets = {language if by_language else "": language for language in languages}
     return KnownTask(
         "facebook/xnli",
         ("premise", "hypothesis"),

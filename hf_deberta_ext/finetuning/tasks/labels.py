@@ -66,11 +66,11 @@ class Labels:
     def _values(self) -> tuple[Any, ...]:
         return self.values or tuple(range(len(self.names)))
 
-    def encode(self, cells: Sequence[Any], *, what: str, test: bool = False) -> list | None:
+    def encode(self, cells: Sequence[Any], *, source: str, test: bool = False) -> list | None:
         """Cells of a label column in the data's order: numbers of labels, scores, or for multi-label lists of 0.0 and 1.0.
 
         Args:
-            what (`str`): where they are from ("--validation_file").
+            source (`str`): where they are from ("--validation_file").
             test (`bool`): there may be none: then the result is None.
         Raises:
             ValueError: a cell is no label (of this data); all of them are empty or -1. Names the row and the cell.
@@ -78,7 +78,7 @@ class Labels:
         if all(self._is_nothing(cell) for cell in cells):
             if test:
                 return None
-            raise ValueError(f"{what} has no labels (all are {cells[0]!r}): it is a test file, give it as --test_file")
+            raise ValueError(f"{source} has no labels (all are {cells[0]!r}): it is a test file, give it as --test_file")
         kind = {REGRESSION: self._score, SINGLE: self._number, MULTI: self._indicators}[self.problem_type]
         encoded = []
         for row, cell in enumerate(cells, start=1):
@@ -86,7 +86,7 @@ class Labels:
                 encoded.append(kind(cell))
             except _LabelError as error:
                 shown = "no label" if cell is None or cell == "" else f"the label {cell!r}"
-                raise ValueError(f"row {row} of {what} has {shown}: {error}") from None
+                raise ValueError(f"row {row} of {source} has {shown}: {error}") from None
         return encoded
 
     def _is_nothing(self, cell: Any) -> bool:
@@ -268,10 +268,10 @@ def find_labels(
         ValueError: labels of several kinds, of another than `problem_type` or `names` say, or of none; lists of a 0 or 1 for
             each label.
     """
-    for what, column in columns.items():
-        _check_cells(column, what)
-    columns = {what: [cell for cell in column if cell is not None and cell != ""] for what, column in columns.items()}
-    columns = {what: column for what, column in columns.items() if column}
+    for origin, column in columns.items():
+        _check_cells(column, origin)
+    columns = {origin: [cell for cell in column if cell is not None and cell != ""] for origin, column in columns.items()}
+    columns = {origin: column for origin, column in columns.items() if column}
     if not columns:
         return None
     source, column = next(iter(columns.items()))
@@ -313,7 +313,7 @@ def find_labels(
     return Labels(kind, tuple(map(str, values)), tuple(values), source=source, guessed=not trained)
 
 
-def _check_cells(column: Sequence[Any], what: str):
+def _check_cells(column: Sequence[Any], origin: str):
     """Raises:
     ValueError: a cell is neither text nor a number nor a list of texts and whole numbers. A 0 or 1 for each label is
         refused, too: they would be taken for the labels 0 and 1.
@@ -322,7 +322,7 @@ def _check_cells(column: Sequence[Any], what: str):
         if isinstance(cell, dict) or (
             isinstance(cell, list) and any(one is None or isinstance(one, (list, dict)) for one in cell)
         ):
-            raise ValueError(f"row {row} of {what} has the label {cell!r}, expected text, a number, or a list of them")
+            raise ValueError(f"row {row} of {origin} has the label {cell!r}, expected text, a number, or a list of them")
     lists = [cell for cell in column if isinstance(cell, list)]
     wrong = next((cell for cell in lists if any(isinstance(one, float) for one in cell)), None)
     lengths = {len(cell) for cell in lists}
@@ -330,7 +330,7 @@ def _check_cells(column: Sequence[Any], what: str):
         wrong = lists[0]
     if wrong is not None:
         raise ValueError(
-            f"row {column.index(wrong) + 1} of {what} has the label {wrong!r}, a 0 or 1 for each label: write the labels "
+            f"row {column.index(wrong) + 1} of {origin} has the label {wrong!r}, a 0 or 1 for each label: write the labels "
             'that apply, such as ["news", "sport"], and [] where none does'
         )
 

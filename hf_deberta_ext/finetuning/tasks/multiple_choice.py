@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +21,17 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
 
-from ...data.columns import check_columns, first
-from ...data.files import FLAGS, read_files, shown_files
-from ...data.hub import read_hub
+from ...data.columns import first
+from ...data.files import FLAGS, read_files
 from ...training.flags import option
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..task import EncodedTask, EvaluationSet, two_outputs
-from .multiple_choice_formats import codah_rows, column_rows, context_rows, copa_rows, swag_rows
-from .race import LETTERS, race_level, race_rows, read_raw_race
+from .labels import check_logits
+from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows
+from .race import race_level, read_raw_race
+from .splits import HubData, read_splits
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,7 +48,13 @@ __all__ = [
     "read_multiple_choice",
 ]
 
-SPLITS = {"train": ["train"], "validation": ["validation", "dev"], "test": ["test"]}
+HUB = {
+    "race": HubData("ehovy/race", "all"),
+    "swag": HubData("allenai/swag", "regular"),
+    "codah": HubData("jaredfern/codah", "fold_0"),
+    "c3": HubData("clue/clue", "c3"),
+    "copa": HubData("aps/super_glue", "copa"),
+}
 ABSENT = -100
 
 
@@ -69,12 +78,12 @@ class MultipleChoiceArguments(DataArguments):
             raise ValueError(f"{flags} {'need' if len(texts) > 1 else 'needs'} --choice_columns")
         if self.choice_columns and not texts:
             raise ValueError("--choice_columns needs --context_column or --question_column, or both")
-        named = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
-        if twice := next((column for column in named if named.count(column) > 1), None):
+        columns = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
+        if twice := next((column for column in columns if columns.count(column) > 1), None):
             raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
 
 
-# ------- a batch, and what is not there in it
+# ------- batches
 
 
 class MultipleChoiceCollator:
@@ -128,16 +137,14 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     Raises:
         ValueError: there are not n rows, or fewer logits than choices.
     """
-    logits = np.asarray(logits, dtype=np.float64)
+    logits = check_logits(np.asarray(logits, dtype=np.float64))
     if logits.ndim != 2 or len(logits) != len(counts) or logits.shape[1] < max(counts):
         raise ValueError(
             f"expected logits for {len(counts)} rows of up to {max(counts)} choices, got {list(logits.shape)}: is the model "
             "one for multiple choice?"
         )
-    if np.isnan(logits).any():
-        raise ValueError("some logits are NaN, of which none is the best: did training diverge?")
-    there = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
-    return np.where(there, logits, -np.inf).argmax(-1)
+    exists = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
+    return np.where(exists, logits, -np.inf).argmax(-1)
 
 
 # ------- the task
@@ -148,7 +155,7 @@ class MultipleChoiceData:
 
     Args:
         arguments (`DataArguments`): max_seq_length (default 512), padding, processes.
-        questions (`dict[str, list]`): by "train", "validation", "test": what the readers of `choice_rows` and `race` return.
+        questions (`dict[str, list]`): by "train", "validation", "test": the rows that `choice_rows` returns.
         name, dataset (`str`): as in `TaskData`.
         answer_names (`str`, *optional*): the choices in the files of answers, "ABCD"; None = their numbers, from 0.
     Raises:
@@ -169,9 +176,7 @@ class MultipleChoiceData:
         answer_names: str | None = None,
     ):
         self.arguments, self.name, self.dataset, self.answer_names = arguments, name, dataset, answer_names
-        self.questions = {split: _numbered(rows) for split, rows in questions.items()}
-        for split, rows in self.questions.items():
-            _check_questions(rows, split)
+        self.questions = {split: checked_questions(rows, split) for split, rows in questions.items()}
         self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
         # With one number of choices the model's own loss is the loss.
@@ -187,49 +192,40 @@ class MultipleChoiceData:
             ValueError: question and choice leave no room for the context; the row, the tokens that they need and
                 --max_seq_length are named.
         """
+        from datasets import Dataset
+
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
-        encoded = {split: self._encode(split, tokenizer, max_length) for split in self.questions}
-        sets = {
-            split: {"": self._evaluation_set(encoded[split], self.questions[split])} if split in encoded else {}
-            for split in ("validation", "test")
-        }
+        sets = {}
+        for split, questions in self.questions.items():
+            columns = {name: [row[name] for row in questions] for name in ("id", "context", "choices")}
+            if all(row["label"] is not None for row in questions):
+                columns["labels"] = [
+                    row["label"] if self.loss is None else [int(n == row["label"]) for n in range(len(row["choices"]))]
+                    for row in questions
+                ]
+            sets[split] = Dataset.from_dict(columns).map(
+                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length), batched=True,
+                remove_columns=["id", "context", "choices"], num_proc=arguments.preprocessing_num_workers,
+                desc=f"tokenising {split}",
+            )  # fmt: skip
+            if split != "train":
+                sets[split] = self.evaluation_set(sets[split], questions)
         collator = MultipleChoiceCollator(
             tokenizer,
             padding="max_length" if arguments.pad_to_max_length else True,
             max_length=max_length if arguments.pad_to_max_length else None,
             pad_to_multiple_of=arguments.pad_to_multiple_of,
         )
-        return EncodedTask(
-            train=encoded.get("train"), evaluation=sets["validation"], test=sets["test"], collator=collator,
-            metric=self.metric, loss=self.loss,
-        )  # fmt: skip
+        return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
-    def _encode(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
-        from datasets import Dataset
-
-        questions = self.questions[split]
-        columns = {name: [row[name] for row in questions] for name in ("id", "context", "choices")}
-        if all(row["label"] is not None for row in questions):
-            columns["labels"] = [
-                row["label"] if self.loss is None else [int(n == row["label"]) for n in range(len(row["choices"]))]
-                for row in questions
-            ]
-        rows = Dataset.from_dict(columns)
-        return rows.map(
-            lambda batch: _encode_pairs(batch, tokenizer, max_length),
-            batched=True,
-            remove_columns=["id", "context", "choices"],
-            num_proc=self.arguments.preprocessing_num_workers,
-            desc=f"tokenising {split}",
-        )
-
-    def _evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
+    def evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
+        """`rows` are the features of `questions`."""
         counts = [len(row["choices"]) for row in questions]
 
         def metrics(predictions, labels):
-            right, groups = ([row[name] for row in questions] for name in ("label", "group"))
-            return grouped_accuracy(masked_answers(predictions, counts), right, groups)
+            labels, groups = ([row[name] for row in questions] for name in ("label", "group"))
+            return grouped_accuracy(masked_answers(predictions, counts), labels, groups)
 
         def write(predictions, folder, stem):
             answers = masked_answers(predictions, counts).tolist()
@@ -243,57 +239,58 @@ class MultipleChoiceData:
         Args:
             answers (`dict[str, int]`): by the id of the question, in the order of the data.
         """
-        names = self.answer_names
-        named = {name: answer if names is None else names[answer] for name, answer in answers.items()}
+        if self.answer_names is not None:
+            answers = {name: self.answer_names[answer] for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
-        files[0].write_text(json.dumps(named, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        files[1].write_text("".join(f"{name}\t{answer}\n" for name, answer in named.items()), encoding="utf-8")
+        files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        files[1].write_text("".join(f"{name}\t{answer}\n" for name, answer in answers.items()), encoding="utf-8")
         return files
 
 
-def _numbered(questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With ids that differ: those of equal ones are numbered."""
-    times, seen = Counter(row["id"] for row in questions), Counter()
-    numbered = []
-    for row in questions:
-        name = row["id"] if times[row["id"]] == 1 else f"{row['id']}-{seen[row['id']]}"
-        seen[row["id"]] += 1
-        numbered.append(dict(row) | {"id": name})
-    return numbered
+def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
+    """The questions of a set, equal ids of which are numbered.
 
-
-def _check_questions(questions: Sequence[Mapping[str, Any]], split: str):
-    where = f"the data of {FLAGS[split]}"
+    Raises:
+        ValueError: fewer than two choices, a label that is none of them, or none in a set that needs labels.
+    """
+    totals, counts = Counter(row["id"] for row in questions), Counter()
+    checked = []
     for number, row in enumerate(questions, start=1):
-        choices, label = row["choices"], row["label"]
+        name, choices, label = row["id"], row["choices"], row["label"]
+        place = f"row {number} of the data of {FLAGS[split]} ({name})"
+        checked.append(dict(row) | {"id": name if totals[name] == 1 else f"{name}-{counts[name]}"})
+        counts[name] += 1
         if len(choices) < 2:
-            raise ValueError(f"row {number} of {where} ({row['id']}) has {len(choices)} choices, it must have two or more")
+            raise ValueError(f"{place} has {len(choices)} choices, it must have two or more")
         if label is not None and not 0 <= label < len(choices):
-            raise ValueError(
-                f"row {number} of {where} ({row['id']}) has the label {label}, its choices are 0 to {len(choices) - 1}"
-            )
+            raise ValueError(f"{place} has the label {label}, its choices are 0 to {len(choices) - 1}")
         if label is None and split != "test":
-            raise ValueError(f"row {number} of {where} ({row['id']}) has no label; rows without are for --test_file")
+            raise ValueError(f"{place} has no label; rows without are for --test_file")
+    return checked
 
 
-def _encode_pairs(batch: Mapping[str, list], tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
-    """Raises:
-    ValueError: a question and choice without room for the context, which alone may be cut.
+def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
+    """Features of questions: for each a list of pairs, of context and choice.
+
+    Raises:
+        ValueError: a question and choice without room for the context, which alone may be cut.
     """
     counts = [len(choices) for choices in batch["choices"]]
     contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
     choices = [choice for row in batch["choices"] for choice in row]
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    lengths = [len(ids) + special for ids in tokenizer(choices, add_special_tokens=False)["input_ids"]]
     # One token of the context at the least.
-    longest = max(range(len(lengths)), key=lambda n: lengths[n] + bool(contexts[n]))
-    needed = lengths[longest] + bool(contexts[longest])
-    if needed > max_length:
+    lengths = [
+        len(ids) + special + bool(context)
+        for ids, context in zip(tokenizer(choices, add_special_tokens=False)["input_ids"], contexts, strict=True)
+    ]
+    longest = int(np.argmax(lengths))
+    if lengths[longest] > max_length:
         row = int(np.searchsorted(np.cumsum(counts), longest, side="right"))
         raise ValueError(
-            f"{batch['id'][row]}: its question with choice {longest - sum(counts[:row]) + 1} needs {needed} tokens, special "
-            "ones and one of the context with it. Questions and choices are never cut: give --max_seq_length "
-            f"{needed} or more (it is {max_length}), and a model that takes as many"
+            f"{batch['id'][row]}: its question with choice {longest - sum(counts[:row]) + 1} needs {lengths[longest]} "
+            "tokens, special ones and one of the context with it. Questions and choices are never cut: give "
+            f"--max_seq_length {lengths[longest]} or more (it is {max_length}), and a model that takes as many"
         )
     encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)
     ends = np.cumsum(counts).tolist()
@@ -305,24 +302,14 @@ def _encode_pairs(batch: Mapping[str, list], tokenizer: "PreTrainedTokenizerBase
     return features
 
 
-# ------- where it is read from
-
-# name: (Hub id, configuration)
-HUB = {
-    "race": ("ehovy/race", "all"),
-    "swag": ("allenai/swag", "regular"),
-    "codah": ("jaredfern/codah", "fold_0"),
-    "c3": ("clue/clue", "c3"),
-    "copa": ("aps/super_glue", "copa"),
-}
-FORMS = (
-    "article, question, options, answer (RACE); sent1, sent2, ending0, ending1, ..., label (SWAG); context, question, "
-    "choices, label (C3); question_propmt, candidate_answers, correct_answer_idx (CODAH); premise, choice1, choice2, "
-    "question, label (COPA)"
-)
+# ------- reading
 
 
-def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArguments | None" = None) -> "MultipleChoiceData":
+def read_multiple_choice(
+    arguments: DataArguments,
+    model_arguments: "ModelArguments | None" = None,
+    data_class: type["MultipleChoiceData"] = MultipleChoiceData,
+) -> "MultipleChoiceData":
     """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
 
     Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
@@ -331,73 +318,36 @@ def read_multiple_choice(arguments: DataArguments, model_arguments: "ModelArgume
 
     Args:
         arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
-
+        data_class: a subclass of `MultipleChoiceData` with other files of answers.
     Raises:
         ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
     """
     if not isinstance(arguments, MultipleChoiceArguments):
-        names = [one.name for one in dataclasses.fields(MultipleChoiceArguments)]
-        arguments = MultipleChoiceArguments(**{one: getattr(arguments, one) for one in names if hasattr(arguments, one)})
-    name = arguments.task_name
-    if name is not None and name not in HUB:
-        raise ValueError(f"--task_name {name} is not known; there are {', '.join(HUB)}")
-    files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-    questions: dict[str, list[dict[str, Any]]] = {}
-    if any(files.values()):
-        for split in (split for split in SPLITS if files[split]):
-            read = [_from_file(Path(file), FLAGS[split], arguments, labelled=split != "test") for file in files[split]]
-            questions[split] = [question for part in read for question in part][: arguments.limits[split]]
-        source = shown_files(dict.fromkeys(file for split in SPLITS for file in files[split]))
-    else:
-        source, config = HUB.get(name, (None, None))
-        source, config = arguments.dataset_name or source, arguments.dataset_config_name or config
-        if source is None:
-            raise ValueError("there is no data: give --task_name, --dataset_name, or --train_file and the like")
-        for split, rows in read_hub(source, config, SPLITS, arguments).items():
-            what, rows = f"the {split} split of {source}", first(rows, arguments.limits[split])
-            questions[split] = _from_rows(rows, what, race_level(config), arguments, labelled=split != "test")
-    letters = (
-        any(question["group"] in ("middle", "high") for split in questions.values() for question in split) or name == "race"
-    )
-    return MultipleChoiceData(
-        arguments, questions, name=name or "multiple-choice", dataset=source, answer_names=LETTERS if letters else None
-    )
-
-
-def _from_file(file: Path, flag: str, arguments: MultipleChoiceArguments, *, labelled: bool) -> list[dict[str, Any]]:
-    rows = read_raw_race(file, what=flag) if file.is_dir() else read_files([file], source=flag)
-    return _from_rows(rows, f"{flag} {file.name}", race_level(str(file)), arguments, labelled=labelled)
-
-
-def _from_rows(
-    rows: "Dataset", what: str, level: str | None, arguments: MultipleChoiceArguments, *, labelled: bool
-) -> list[dict[str, Any]]:
-    """By the columns that are named, or that there are: a file under --task_name swag may have C3's, which does no harm.
-
-    Args:
-        labelled (`bool`): a label column that is named must be there.
-    """
-    columns, label = {*rows.column_names}, {}
-    if arguments.label_column is not None:
-        label = dict(label_column=arguments.label_column)
-        if labelled:
-            check_columns(rows, [arguments.label_column], source=what, flag="--label_column")
+        names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
+        arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
+    columns = None
     if arguments.choice_columns:
-        return column_rows(
-            rows, what=what, choices=arguments.choice_columns, context=arguments.context_column,
-            question=arguments.question_column, **label,
-        )  # fmt: skip
-    if {"article", "options"} & columns:
-        return race_rows(rows, what=what, level=level, **label)
-    if {"sent1", "sent2"} & columns:
-        return swag_rows(rows, what=what, **label)
-    if "candidate_answers" in columns:
-        return codah_rows(rows, what=what, **label)
-    if {"premise", "choice1"} <= columns:
-        return copa_rows(rows, what=what, **label)
-    if "context" in columns:
-        return context_rows(rows, what=what, **label)
-    raise ValueError(
-        f"{what} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
-        "--choice_columns, --context_column and --question_column"
-    )
+        columns = ChoiceColumns(
+            arguments.choice_columns, arguments.context_column, arguments.question_column, answers="number or letter"
+        )
+
+    def from_rows(rows, place, split, level=None):
+        return choice_rows(
+            rows, source=place, columns=columns, label_column=arguments.label_column, labelled=split != "test", level=level
+        )
+
+    def from_file(file, split):
+        flag = FLAGS[split]
+        rows = read_raw_race(file, source=flag) if file.is_dir() else read_files([file], source=flag)
+        return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
+
+    def from_hub(rows, place, split):
+        return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
+
+    sets, source = read_splits(arguments, HUB, from_file, from_hub)
+    questions = {split: [*chain.from_iterable(parts)][: arguments.limits[split]] for split, parts in sets.items()}
+    of_schools = any(question["group"] is not None for question in chain.from_iterable(questions.values()))
+    return data_class(
+        arguments, questions, name=arguments.task_name or "multiple-choice", dataset=source,
+        answer_names=LETTERS if of_schools or arguments.task_name == "race" else None,
+    )  # fmt: skip

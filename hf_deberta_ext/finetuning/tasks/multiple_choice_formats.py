@@ -1,223 +1,223 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions with choices, read from the columns of SWAG, CODAH, C3 and COPA, or from columns that are named.
+"""Questions with choices, read from the columns of RACE, SWAG, CODAH, C3 and COPA, or from columns that are named."""
 
-The readers take rows of a `Dataset` and give for each one {id, context, choices, label, group}: the first segment, the
-second segment of each choice, the number of the right one or None, and the group whose accuracy is also counted or None.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...data.columns import as_numbers, check_cells, check_columns
-from .race import LETTERS, choice_list
+from .race import race_level
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["codah_rows", "column_rows", "context_rows", "copa_rows", "swag_rows"]
+__all__ = [
+    "LETTERS", "ChoiceColumns", "checked_columns", "choice_list", "choice_rows", "fill_blank", "known_columns",
+    "right_choice",
+]  # fmt: skip
 
-COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
+FORMS = (
+    "article, question, options, answer (RACE); sent1, sent2, ending0, ending1, ..., label (SWAG); context, question, "
+    "choices, label (C3); question_propmt, candidate_answers, correct_answer_idx (CODAH); premise, choice1, choice2, "
+    "question, label (COPA)"
+)
 
 
-def swag_rows(rows: "Dataset", *, what: str, label_column: str = "label") -> list[dict[str, Any]]:
-    """SWAG and CODAH in its form: context sent1, which may be empty; choices sent2 + each of ending0, ending1, ...
-
-    Args:
-        rows: columns sent1, sent2, ending0, ..., and where there are labels label (0 = ending0; -1 = none).
-        what (`str`): where they are from ("--train_file").
-        label_column (`str`): the one of the labels.
-    Returns:
-        For each row id, context, choices (list of texts), label (`int` or None), group (None).
-    Raises:
-        ValueError: a column is missing, a cell is None, an ending is empty, or a label is of no ending.
-    """
-    endings = sorted(
-        (name for name in rows.column_names if name.removeprefix("ending").isdecimal()), key=lambda n: int(n[6:])
-    )
-    check_columns(rows, ["sent1", "sent2", "ending0", "ending1"], source=what)
-    for column in ("sent1", "sent2", *endings):
-        check_cells(rows, column, str, source=what)
-    return _questions(
-        rows,
-        what,
-        context=lambda row, where: row["sent1"],
-        choices=lambda row, where: [f"{row['sent2']} {_text(row, ending, where)}".strip() for ending in endings],
-        label_column=label_column,
-    )
-
-
-def context_rows(rows: "Dataset", *, what: str, label_column: str | None = None) -> list[dict[str, Any]]:
-    """C3 and its like: a context, a question and a list of choices, not the same number in all rows.
+@dataclass(frozen=True)
+class ChoiceColumns:
+    """Names of the columns of questions with choices, and the form of their cells.
 
     Args:
-        rows: columns context (text, or a list of lines or turns), question, choices (or choice, as in CLUE: a list of
-            texts), and where there are labels label (0 = the first choice; -1 = none) or answer (the text of the right one).
-        label_column (`str`, *optional*): another one with the number of the right choice.
-    Returns:
-        As `swag_rows`.
-    Raises:
-        ValueError: as `swag_rows`; an answer is none of the choices.
+        choices: the column with a list of choices (in .csv a JSON list), or one column for each choice.
+        context (`str`, *optional*): the first segment: text, or a list of lines or turns.
+        question (`str`, *optional*): stands before each choice in the second segment.
+        label (`str`): the right choice, where the column is there.
+        answers (`str`): "number" (from 0, -1 = none), "letter", "number or letter", or "text" of the right choice.
+        filled: columns that may not be blank.
+        questions (`dict[str, str]`, *optional*): the text of each question, of which the column holds the key.
+        by_article (`bool`): rows are of articles with an example_id, and blanks of a question are filled with the choice.
     """
-    column = "choice" if "choice" in rows.column_names else "choices"
-    check_columns(rows, ["context", "question", column], source=what)
-    check_cells(rows, "context", (str, list), source=what)
-    check_cells(rows, "question", str, source=what)
 
-    def choices(row, where):
-        return [f"{row['question']} {choice}".strip() for choice in choice_list(row[column], where=where, column=column)]
+    choices: Sequence[str]
+    context: str | None = None
+    question: str | None = None
+    label: str = "label"
+    answers: str = "number"
+    filled: Sequence[str] = ()
+    questions: Mapping[str, str] | None = None
+    by_article: bool = False
 
-    def label(row, where):
-        given = choice_list(row[column], where=where, column=column)
-        if row["answer"] in (None, ""):
-            return None
-        if given.count(row["answer"]) != 1:
-            raise ValueError(f"{where} has the answer {row['answer']!r}, which must be one of its choices {given}")
-        return given.index(row["answer"])
 
-    by_text = label_column is None and "label" not in rows.column_names and "answer" in rows.column_names
-    return _questions(
-        rows,
-        what,
-        context=lambda row, where: _lines(row, "context", where),
-        choices=choices,
-        label=label if by_text else None,
-        label_column=label_column or "label",
+RACE = ChoiceColumns(
+    ("options",), "article", "question", "answer", answers="letter", filled=("article", "question"), by_article=True
+)
+CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_answer_idx")
+COPA = ChoiceColumns(("choice1", "choice2"), "premise", "question", filled=("premise",), questions=COPA_QUESTIONS)
+
+
+def known_columns(rows: "Dataset", *, source: str) -> ChoiceColumns:
+    """The columns of a published data set, found by their names.
+
+    CODAH is also published with the columns of SWAG, and C3 by CLUE with "choice" and the text of the right one, "answer".
+
+    Raises:
+        ValueError: they are those of none.
+    """
+    names = {*rows.column_names}
+    if {"article", "options"} & names:
+        return RACE
+    if {"sent1", "sent2"} & names:
+        check_columns(rows, ["sent1", "sent2", "ending0", "ending1"], source=source)
+        endings = [name for name in rows.column_names if re.fullmatch("ending[0-9]+", name)]
+        return ChoiceColumns(sorted(endings, key=lambda name: int(name[6:])), "sent1", "sent2")
+    if "candidate_answers" in names:
+        return CODAH
+    if {"premise", "choice1"} <= names:
+        return COPA
+    if "context" in names:
+        columns = ChoiceColumns(["choice" if "choice" in names else "choices"], "context", "question")
+        return columns if "label" in names or "answer" not in names else replace(columns, label="answer", answers="text")
+    raise ValueError(
+        f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
+        "--choice_columns, --context_column and --question_column"
     )
 
 
-def codah_rows(rows: "Dataset", *, what: str, label_column: str = "correct_answer_idx") -> list[dict[str, Any]]:
-    """CODAH as it is on the Hub: a beginning and four ways to go on."""
-    check_columns(rows, ["question_propmt", "candidate_answers"], source=what)
-    check_cells(rows, "question_propmt", str, source=what)
-    return _questions(
-        rows,
-        what,
-        context=lambda row, where: row["question_propmt"],
-        choices=lambda row, where: choice_list(row["candidate_answers"], where=where, column="candidate_answers"),
-        label_column=label_column,
-    )
-
-
-def copa_rows(rows: "Dataset", *, what: str, label_column: str = "label") -> list[dict[str, Any]]:
-    """COPA: the premise, and "What was the cause?" or "What happened as a result?" with either choice.
+def choice_rows(
+    rows: "Dataset", *, source: str, columns: ChoiceColumns | None = None, label_column: str | None = None,
+    labelled: bool = False, level: str | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows in one form, whatever their columns.
 
     Args:
-        rows: columns premise, choice1, choice2, question ("cause" or "effect"), and where there are labels label
-            (0 = choice1; -1 = none).
+        source (`str`): where the rows are from ("--train_file"), for messages.
+        columns (`ChoiceColumns`, *optional*): those that flags name; default: `known_columns`.
+        label_column (`str`, *optional*): another one than that of `columns`.
+        labelled (`bool`): `label_column` must be there.
+        level (`str`, *optional*): school of rows of RACE whose example_id says neither "middle" nor "high".
     Returns:
-        As `swag_rows`.
+        For each row id, context (the first segment), choices (the second segment of each choice), label (number of the right
+        choice, or None) and group (the school of RACE, else None). An article of RACE has several questions: their ids are
+        its example_id and a number, "high63.txt-0".
     Raises:
-        ValueError: as `swag_rows`; a question is neither.
+        ValueError: a column is missing; a cell is None, of another type, or empty; an answer is none of the choices.
     """
-    check_columns(rows, COPA_COLUMNS, source=what)
-    for column in COPA_COLUMNS:
-        check_cells(rows, column, str, source=what)
-
-    def choices(row, where):
-        if row["question"] not in COPA_QUESTIONS:
-            raise ValueError(f"{where} has the question {row['question']!r}, expected cause or effect")
-        return [f"{COPA_QUESTIONS[row['question']]} {_text(row, choice, where)}" for choice in ("choice1", "choice2")]
-
-    return _questions(
-        rows, what, context=lambda row, where: _text(row, "premise", where), choices=choices, label_column=label_column
-    )
-
-
-def column_rows(
-    rows: "Dataset",
-    *,
-    what: str,
-    choices: Sequence[str],
-    context: str | None = None,
-    question: str | None = None,
-    label_column: str = "label",
-) -> list[dict[str, Any]]:
-    """A user's own columns: choices are the question with each of them.
-
-    Args:
-        what (`str`): where the rows are from ("--train_file").
-        choices: the column with the list of choices, or one column for each choice.
-        context (`str`, *optional*): the column of the first segment: text, or a list of lines or turns.
-        question (`str`, *optional*): the column that begins each choice.
-        label_column (`str`): where it is there: the number of the right choice (0 = the first; -1 = none), or its letter.
-    Returns:
-        As `swag_rows`.
-    Raises:
-        ValueError: as `swag_rows`.
-    """
-    named = (("--context_column", [context], (str, list)), ("--question_column", [question], str))
-    kind = (str, list) if len(choices) == 1 else str
-    for flag, columns, kinds in (*named, ("--choice_columns", choices, kind)):
-        for column in filter(None, columns):
-            check_columns(rows, [column], source=what, flag=flag)
-            check_cells(rows, column, kinds, source=what)
-
-    def options(row, where):
-        if len(choices) > 1:
-            return [_text(row, column, where) for column in choices]
-        return choice_list(row[choices[0]], where=where, column=choices[0])
-
-    def right(row, where):
-        cell, letters = row.get(label_column), LETTERS[: len(options(row, where))]
-        if isinstance(cell, str) and len(cell) == 1 and cell in letters:
-            return letters.index(cell)
-        return _number(cell, where, label_column, "the number of a choice, from 0, or its letter")
-
-    return _questions(
-        rows,
-        what,
-        context=lambda row, where: _lines(row, context, where) if context else "",
-        choices=lambda row, where: [f"{row[question] if question else ''} {one}".strip() for one in options(row, where)],
-        label=right,
-        label_column=label_column,
-    )
-
-
-def _questions(
-    rows: "Dataset",
-    what: str,
-    *,
-    context: Callable[[dict, str], str],
-    choices: Callable[[dict, str], list[str]],
-    label: Callable[[dict, str], int | None] | None = None,
-    label_column: str = "label",
-) -> list[dict[str, Any]]:
-    labelled = label_column in rows.column_names
-    rows = as_numbers(rows, label_column) if labelled else rows
-    if label is None:
-
-        def label(row, where):
-            return _number(row.get(label_column), where, label_column, "the number of a choice")
-
+    columns = checked_columns(rows, columns, source=source, label_column=label_column, labelled=labelled)
+    if columns.label in rows.column_names and columns.answers.startswith("number"):
+        rows = as_numbers(rows, columns.label)
+    counts: Counter[str] = Counter()
     questions = []
     for number, row in enumerate(rows.with_format(None), start=1):
-        name = next(
-            (str(row[column]) for column in ("id", "idx", "video-id") if row.get(column) is not None), str(number - 1)
-        )
-        where = f"row {number} of {what}"
+        place, group = f"row {number} of {source}", None
+        name = next((str(row[name]) for name in ("id", "idx", "video-id") if row.get(name) is not None), str(number - 1))
+        if columns.by_article:
+            article = str(row.get("example_id") or f"row{number}")
+            name, group, place = f"{article}-{counts[article]}", race_level(article) or level, f"{place} ({article})"
+            counts[article] += 1
+        for column in (*columns.filled, *(columns.choices if len(columns.choices) > 1 else ())):
+            if not row[column].strip():
+                raise ValueError(f"{place} has nothing in the column {column!r}, expected text")
+        context = row[columns.context] if columns.context else ""
+        lines = [context] if isinstance(context, str) else context
+        if any(not isinstance(line, str) for line in lines):
+            raise ValueError(f"{place} has {lines!r} in the column {columns.context!r}, expected text or a list of texts")
+        question = row[columns.question] if columns.question else ""
+        if columns.questions is not None:
+            if question not in columns.questions:
+                raise ValueError(f"{place} has the question {question!r}, expected {' or '.join(columns.questions)}")
+            question = columns.questions[question]
+        choices = choice_list(row, columns.choices, place)
+        join = fill_blank if columns.by_article else lambda question, choice: f"{question} {choice}".strip()
         questions.append(
-            dict(id=name, context=context(row, where), choices=choices(row, where), label=label(row, where), group=None)
-        )
+            dict(
+                id=name, context="\n".join(lines), choices=[join(question, choice) for choice in choices],
+                label=right_choice(row.get(columns.label), choices, columns, place), group=group,
+            )
+        )  # fmt: skip
     return questions
 
 
-def _number(cell: Any, where: str, column: str, expected: str) -> int | None:
+def checked_columns(
+    rows: "Dataset", columns: ChoiceColumns | None, *, source: str, label_column: str | None, labelled: bool
+) -> ChoiceColumns:
+    """The columns of `choice_rows`, which are there and hold text or lists.
+
+    Raises:
+        ValueError: as `choice_rows`.
+    """
+    by_flags, columns = columns is not None, columns or known_columns(rows, source=source)
+    if label_column is not None:
+        columns = replace(columns, label=label_column, answers=columns.answers.replace("text", "number"))
+        if labelled:
+            check_columns(rows, [label_column], source=source, flag="--label_column")
+    roles = {"--context_column": [columns.context], "--question_column": [columns.question]}
+    for flag, names in (roles | {"--choice_columns": columns.choices}).items():
+        for name in filter(None, names):
+            check_columns(rows, [name], source=source, flag=flag if by_flags else None)
+            lines = name == columns.context and name not in columns.filled
+            if [name] != [*columns.choices]:
+                check_cells(rows, name, (str, list) if lines else str, source=source)
+    return columns
+
+
+def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> list[str]:
+    """The choices of a row: one in each of several columns, or a list in one; in .csv and .tsv that is JSON.
+
+    Raises:
+        ValueError: it is something else, or a choice is None or empty; `place` and column are named.
+    """
+    if len(columns) > 1:
+        return [row[column] for column in columns]
+    (column,) = columns
+    cell = choices = row[column]
+    if isinstance(cell, str):
+        try:
+            choices = json.loads(cell)
+        except json.JSONDecodeError:
+            choices = None
+    if not isinstance(choices, list):
+        raise ValueError(
+            f"{place} has {cell!r} in the column {column!r}, expected a list of texts (in JSON, where cells are text)"
+        )
+    for number, choice in enumerate(choices, start=1):
+        if not isinstance(choice, str) or not choice.strip():
+            raise ValueError(f"{place} has {choice!r} as choice {number} in the column {column!r}, expected text")
+    return choices
+
+
+def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, place: str) -> int | None:
+    """The number of the choice that a label says, from 0; None where it says none.
+
+    Raises:
+        ValueError: it is not of the form `columns.answers`, or the text of no choice.
+    """
+    letters, kind = LETTERS[: len(choices)], columns.answers
     if cell is None or cell == "":
         return None
-    if not isinstance(cell, int) or isinstance(cell, bool):
-        raise ValueError(f"{where} has {cell!r} in the column {column!r}, expected {expected}")
-    return None if cell == -1 else cell
+    if kind == "text":
+        if choices.count(cell) != 1:
+            raise ValueError(f"{place} has the answer {cell!r}, which must be one of its choices {choices}")
+        return choices.index(cell)
+    if "letter" in kind and isinstance(cell, str) and len(cell) == 1 and cell in letters:
+        return letters.index(cell)
+    if "number" in kind and isinstance(cell, int) and not isinstance(cell, bool):
+        return None if cell == -1 else cell
+    expected = {
+        "number": "the number of a choice, from 0",
+        "letter": f"one of the letters {', '.join(letters)}",
+        "number or letter": "the number of a choice, from 0, or its letter",
+    }
+    raise ValueError(f"{place} has {cell!r} in the column {columns.label!r}, expected {expected[kind]}")
 
 
-def _lines(row: Mapping[str, Any], column: str, where: str) -> str:
-    lines = [row[column]] if isinstance(row[column], str) else row[column]
-    if any(not isinstance(line, str) for line in lines):
-        raise ValueError(f"{where} has {lines!r} in the column {column!r}, expected text or a list of texts")
-    return "\n".join(lines)
+def fill_blank(question: str, option: str) -> str:
+    """The option in the place of every blank "_" of the question, or behind a question that has none.
 
-
-def _text(row: Mapping[str, Any], column: str, where: str) -> str:
-    if not row[column].strip():
-        raise ValueError(f"{where} has nothing in the column {column!r}, expected text")
-    return row[column]
+    The published practice, also where an option holds the words for two blanks.
+    """
+    return re.sub("_+", lambda _: option, question) if "_" in question else f"{question} {option}"

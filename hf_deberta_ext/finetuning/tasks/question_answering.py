@@ -16,25 +16,25 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 from transformers.utils import logging
 
-from ...data.files import shown_files
-from ...data.hub import read_hub
+from ...data.files import FLAGS
 from ...training.flags import option
 from ..arguments import DataArguments, ModelArguments
 from ..input_lengths import longest_input
 from ..task import EncodedTask, EvaluationSet, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
-from .squad_format import Questions, Source, checked_questions, read_question_file
+from .splits import HubData, read_splits
+from .squad_format import Questions, Table, checked_questions, read_question_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = ["HUB_NAMES", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
+__all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
 
 logger = logging.get_logger(__name__)
 
-HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+HUB = {"squad": HubData("rajpurkar/squad"), "squad_v2": HubData("rajpurkar/squad_v2")}
 # Tokens of a window.
 LENGTH = 384
 
@@ -81,38 +81,19 @@ class QuestionAnsweringData:
 
     def __init__(self, data_args: QuestionAnsweringArguments, model_args: ModelArguments | None = None):
         self.data_args = data_args
-        if data_args.task_name is not None and data_args.task_name not in HUB_NAMES:
-            raise ValueError(f"--task_name must be {' or '.join(HUB_NAMES)}, got {data_args.task_name!r}")
-        hub = data_args.dataset_name or data_args.task_name
-        known = {name: short for short, long in HUB_NAMES.items() for name in (short, long)}
-        self.name = data_args.task_name or known.get(hub, self.pipeline)
+        short = {task.name: name for name, task in HUB.items()}
+        source = data_args.dataset_name or data_args.task_name
+        self.name = data_args.task_name or short.get(source, source if source in HUB else self.pipeline)
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
-
-        names = {
-            "train": data_args.train_file, "validation": data_args.validation_file, "test": data_args.test_file,
-        }  # fmt: skip
-        files = {kind: paths for kind, paths in names.items() if paths}
-        if files and data_args.dataset_name:
-            raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
-        if files:
-            self.dataset = shown_files([*dict.fromkeys(path for paths in files.values() for path in paths)])
-            parts = {
-                kind: [read_question_file(path, columns, flag=f"--{kind}_file") for path in paths]
-                for kind, paths in files.items()
-            }
-        elif hub:
-            self.dataset = HUB_NAMES.get(hub, hub)
-            loaded = read_hub(self.dataset, data_args.dataset_config_name, {kind: [kind] for kind in names}, data_args)
-            parts = {kind: [Source(rows, *columns, f"{self.dataset} ({kind})")] for kind, rows in loaded.items()}
-        else:
-            raise ValueError(
-                "there are no questions: give --dataset_name (squad, squad_v2, ...) or --train_file, --validation_file and "
-                "--test_file"
-            )
+        sources, self.dataset = read_splits(
+            data_args, HUB,
+            read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
+            read_rows=lambda rows, place, split: Table(rows, columns, place),
+        )  # fmt: skip
         self.sets = {
-            kind: checked_questions(sources, data_args.limits[kind], kind=kind, with_null=self.with_null)
-            for kind, sources in parts.items()
+            split: checked_questions(parts, data_args.limits[split], kind=split, with_null=self.with_null)
+            for split, parts in sources.items()
         }
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
@@ -137,22 +118,18 @@ class QuestionAnsweringData:
             tokenizer=tokenizer, max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
             doc_stride=arguments.doc_stride, pad=arguments.pad_to_max_length, num_proc=arguments.preprocessing_num_workers,
         )  # fmt: skip
-        train, evaluation, test = None, {}, {}
-        for kind, questions in self.sets.items():
-            rows, windows = encode_windows(questions, what=f"the {kind} set", offsets=kind != "train", **options)
-            if kind == "train":
-                train = rows
-            elif kind == "validation":
-                evaluation[""] = self._evaluation_set(questions, rows, windows)
-            else:
-                test[""] = self._evaluation_set(questions, rows, windows)
+        sets = {}
+        for split, questions in self.sets.items():
+            rows, windows = encode_windows(questions, source=f"the {split} set", offsets=split != "train", **options)
+            sets[split] = rows if split == "train" else self.evaluation_set(questions, rows, windows)
         # On the right, so that places of tokens, which labels and windows are, stay what they are.
         padding = copy.copy(tokenizer)
         padding.padding_side = "right"
         collator = DataCollatorWithPadding(padding, pad_to_multiple_of=arguments.pad_to_multiple_of)
-        return EncodedTask(train, evaluation, test, collator, "f1")
+        return EncodedTask.of_splits(sets, collator, "f1")
 
-    def _evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
+    def evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
+        """`rows` are the features of `windows`, and these those of `questions`."""
         threshold = self.data_args.null_score_diff_threshold
         references = None if questions.texts is None else dict(zip(questions.ids, questions.texts, strict=True))
 
@@ -163,17 +140,17 @@ class QuestionAnsweringData:
             )  # fmt: skip
 
         def metrics(predictions: tuple[np.ndarray, ...], labels: Any) -> dict[str, float]:
-            found = answers(predictions)
+            best = answers(predictions)
             if not self.with_null:
-                return squad_v1(found.predictions, references)
+                return squad_v1(best.predictions, references)
             # The best thresholds are those of all spans: a sweep over answers that a threshold has already made "" would
             # find none above it.
-            return squad_v2(found.best, references, found.null_odds, threshold)
+            return squad_v2(best.best, references, best.null_odds, threshold)
 
         def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
-            found = answers(predictions)
-            texts = {"predictions": found.predictions, "nbest_predictions": found.nbest}
-            texts |= {"null_odds": found.null_odds} if self.with_null else {}
+            best = answers(predictions)
+            texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
+            texts |= {"null_odds": best.null_odds} if self.with_null else {}
             files = [folder / f"{stem}_{name}.json" for name in texts]
             for file, value in zip(files, texts.values(), strict=True):
                 file.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
@@ -194,7 +171,7 @@ def encode_windows(
     pad: bool = False,
     num_proc: int | None = None,
     offsets: bool = True,
-    what: str = "the set",
+    source: str = "the set",
 ) -> tuple["Dataset", Windows | None]:
     """The windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
 
@@ -213,13 +190,13 @@ def encode_windows(
     if not kept:
         raise ValueError(
             f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
-            f"{what} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
+            f"{source} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
             "--doc_stride"
         )
     if len(kept) < len(texts):
         first_out = min({*range(len(texts))} - {*kept})
         logger.warning(
-            f"{what}: {len(texts) - len(kept)} questions are too long to leave more than --doc_stride {doc_stride} of "
+            f"{source}: {len(texts) - len(kept)} questions are too long to leave more than --doc_stride {doc_stride} of "
             f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
             f"{questions.ids[first_out]!r}, {len(tokens[first_out])} tokens)"
         )
@@ -236,7 +213,7 @@ def encode_windows(
             _encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, pad=pad, offsets=offsets,
             positions=questions.texts is not None,
         ),
-        batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {what}",
+        batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {source}",
     )  # fmt: skip
     table = encoded.with_format("numpy")
     examples, null = table["example"][:], table["null"][:]
@@ -245,8 +222,8 @@ def encode_windows(
         cut = [number for number in kept if questions.texts[number] and number not in held]
         if cut:
             logger.warning(
-                f"{what}: the answers of {len(cut)} questions are whole in no window, which all say that there is none (the "
-                f"first is {questions.ids[cut[0]]!r}); a larger --doc_stride may help"
+                f"{source}: the answers of {len(cut)} questions are whole in no window, which all say that there is none "
+                f"(the first is {questions.ids[cut[0]]!r}); a larger --doc_stride may help"
             )
     columns = ["example", "null"]
     windows = None

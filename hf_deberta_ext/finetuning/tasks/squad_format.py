@@ -1,41 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about texts: from rows with the columns of SQuAD, or the nested JSON of its authors, to checked columns."""
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers.utils import logging
 
-from ...data.columns import check_cells, check_columns, first
-from ...data.files import read_files
+from ...data.columns import cells, check_cells, check_columns, first
+from ...data.files import file_kind, read_files, read_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Questions", "Source", "checked_questions", "read_question_file"]
+__all__ = [
+    "Questions", "Table", "add_rows", "answer_cell", "checked_questions", "nearest_place", "nested_rows",
+    "read_question_file",
+]  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Rows, and the names of their columns.
-
-    Args:
-        what (`str`): where they are from ("--train_file train.json"), for messages.
-    """
+class Table(NamedTuple):
+    """Rows, the names of their columns of question, context and answers, and their place for messages."""
 
     rows: "Dataset"
-    question: str
-    context: str
-    answers: str
-    what: str
+    columns: tuple[str, str, str]
+    source: str
 
 
 @dataclass
@@ -58,7 +52,7 @@ class Questions:
         return len(self.ids)
 
 
-def read_question_file(path: str, columns: tuple[str, str, str], *, flag: str) -> Source:
+def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str) -> Table:
     """A file of rows, or of the nested JSON of SQuAD's authors, which has column names of its own.
 
     Args:
@@ -69,23 +63,24 @@ def read_question_file(path: str, columns: tuple[str, str, str], *, flag: str) -
     """
     from datasets import Dataset
 
-    file = Path(path).expanduser()
-    what = f"{flag} {file.name}"
-    if file.name.lower().removesuffix(".gz").endswith(".json") and file.is_file():
+    source, articles = f"{flag} {file.name}", []
+    if file_kind(file) == "json" and file.is_file():
         try:
-            data = file.read_bytes()
-            whole = json.loads(gzip.decompress(data) if file.suffix.lower() == ".gz" else data)
-        except (ValueError, OSError, EOFError, zlib.error):
-            # Rows on lines, or damaged: read_files says what is wrong.
-            whole = None
-        articles = whole.get("data") if isinstance(whole, dict) else None
-        if isinstance(articles, list) and articles and isinstance(articles[0], dict) and "paragraphs" in articles[0]:
-            return Source(Dataset.from_list(_nested_rows(articles, what)), "question", "context", "answers", what)
-    return Source(read_files([path], source=flag), *columns, what)
+            articles = [row for _, row in read_rows(file)]
+        except ValueError:
+            # read_files says what is wrong.
+            pass
+    if articles and "paragraphs" in articles[0]:
+        return Table(Dataset.from_list(nested_rows(articles, source=source)), ("question", "context", "answers"), source)
+    return Table(read_files([file], source=flag), columns, source)
 
 
-def _nested_rows(articles: list[dict], what: str) -> list[dict[str, Any]]:
-    """The JSON of SQuAD's authors: articles of paragraphs, each a context with its questions."""
+def nested_rows(articles: list[dict], *, source: str) -> list[dict[str, Any]]:
+    """The rows of articles of paragraphs, each a context with its questions, as SQuAD's authors have them.
+
+    Raises:
+        ValueError: an article has other keys, or a question is_impossible, yet has answers.
+    """
     rows = []
     for number, article in enumerate(articles, start=1):
         try:
@@ -93,103 +88,108 @@ def _nested_rows(articles: list[dict], what: str) -> list[dict[str, Any]]:
                 for question in paragraph["qas"]:
                     answers = question.get("answers")
                     if question.get("is_impossible") and answers:
-                        raise ValueError(f"{what}: question {question['id']!r} is_impossible, yet has answers")
-                    texts = None if answers is None else [answer["text"] for answer in answers]
-                    starts = None if answers is None else [answer["answer_start"] for answer in answers]
-                    rows.append(
-                        dict(
-                            id=str(question["id"]),
-                            context=paragraph["context"],
-                            question=question["question"],
-                            answers=None if answers is None else dict(text=texts, answer_start=starts),
-                        )
-                    )
+                        raise ValueError(f"{source}: question {question['id']!r} is_impossible, yet has answers")
+                    if answers is not None:
+                        answers = {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
+                    row = dict(context=paragraph["context"], question=question["question"], answers=answers)
+                    rows.append(dict(id=str(question["id"]), **row))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{what}: article {number} is not as SQuAD's are ({type(error).__name__}: {error})") from error
+            raise ValueError(
+                f"{source}: article {number} is not as SQuAD's are ({type(error).__name__}: {error})"
+            ) from error
     if not rows:
-        raise ValueError(f"{what} has no questions")
+        raise ValueError(f"{source} has no questions")
     return rows
 
 
-def checked_questions(sources: Sequence[Source], count: int | None, *, kind: str, with_null: bool) -> Questions:
-    """The first `count` questions of several sources.
+def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, with_null: bool) -> Questions:
+    """The first `count` questions of several tables.
 
     Args:
         kind (`str`): "train", "validation" or "test"; a test set may have no answers.
-        with_null (`bool`): whether a question may have no answer.
+        with_null (`bool`): a question may have no answer.
     Raises:
         ValueError: a missing column, a cell that is None or of another type, an id that stands twice, an answer that its
             context does not have, a question without an answer although all must have one.
     """
-    found, moved = Questions(texts=[]), []
-    for source in sources:
-        if count is None or count > len(found):
-            rows = first(source.rows, None if count is None else count - len(found))
-            _add_rows(found, moved, replace(source, rows=rows.with_format(None)), optional=kind == "test")
-    what = f"the {kind} set ({', '.join(source.what for source in sources)})"
-    twice = [name for name, times in Counter(found.ids).items() if times > 1]
+    questions, moved = Questions(texts=[]), []
+    for table in tables:
+        if count is None or count > len(questions):
+            rows = first(table.rows, None if count is None else count - len(questions))
+            moved += add_rows(questions, table._replace(rows=rows), optional=kind == "test")
+    source = f"the {kind} set ({', '.join(table.source for table in tables)})"
+    twice = [name for name, times in Counter(questions.ids).items() if times > 1]
     if twice:
-        raise ValueError(f"{what} has {len(twice)} ids more than once, the first is {twice[0]!r}: an id is for one question")
+        raise ValueError(
+            f"{source} has {len(twice)} ids more than once, the first is {twice[0]!r}: an id is for one question"
+        )
     if moved:
         logger.warning(
-            f"{what}: {len(moved)} questions have an answer that does not stand at its answer_start (the first is "
+            f"{source}: {len(moved)} questions have an answer that does not stand at its answer_start (the first is "
             f"{moved[0]!r}); the nearest place in the context that has its text is taken"
         )
-    if kind == "test" and not any(found.texts):
-        found.texts = None
-        return found
-    without = [name for name, texts in zip(found.ids, found.texts, strict=True) if not texts]
+    if kind == "test" and not any(questions.texts):
+        questions.texts = None
+        return questions
+    without = [name for name, texts in zip(questions.ids, questions.texts, strict=True) if not texts]
     if without and not with_null:
         raise ValueError(
-            f"{what} has {len(without)} questions without an answer, the first is {without[0]!r}: give "
+            f"{source} has {len(without)} questions without an answer, the first is {without[0]!r}: give "
             "--version_2_with_negative"
         )
     if with_null and not without:
-        logger.warning(f"{what} has an answer to each question, although --version_2_with_negative says that some have none")
-    return found
-
-
-def _add_rows(found: Questions, moved: list[str], source: Source, optional: bool):
-    """Append the rows of `source` to `found`, and the ids of those whose answer_start is wrong to `moved`."""
-    rows, what = source.rows, source.what
-    needed = {"--question_column": source.question, "--context_column": source.context, "--answer_column": source.answers}
-    cells = rows[source.answers][:] if source.answers in rows.column_names else [None] * len(rows)
-    if optional and not any(cell is not None for cell in cells):
-        del needed["--answer_column"]
-        cells = [{"text": [], "answer_start": []}] * len(rows)
-    check_columns(rows, ["id", *needed.values()], source=what, flag=", ".join(needed))
-    check_cells(rows, "id", (str, int), source=what)
-    for column in (source.question, source.context):
-        check_cells(rows, column, str, source=what)
-    ids, contexts = [str(name) for name in rows["id"]], rows[source.context][:]
-    for row, (name, context, cell) in enumerate(zip(ids, contexts, cells, strict=True), start=1):
-        where = f"row {row} of {what} (id {name!r})"
-        texts, starts = _answers(cell, where, source.answers)
-        found.texts.append(texts)
-        found.spans.append(_span(context, texts, starts, where))
-        if texts and not any(_place(context, text, start) == start for text, start in zip(texts, starts, strict=True)):
-            moved.append(name)
-    found.ids += ids
-    found.questions += rows[source.question][:]
-    found.contexts += contexts
-
-
-def _span(context: str, texts: list[str], starts: list[int], where: str) -> tuple[int, int]:
-    """Of the first answer that the context has, without white space around it; (-1, -1) where there are no answers."""
-    for text, start in zip(texts, starts, strict=True):
-        place = _place(context, text, start)
-        if place is not None:
-            begin = place + len(text) - len(text.lstrip())
-            return begin, begin + len(text.strip())
-    if texts:
-        raise ValueError(
-            f"{where}: the context does not have the answer {texts[0]!r}; a question without an answer has empty lists"
+        logger.warning(
+            f"{source} has an answer to each question, although --version_2_with_negative says that some have none"
         )
-    return -1, -1
+    return questions
 
 
-def _answers(cell: Any, where: str, column: str) -> tuple[list[str], list[int]]:
-    """Texts and starts of {"text": [...], "answer_start": [...]}, or of a list of {"text", "answer_start"}; also as JSON."""
+def add_rows(questions: Questions, table: Table, *, optional: bool) -> list[str]:
+    """Append the rows of `table` to `questions`.
+
+    Args:
+        optional (`bool`): there may be no answers.
+    Returns:
+        Ids of the questions of which no answer stands at its answer_start.
+    Raises:
+        ValueError: as `checked_questions`.
+    """
+    (rows, columns, source), moved = table, []
+    needed = dict(zip(("--question_column", "--context_column", "--answer_column"), columns, strict=True))
+    answers = cells(rows, columns[2]) if columns[2] in rows.column_names else [None] * len(rows)
+    if optional and all(cell is None for cell in answers):
+        del needed["--answer_column"]
+        answers = [{"text": [], "answer_start": []}] * len(rows)
+    check_columns(rows, ["id", *needed.values()], source=source, flag=", ".join(needed))
+    for column, kinds in (("id", (str, int)), (columns[0], str), (columns[1], str)):
+        check_cells(rows, column, kinds, source=source)
+    ids, contexts = [str(name) for name in cells(rows, "id")], cells(rows, columns[1])
+    for number, (name, context, cell) in enumerate(zip(ids, contexts, answers, strict=True), start=1):
+        place = f"row {number} of {source} (id {name!r})"
+        texts, starts = answer_cell(cell, place, columns[2])
+        begins = [nearest_place(context, text, start) for text, start in zip(texts, starts, strict=True)]
+        text, begin = next((pair for pair in zip(texts, begins, strict=True) if pair[1] is not None), ("", -1))
+        if texts and begin < 0:
+            raise ValueError(
+                f"{place}: the context does not have the answer {texts[0]!r}; a question without an answer has empty lists"
+            )
+        begin += len(text) - len(text.lstrip())
+        questions.texts.append(texts)
+        questions.spans.append((begin, begin + len(text.strip())))
+        if texts and not any(begin == start for begin, start in zip(begins, starts, strict=True)):
+            moved.append(name)
+    questions.ids += ids
+    questions.questions += cells(rows, columns[0])
+    questions.contexts += contexts
+    return moved
+
+
+def answer_cell(cell: Any, place: str, column: str) -> tuple[list[str], list[int]]:
+    """Texts and starts of {"text": [...], "answer_start": [...]}, or of a list of {"text", "answer_start"}; also as JSON.
+
+    Raises:
+        ValueError: it is something else; `place` and `column` are named.
+    """
     value = cell
     try:
         if isinstance(value, str):
@@ -203,13 +203,13 @@ def _answers(cell: Any, where: str, column: str) -> tuple[list[str], list[int]]:
     if not is_text or len(texts) != len(starts) or not all(type(start) is int for start in starts):
         shown = repr(cell) if len(repr(cell)) <= 100 else repr(cell)[:97] + "..."
         raise ValueError(
-            f'{where} has {shown} in the column {column!r}, expected {{"text": [...], "answer_start": [...]}}, two lists of '
+            f'{place} has {shown} in the column {column!r}, expected {{"text": [...], "answer_start": [...]}}, two lists of '
             "one length"
         )
     return texts, starts
 
 
-def _place(context: str, text: str, start: int) -> int | None:
+def nearest_place(context: str, text: str, start: int) -> int | None:
     """`start` where the text stands there, else the nearest place where it stands; None where it stands nowhere."""
     if not text.strip():
         return None

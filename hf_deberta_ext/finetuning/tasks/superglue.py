@@ -9,10 +9,9 @@ How a task becomes texts:
 - WSC: the text with the noun between # and the pronoun between *.
 """
 
-import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,52 +22,43 @@ import numpy as np
 from ...data.columns import as_numbers, cells, check_cells, check_columns
 from ..arguments import ModelArguments
 from ..metrics import TASK_METRICS, compute
-from ..task import EncodedTask, TaskData
-from .glue import KnownTask
+from ..task import TaskData
+from .glue import KnownTask, glue_task
 from .labels import check_logits
-from .multiple_choice import masked_answers, read_multiple_choice
+from .multiple_choice import MultipleChoiceData, read_multiple_choice
 from .question_answering_metrics import record
-from .text_classification import Part, TextClassificationArguments, TextClassificationData
+from .text_classification import Part, TextClassificationArguments, TextClassificationData, refuse_label_flags
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["SUPERGLUE", "SuperGlueData", "mark_spans", "read_superglue"]
 
-HUB = "aps/super_glue"
 FALSE_TRUE = ("False", "True")
 ENTAILMENT = ("entailment", "not_entailment")
 BLANK = "@placeholder"
 
 
-def _task(
-    name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, length: int, metric: str = "accuracy"
-) -> KnownTask:
-    return KnownTask(
-        HUB, columns, labels, train=(name, "train"), evaluation={"": (name, "validation")}, test={"": (name, "test")},
-        files={"": file}, texts=True, metric=metric, max_seq_length=length,
-    )  # fmt: skip
-
-
-def _diagnostic(name: str, columns: tuple[str, ...], file: str, metric: str = "accuracy") -> KnownTask:
-    """To be predicted by a model of RTE."""
-    task = _task(name, columns, ENTAILMENT, file, 256, metric)
-    return dataclasses.replace(task, train=None, evaluation={})
-
+_task = partial(glue_task, dataset="aps/super_glue", texts=True)
+# To be predicted by a model of RTE.
+_diagnostic = partial(_task, labels=ENTAILMENT, diagnostic=True, max_seq_length=256)
 
 SUPERGLUE: Mapping[str, KnownTask] = MappingProxyType(
     {
-        "boolq": _task("boolq", ("question", "passage"), FALSE_TRUE, "BoolQ.jsonl", 256),
-        "cb": _task("cb", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), "CB.jsonl", 256),
-        "multirc": _task("multirc", ("paragraph", "question_and_answer"), FALSE_TRUE, "MultiRC.jsonl", 512, "f1_a"),
-        "record": _task("record", ("passage", "filled_query"), FALSE_TRUE, "ReCoRD.jsonl", 512, "f1"),
-        "rte": _task("rte", ("premise", "hypothesis"), ENTAILMENT, "RTE.jsonl", 256),
-        "wic": _task("wic", ("word_and_sentence1", "sentence2"), FALSE_TRUE, "WiC.jsonl", 128),
+        "boolq": _task("boolq", ("question", "passage"), FALSE_TRUE, "BoolQ.jsonl", max_seq_length=256),
+        "cb": _task(
+            "cb", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), "CB.jsonl", max_seq_length=256
+        ),
+        "multirc": _task(
+            "multirc", ("paragraph", "question_and_answer"), FALSE_TRUE, "MultiRC.jsonl", max_seq_length=512, metric="f1_a"
+        ),
+        "record": _task("record", ("passage", "filled_query"), FALSE_TRUE, "ReCoRD.jsonl", max_seq_length=512, metric="f1"),
+        "rte": _task("rte", ("premise", "hypothesis"), ENTAILMENT, "RTE.jsonl", max_seq_length=256),
+        "wic": _task("wic", ("word_and_sentence1", "sentence2"), FALSE_TRUE, "WiC.jsonl"),
         # The configuration "wsc" has wrong positions of some spans.
-        "wsc": _task("wsc.fixed", ("marked_text",), FALSE_TRUE, "WSC.jsonl", 128),
-        "axb": _diagnostic("axb", ("sentence1", "sentence2"), "AX-b.jsonl", "matthews_correlation"),
-        "axg": _diagnostic("axg", ("premise", "hypothesis"), "AX-g.jsonl"),
+        "wsc": _task("wsc.fixed", ("marked_text",), FALSE_TRUE, "WSC.jsonl"),
+        "axb": _diagnostic("axb", ("sentence1", "sentence2"), file="AX-b.jsonl", metric="matthews_correlation"),
+        "axg": _diagnostic("axg", ("premise", "hypothesis"), file="AX-g.jsonl"),
     }
 )
 """The tasks that are classes of texts, by the names of their configurations on the Hub."""
@@ -80,30 +70,28 @@ def read_superglue(data_args: TextClassificationArguments, model_args: ModelArgu
     Raises:
         ValueError: what `SuperGlueData` and `read_multiple_choice` find wrong.
     """
-    if data_args.task_name == "copa":
-        _check_flags(data_args)
-        given = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
-        if given:
-            raise ValueError(f"the labels of copa are known: leave {' and '.join(given)} out")
-        return _CopaData(read_multiple_choice(data_args, model_args))
-    return SuperGlueData(data_args, model_args)
+    name = data_args.task_name
+    if name not in (*SUPERGLUE, "copa"):
+        raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
+    if data_args.text_columns:
+        raise ValueError(f"the columns of {name} are known: leave --text_columns out")
+    if name != "copa":
+        return SuperGlueData(data_args, model_args)
+    refuse_label_flags(data_args)
+    return read_multiple_choice(data_args, model_args, CopaData)
 
 
 class SuperGlueData(TextClassificationData):
     """A task of SuperGLUE whose examples are classes of texts; see `TextClassificationData`.
 
     Raises:
-        ValueError: --task_name is none of SuperGLUE; a file, column, cell or label is wrong.
+        ValueError: a file, column, cell or label is wrong.
     """
 
     def known_task(self) -> KnownTask:
-        name = self.data_args.task_name
-        if name not in SUPERGLUE:
-            raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
-        _check_flags(self.data_args)
-        return SUPERGLUE[name]
+        return SUPERGLUE[self.data_args.task_name]
 
-    def flat(self, rows: "Dataset", what: str) -> "Dataset":
+    def flat(self, rows: "Dataset", source: str) -> "Dataset":
         """Of the authors' files, which hold a paragraph a row."""
         from datasets import Dataset
 
@@ -116,22 +104,20 @@ class SuperGlueData(TextClassificationData):
                 flat += flatten(row)
             except (AttributeError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"row {number} of {what} is not as the authors of {self.name} write theirs: {error!r}"
+                    f"row {number} of {source} is not as the authors of {self.name} write theirs: {error!r}"
                 ) from error
         return Dataset.from_list(flat)
 
-    def examples(self, rows: "Dataset", what: str) -> "Dataset":
+    def examples(self, rows: "Dataset", source: str) -> "Dataset":
         make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
-        return super().examples(make(rows, what) if make else rows, what)
+        return super().examples(make(rows, source) if make else rows, source)
 
     def count(self, rows: "Dataset") -> int:
         return len({*_numbers(rows, "query")}) if self.name == "record" else len(rows)
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if self.name == "record":
-            answers = {
-                query: row for query, row in zip(_numbers(part.rows, "query"), cells(part.rows, "answers"), strict=True)
-            }
+            answers = dict(zip(_numbers(part.rows, "query"), cells(part.rows, "answers"), strict=True))
             return record(self._best_entities(part, logits), answers)
         groups = None
         if self.name == "multirc":
@@ -144,14 +130,14 @@ class SuperGlueData(TextClassificationData):
         if self.name == "record":
             lines = [dict(idx=query, label=entity) for query, entity in self._best_entities(part, logits).items()]
         elif self.name == "multirc":
-            lines = _nested_answers(rows, predicted)
+            lines = nested_answers(rows, predicted)
         else:
             shown = self.labels.shown(predicted)
             # The server's own spelling.
             shown = [name.lower() for name in shown] if self.name in ("boolq", "wic") else shown
             lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
-        known = part.test and set_name in self.task.files
-        return [_write_jsonl(folder / (self.task.files[set_name] if known else f"{stem}_predictions.jsonl"), lines)]
+        file = self.task.files.get(set_name) if part.test else None
+        return [_write_jsonl(folder / (file or f"{stem}_predictions.jsonl"), lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
         """By query, the entity whose logit of "True" stands out most from that of "False"."""
@@ -165,36 +151,14 @@ class SuperGlueData(TextClassificationData):
         return {query: entity for query, (_, entity) in best.items()}
 
 
-def _check_flags(data_args: TextClassificationArguments):
-    """Raises:
-    ValueError: --text_columns, which no task here has.
-    """
-    if data_args.text_columns:
-        raise ValueError(f"the columns of {data_args.task_name} are known: leave --text_columns out")
+class CopaData(MultipleChoiceData):
+    """COPA as a multiple choice, with the file for SuperGLUE's server."""
 
-
-class _CopaData:
-    """COPA as `read_multiple_choice` has it, with the file for SuperGLUE's server."""
-
-    def __init__(self, data: Any):
-        self.data = data
-        self.name, self.pipeline, self.auto_class, self.dataset = data.name, data.pipeline, data.auto_class, data.dataset
-        self.num_train, self.num_evaluation = data.num_train, data.num_evaluation
-        self.config_fields: Callable[[], dict[str, Any]] = data.config_fields
-
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        task = self.data.encode(tokenizer, config)
-        write = partial(_write_copa, [question["id"] for question in self.data.questions.get("test", ())])
-        return dataclasses.replace(
-            task, test={name: dataclasses.replace(one, write=write) for name, one in task.test.items()}
-        )
-
-
-def _write_copa(ids: Sequence[str], logits: Any, folder: Path, stem: str) -> list[Path]:
-    answers = masked_answers(logits, [2] * len(ids)).tolist()
-    numbers = [int(idx) if idx.isdecimal() else idx for idx in ids]
-    lines = [dict(idx=idx, label=label) for idx, label in zip(numbers, answers, strict=True)]
-    return [_write_jsonl(folder / "COPA.jsonl", lines)]
+    def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
+        if not stem.startswith("predict"):
+            return super().write(answers, folder, stem)
+        lines = [dict(idx=int(idx) if idx.isdecimal() else idx, label=label) for idx, label in answers.items()]
+        return [_write_jsonl(folder / "COPA.jsonl", lines)]
 
 
 # ------- texts of the tasks, from the Hub's rows
@@ -208,89 +172,82 @@ def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Data
     return Dataset.from_dict({**kept, **columns})
 
 
-def _check_texts(rows: "Dataset", columns: Sequence[str], what: str):
-    check_columns(rows, columns, source=what)
+def _check_texts(rows: "Dataset", columns: Sequence[str], source: str):
+    check_columns(rows, columns, source=source)
     for column in columns:
-        check_cells(rows, column, str, source=what)
+        check_cells(rows, column, str, source=source)
 
 
-def _multirc(rows: "Dataset", what: str) -> "Dataset":
-    _check_texts(rows, ["paragraph", "question", "answer"], what)
-    pairs = [f"{question} {answer}" for question, answer in zip(cells(rows, "question"), cells(rows, "answer"), strict=True)]
-    columns = {"paragraph": cells(rows, "paragraph"), "question_and_answer": pairs}
+def _multirc(rows: "Dataset", source: str) -> "Dataset":
+    _check_texts(rows, ["paragraph", "question", "answer"], source)
+    paragraphs, questions, answers = (cells(rows, column) for column in ("paragraph", "question", "answer"))
+    columns = {"paragraph": paragraphs}
+    columns["question_and_answer"] = [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
     if "idx" in rows.column_names:
-        check_cells(rows, "idx", dict, source=what)
-        for part in ("paragraph", "question", "answer"):
-            columns[f"{part}_number"] = [
-                _part_of(idx, part, row, what) for row, idx in enumerate(cells(rows, "idx"), start=1)
-            ]
+        check_cells(rows, "idx", dict, source=source)
+        for name in ("paragraph", "question", "answer"):
+            columns[f"{name}_number"] = [idx.get(name) for idx in cells(rows, "idx")]
+            for row, idx in enumerate(cells(rows, "idx"), start=1):
+                if not isinstance(idx.get(name), int):
+                    raise ValueError(
+                        f"row {row} of {source} has the idx {idx!r}, expected the numbers of paragraph, question and answer"
+                    )
     else:
-        paragraphs, questions = {}, {}
-        columns["paragraph_number"] = [paragraphs.setdefault(text, len(paragraphs)) for text in cells(rows, "paragraph")]
-        both = zip(cells(rows, "paragraph"), cells(rows, "question"), strict=True)
-        columns["question_number"] = [questions.setdefault(texts, len(questions)) for texts in both]
-        columns["answer_number"] = list(range(len(rows)))
+        texts = {"paragraph": paragraphs, "question": [*zip(paragraphs, questions, strict=True)], "answer": range(len(rows))}
+        for name, values in texts.items():
+            numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+            columns[f"{name}_number"] = [numbers[value] for value in values]
     return _with_labels(rows, columns)
 
 
-def _part_of(idx: Mapping[str, Any], part: str, row: int, what: str) -> int:
-    number = idx.get(part)
-    if not isinstance(number, int):
-        raise ValueError(f"row {row} of {what} has the idx {idx!r}, expected the numbers of paragraph, question and answer")
-    return number
-
-
-def _record(rows: "Dataset", what: str) -> "Dataset":
+def _record(rows: "Dataset", source: str) -> "Dataset":
     from datasets import Dataset
 
-    _check_texts(rows, ["passage", "query"], what)
-    check_columns(rows, ["entities"], source=what)
-    check_cells(rows, "entities", list, source=what)
-    answered = (
-        [bool(answers) for answers in cells(rows, "answers")] if "answers" in rows.column_names else [False] * len(rows)
-    )
+    _check_texts(rows, ["passage", "query"], source)
+    check_columns(rows, ["entities"], source=source)
+    check_cells(rows, "entities", list, source=source)
+    answered = [bool(row.get("answers")) for row in rows]
     if any(answered) and not all(answered):
         raise ValueError(
-            f"row {answered.index(False) + 1} of {what} has no answers; queries without any are for --test_file"
+            f"row {answered.index(False) + 1} of {source} has no answers; queries without any are for --test_file"
         )
-    made = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
+    examples = []
     for number, row in enumerate(rows):
         if BLANK not in row["query"]:
-            raise ValueError(f"row {number + 1} of {what} has no {BLANK} in its query: {row['query']!r}")
+            raise ValueError(f"row {number + 1} of {source} has no {BLANK} in its query: {row['query']!r}")
         if not row["entities"]:
-            raise ValueError(f"row {number + 1} of {what} has no entities to choose from")
+            raise ValueError(f"row {number + 1} of {source} has no entities to choose from")
         # Sentences added to the passage, as bullet points.
         passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
-        idx = row.get("idx")
-        query = idx["query"] if isinstance(idx, Mapping) else number
+        query = row["idx"]["query"] if isinstance(row.get("idx"), Mapping) else number
+        answers = row["answers"] if answered[number] else []
         for entity in dict.fromkeys(row["entities"]):
-            answers = row["answers"] if answered[number] else []
-            values = (passage, row["query"].replace(BLANK, entity), entity in answers if answers else None)
-            for name, value in zip(made, (*values, query, entity, answers), strict=True):
-                made[name].append(value)
-    return Dataset.from_dict(made)
+            texts = dict(passage=passage, filled_query=row["query"].replace(BLANK, entity))
+            label = entity in answers if answers else None
+            examples.append(dict(texts, label=label, query=query, entity=entity, answers=answers))
+    return Dataset.from_list(examples)
 
 
-def _wic(rows: "Dataset", what: str) -> "Dataset":
-    _check_texts(rows, ["word", "sentence1", "sentence2"], what)
-    named = [f"{word}: {sentence}" for word, sentence in zip(cells(rows, "word"), cells(rows, "sentence1"), strict=True)]
-    return _with_labels(rows, {"word_and_sentence1": named, "sentence2": cells(rows, "sentence2")})
+def _wic(rows: "Dataset", source: str) -> "Dataset":
+    _check_texts(rows, ["word", "sentence1", "sentence2"], source)
+    texts = [f"{word}: {sentence}" for word, sentence in zip(cells(rows, "word"), cells(rows, "sentence1"), strict=True)]
+    return _with_labels(rows, {"word_and_sentence1": texts, "sentence2": cells(rows, "sentence2")})
 
 
-def _wsc(rows: "Dataset", what: str) -> "Dataset":
-    _check_texts(rows, ["text", "span1_text", "span2_text"], what)
-    check_columns(rows, ["span1_index", "span2_index"], source=what)
+def _wsc(rows: "Dataset", source: str) -> "Dataset":
+    _check_texts(rows, ["text", "span1_text", "span2_text"], source)
+    check_columns(rows, ["span1_index", "span2_index"], source=source)
     for column in ("span1_index", "span2_index"):
         rows = as_numbers(rows, column)
-        check_cells(rows, column, int, source=what)
+        check_cells(rows, column, int, source=source)
     marked = []
     for number, row in enumerate(rows, start=1):
         spans = [(row[f"span{n}_index"], row[f"span{n}_text"], mark) for n, mark in ((1, "#"), (2, "*"))]
-        marked.append(mark_spans(row["text"], spans, where=f"row {number} of {what}"))
+        marked.append(mark_spans(row["text"], spans, place=f"row {number} of {source}"))
     return _with_labels(rows, {"marked_text": marked})
 
 
-def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, where: str = "the text") -> str:
+def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str = "the text") -> str:
     """A text with marks around some of its words: "Mary saw # Ann # ; * she * waved".
 
     Args:
@@ -301,19 +258,19 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, where: str =
     """
     words = text.split()
     before, after = ([[] for _ in words] for _ in range(2))
-    plain = [_plain(word) for word in words]
+    plain = [plain_word(word) for word in words]
     for index, span, mark in spans:
-        wanted = [_plain(word) for word in span.split()]
-        places = [n for n in range(len(words) - len(wanted) + 1) if plain[n : n + len(wanted)] == wanted]
-        if not places or not wanted:
-            raise ValueError(f"{where} does not have the words {span!r}: {text!r}")
-        start = min(places, key=lambda place: abs(place - index))
+        target = [plain_word(word) for word in span.split()]
+        places = [n for n in range(len(words) - len(target) + 1) if plain[n : n + len(target)] == target]
+        if not places or not target:
+            raise ValueError(f"{place} does not have the words {span!r}: {text!r}")
+        start = min(places, key=lambda number: abs(number - index))
         before[start].append(mark)
-        after[start + len(wanted) - 1].insert(0, mark)
+        after[start + len(target) - 1].insert(0, mark)
     return " ".join(" ".join([*first, word, *last]) for first, word, last in zip(before, words, after, strict=True))
 
 
-def _plain(word: str) -> str:
+def plain_word(word: str) -> str:
     """For comparison: spans are written without the punctuation and the 's of the text, and in another case."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
@@ -363,11 +320,11 @@ def _numbers(rows: "Dataset", column: str) -> list[int]:
     return cells(as_numbers(rows, column), column) if column in rows.column_names else list(range(len(rows)))
 
 
-def _nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:
+def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:
     """MultiRC: paragraphs of questions of answers."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
-    parts = (_numbers(rows, f"{part}_number") for part in ("paragraph", "question", "answer"))
-    for paragraph, question, answer, label in zip(*parts, predicted.tolist(), strict=True):
+    numbers = (_numbers(rows, f"{name}_number") for name in ("paragraph", "question", "answer"))
+    for paragraph, question, answer, label in zip(*numbers, predicted.tolist(), strict=True):
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))
     return [
         dict(idx=paragraph, passage=dict(questions=[dict(idx=idx, answers=answers) for idx, answers in questions.items()]))

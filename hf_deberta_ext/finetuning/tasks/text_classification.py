@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,15 @@ from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
+from .splits import SPLITS
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
+__all__ = [
+    "Part", "TextClassificationArguments", "TextClassificationData", "refuse_label_flags", "tokenise_texts",
+]  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
@@ -40,8 +43,6 @@ METRICS = {
     MULTI: ("micro_f1",),
     REGRESSION: ("pearson", "spearmanr"),
 }
-# The Hub's names of the splits of data sets that are no known task.
-SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
 
 
 @dataclass
@@ -97,14 +98,14 @@ class Part:
     Args:
         rows (`Dataset`): the text columns among others.
         cells (`list`, *optional*): labels as they stand in the data; None for a test set without any.
-        what (`str`): where it is from, for messages.
+        source (`str`): where it is from, for messages.
         examples (`int`): how many examples the rows are.
         test (`bool`): labels are not needed.
     """
 
     rows: "Dataset"
     cells: list | None
-    what: str
+    source: str
     examples: int
     test: bool = False
 
@@ -130,22 +131,29 @@ class TextClassificationData:
         self.data_args = data_args
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
-        self.dataset, tables = self._read()
-        tables = {key: (self.flat(rows, what), what) for key, (rows, what) in tables.items()}
+        self.dataset, tables = self.read_tables()
+        tables = {key: (self.flat(rows, source), source) for key, (rows, source) in tables.items()}
 
         # 1. Labels, which the whole of the data has to say
-        self.labels = self._labels(tables)
+        self.labels = self.labels_of(tables)
         # 2. Texts, and the labels of each set
-        self.text_columns = self._text_columns(tables)
+        self.text_columns = self.text_columns_of(*next(iter(tables.values())))
         self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
-        for (kind, name), (rows, what) in tables.items():
-            self.parts[kind][name] = self._part(first(rows, data_args.limits[kind]), what, test=kind == "test")
-        self._check_labels()
+        for (kind, name), (rows, source) in tables.items():
+            rows, column = self.examples(first(rows, data_args.limits[kind]), source), data_args.label_column
+            values = None
+            if column in rows.column_names or kind != "test":
+                check_columns(rows, [column], source=source, flag="--label_column")
+                values, _ = label_cells(rows, column)
+            self.parts[kind][name] = part = Part(rows, values, source, self.count(rows), kind == "test")
+            encoded = self.encoded_labels(part)
+            if kind == "train" and self.labels.problem_type != MULTI and len({*encoded}) < 2:
+                raise ValueError(f"{source} has the one label {values[0]!r}: there is nothing to learn")
         self.num_train, self.num_evaluation = (
             sum(part.examples for part in self.parts[kind].values()) for kind in ("train", "validation")
         )
 
-    # ------- what families of tasks may have of their own
+    # ------- for subclasses
 
     def known_task(self) -> KnownTask | None:
         """The task that --task_name names, or None for a user's own data."""
@@ -158,7 +166,7 @@ class TextClassificationData:
             if any(languages) or local or data_args.dataset_name:
                 evaluated = data_args.eval_languages or [data_args.language or data_args.train_language or "en"]
                 train = data_args.train_language or data_args.language or "en"
-                return xnli_task(train, evaluated, named=bool(data_args.eval_languages))
+                return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
             raise ValueError("which language of XNLI? Give --language, or --train_language en --eval_languages de fr ...")
         if any(languages):
             raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
@@ -168,7 +176,7 @@ class TextClassificationData:
             )
         return GLUE.get(name)
 
-    def flat(self, rows: "Dataset", what: str) -> "Dataset":
+    def flat(self, rows: "Dataset", source: str) -> "Dataset":
         """Rows of one example each, for data whose files nest them.
 
         Raises:
@@ -176,25 +184,25 @@ class TextClassificationData:
         """
         return rows
 
-    def examples(self, rows: "Dataset", what: str) -> "Dataset":
+    def examples(self, rows: "Dataset", source: str) -> "Dataset":
         """The rows with the text columns; those of a known task may have to be made of others.
 
         Raises:
             ValueError: a column is missing, or a cell is no text.
         """
-        check_columns(rows, self.text_columns, source=what, flag="--text_columns")
+        check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
-            check_cells(rows, column, str, source=what)
+            check_cells(rows, column, str, source=source)
             # No error: QQP has such questions.
             empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
             if empty:
                 logger.warning(
-                    f"{what}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
+                    f"{source}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
                 )
         return rows
 
     def count(self, rows: "Dataset") -> int:
-        """How many examples the result of `examples` is."""
+        """Number of examples in the result of `examples`."""
         return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
@@ -207,24 +215,30 @@ class TextClassificationData:
         predicted = self.labels.predicted(logits)
         if part.test and self.task is not None and set_name in self.task.files:
             return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
-        return [write_index_tsv(folder / f"{stem}_results.tsv", [*map(_text, self.labels.shown(predicted))])]
+        shown = self.labels.shown(predicted)
+        if self.labels.problem_type != SINGLE:
+            shown = [", ".join(value) if isinstance(value, list) else f"{value:.6g}" for value in shown]
+        return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
     # ------- reading
 
-    def _read(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
-        """What the data is called, and (rows, where from) by (train | validation | test, name of the set)."""
-        data_args, task = self.data_args, self.task
+    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
+        """The name of the data, and (rows, source) by (train | validation | test, name of the set).
+
+        Raises:
+            ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
+        """
+        data_args, task, tables = self.data_args, self.task, {}
         files = {"train": {"": data_args.train_file} if data_args.train_file else {}}
         for kind in ("validation", "test"):
             files[kind] = named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind])
         if any(files.values()):
             if data_args.dataset_name:
                 raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
-            tables = {}
             for kind, sets in files.items():
                 for name, paths in sets.items():
-                    what = FLAGS[kind] + (f" {name}" if name else "")
-                    tables[kind, name] = (read_files(paths, source=what), what)
+                    source = " ".join(filter(None, (FLAGS[kind], name)))
+                    tables[kind, name] = (read_files(paths, source=source), source)
             return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
 
         hub = data_args.dataset_name or (task and task.dataset)
@@ -234,38 +248,35 @@ class TextClassificationData:
                 "--validation_file and --test_file"
             )
         # (kind, set) -> configuration and names of the split on the Hub.
-        if task is None:
-            config = data_args.dataset_config_name
-            wanted = {(kind, ""): (config, names) for kind, names in SPLITS.items()}
-        else:
-            wanted = {("train", ""): task.train} if task.train else {}
-            wanted |= {("validation", name): split for name, split in task.evaluation.items()}
-            wanted |= {("test", name): split for name, split in task.test.items()}
-            own = data_args.dataset_name is not None or data_args.dataset_config_name is not None
-            wanted = {
-                key: (data_args.dataset_config_name if own else config, (split,)) for key, (config, split) in wanted.items()
-            }
-        tables = {}
-        for config in dict.fromkeys(config for config, _ in wanted.values()):
-            splits = {key: names for key, (of, names) in wanted.items() if of == config}
-            for key, rows in read_hub(hub, config, splits, data_args).items():
-                tables[key] = (rows, f"{' of '.join(filter(None, (key[0], key[1])))} of {hub}")
-        return hub, {key: tables[key] for key in wanted if key in tables}
+        splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
+        if task is not None:
+            sets = {"train": {"": task.train} if task.train else {}, "validation": task.evaluation, "test": task.test}
+            splits = {(kind, name): (config, (split,)) for kind in sets for name, (config, split) in sets[kind].items()}
+        if data_args.dataset_name or data_args.dataset_config_name:
+            splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
+        for config in {config: None for config, _ in splits.values()}:
+            names = {key: names for key, (of, names) in splits.items() if of == config}
+            for (kind, name), rows in read_hub(hub, config, names, data_args).items():
+                tables[kind, name] = (rows, f"{' of '.join(filter(None, (kind, name)))} of {hub}")
+        return hub, {key: tables[key] for key in splits if key in tables}
 
-    def _labels(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
+    def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
+        """The labels of a known task, or those of the data; None where there are none.
+
+        Raises:
+            ValueError: flags name labels that are known; a set has no label column; as `find_labels`.
+        """
         data_args, column = self.data_args, self.data_args.label_column
         if self.task is not None:
-            given = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
-            if given:
-                raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(given)} out")
+            refuse_label_flags(data_args)
             kind = SINGLE if self.task.labels else REGRESSION
             return Labels(kind, self.task.labels, source=data_args.task_name)
         columns, names = {}, None
-        for (kind, _), (rows, what) in tables.items():
+        for (kind, _), (rows, source) in tables.items():
             if kind != "test" or column in rows.column_names:
-                check_columns(rows, [column], source=what, flag="--label_column")
-                columns[what], theirs = label_cells(rows, column)
-                names = names or theirs
+                check_columns(rows, [column], source=source, flag="--label_column")
+                columns[source], class_names = label_cells(rows, column)
+                names = names or class_names
         return find_labels(
             columns,
             trained=("train", "") in tables,
@@ -274,49 +285,38 @@ class TextClassificationData:
             problem_type=data_args.problem_type,
         )
 
-    def _text_columns(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> tuple[str, ...]:
-        if self.data_args.text_columns:
-            return tuple(self.data_args.text_columns)
-        if self.task is not None:
-            return self.task.text_columns
-        rows, what = next(iter(tables.values()))
+    def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
+        """The columns that flags or the task name, or the first of `TEXT_COLUMNS` that are there.
+
+        Raises:
+            ValueError: there are none of these.
+        """
+        if self.data_args.text_columns or self.task is not None:
+            return tuple(self.data_args.text_columns or self.task.text_columns)
         for columns in TEXT_COLUMNS:
             if {*columns} <= {*rows.column_names} - {self.data_args.label_column}:
                 return columns
         raise ValueError(
-            f"which columns of {what} are texts? Give one, or two of a pair, with --text_columns; it has "
+            f"which columns of {source} are texts? Give one, or two of a pair, with --text_columns; it has "
             f"{', '.join(map(repr, rows.column_names))}"
         )
 
-    def _part(self, rows: "Dataset", what: str, *, test: bool) -> Part:
-        column, rows = self.data_args.label_column, self.examples(rows, what)
-        found = None
-        if column in rows.column_names or not test:
-            check_columns(rows, [column], source=what, flag="--label_column")
-            found, _ = label_cells(rows, column)
-        return Part(rows, found, what, self.count(rows), test)
+    def encoded_labels(self, part: Part) -> list | None:
+        """Labels of a set in the order of the data; None for a test set without any.
 
-    def _check_labels(self):
-        """Raises:
-        ValueError: a label is wrong, or the training set has one only.
+        Raises:
+            ValueError: there are none, or one is wrong.
         """
-        for kind, parts in self.parts.items():
-            for part in parts.values():
-                encoded = self._encoded_labels(part)
-                if kind == "train" and self.labels.problem_type != MULTI and len({*encoded}) < 2:
-                    raise ValueError(f"{part.what} has the one label {part.cells[0]!r}: there is nothing to learn")
-
-    def _encoded_labels(self, part: Part) -> list | None:
         if part.cells is None or (self.labels is None and part.test):
             return None
         if self.labels is None:
-            raise ValueError(f"{part.what} has no labels: give a test file as --test_file")
-        return self.labels.encode(part.cells, what=part.what, test=part.test)
+            raise ValueError(f"{part.source} has no labels: give a test file as --test_file")
+        return self.labels.encode(part.cells, source=part.source, test=part.test)
 
     # ------- for a model
 
     def use_label_order(self, label2id: Mapping[str, int] | None):
-        """Takes over the order of a checkpoint that knows the same labels.
+        """Take over the order of a checkpoint that knows the same labels.
 
         Raises:
             ValueError: nothing is trained on, and the checkpoint does not know the labels of the data.
@@ -339,47 +339,44 @@ class TextClassificationData:
             self.labels = Labels.of_config(config)
         default = 128 if self.task is None else self.task.max_seq_length
         length = longest_input(tokenizer, config, self.data_args.max_seq_length, default)
-        encoded = partial(self._encoded_rows, tokenizer=tokenizer, length=length)
-        train = self.parts["train"].get("")
+        options = dict(tokenizer=tokenizer, length=length)
+        # The first set says which checkpoint is best: "", or the language of the training.
+        trained = self.task.train[0] if self.task is not None and self.task.train else None
+        sets = {kind: {} for kind in self.parts}
+        for kind in self.parts:
+            for name in sorted(self.parts[kind], key=lambda name: (name != "", name != trained)):
+                part = self.parts[kind][name]
+                rows = self.encoded_rows(part, **options)
+                sets[kind][name] = rows if kind == "train" else self.evaluation_set(part, name, rows)
         return EncodedTask(
-            train=None if train is None else encoded(train),
-            evaluation={name: self._set(part, name, encoded) for name, part in self._main_first().items()},
-            test={name: self._set(part, name, encoded) for name, part in self.parts["test"].items()},
+            train=sets["train"].get(""),
+            evaluation=sets["validation"],
+            test=sets["test"],
             collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=self.data_args.pad_to_multiple_of),
             metric=METRICS[self.labels.problem_type][0] if self.task is None else self.task.metric,
         )
 
-    def _main_first(self) -> dict[str, Part]:
-        """The evaluation sets, and first the one that says which checkpoint is best: "", or the language of the training."""
-        trained = self.task.train[0] if self.task is not None and self.task.train else None
-        sets = self.parts["validation"]
-        return {name: sets[name] for name in sorted(sets, key=lambda name: (name != "", name != trained))}
-
-    def _encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+    def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+        """Features of a set, with a warning of rows that are longer than `length`."""
         texts = part.rows.select_columns([*self.text_columns])
+        pad = self.data_args.pad_to_max_length
         rows = texts.map(
-            partial(
-                _tokenise,
-                tokenizer=tokenizer,
-                columns=self.text_columns,
-                length=length,
-                pad=self.data_args.pad_to_max_length,
-            ),
+            partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length, pad=pad),
             batched=True,
             num_proc=self.data_args.preprocessing_num_workers,
             remove_columns=texts.column_names,
-            desc=f"Tokenizing {part.what}",
+            desc=f"Tokenizing {part.source}",
         )
         if cut := sum(cells(rows, "cut")):
             logger.warning(
-                f"{part.what}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
+                f"{part.source}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
             )
         rows = rows.remove_columns("cut")
-        labels = self._encoded_labels(part)
+        labels = self.encoded_labels(part)
         return rows if labels is None else rows.add_column("labels", self.labels.for_model(labels))
 
-    def _set(self, part: Part, name: str, encoded: Callable[[Part], "Dataset"]) -> EvaluationSet:
-        rows = encoded(part)
+    def evaluation_set(self, part: Part, name: str, rows: "Dataset") -> EvaluationSet:
+        """`rows` are the features of the set `part`, which is called `name`."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
             return self.scores(part, np.asarray(logits), self.labels.from_model(labels))
@@ -390,21 +387,21 @@ class TextClassificationData:
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, part.examples)
 
 
-def _tokenise(
-    batch: Mapping[str, list[str]],
-    *,
-    tokenizer: "PreTrainedTokenizerBase",
-    columns: Sequence[str],
-    length: int,
-    pad: bool,
+def tokenise_texts(
+    batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int, pad: bool
 ) -> dict[str, list]:
+    """Features of texts or pairs; "cut" is True for those that are longer than `length`."""
     texts = [list(batch[column]) for column in columns]
     encoded = tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if pad else False)
-    cut = [bool(one.overflowing) for one in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
+    cut = [bool(row.overflowing) for row in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
     return {**encoded, "cut": cut}
 
 
-def _text(prediction: Any) -> str:
-    if isinstance(prediction, list):
-        return ", ".join(prediction)
-    return f"{prediction:.6g}" if isinstance(prediction, float) else prediction
+def refuse_label_flags(data_args: TextClassificationArguments):
+    """
+    Raises:
+        ValueError: flags name the labels, or their kind, of a task that has its own.
+    """
+    flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
+    if flags:
+        raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")

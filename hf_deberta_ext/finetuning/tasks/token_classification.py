@@ -6,23 +6,38 @@ drops its characters or because the sentence is cut before it, is predicted as "
 over all words of all sentences.
 """
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 from transformers.utils import logging
 
+from ...data.files import FLAGS, read_files
 from ...training.flags import option
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
+from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet
 from .entity_metrics import entity_scores
-from .labelled_words import HUB, OUTSIDE, Sentences, are_entities, read_sentences, sorted_labels
+from .labelled_words import (
+    CONLL_ENDINGS,
+    OUTSIDE,
+    Sentences,
+    are_entities,
+    joined,
+    read_conll,
+    sorted_labels,
+    word_rows,
+)  # fmt: skip
+from .labels import check_logits, label_cells
+from .splits import HubData, read_splits
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,6 +51,11 @@ __all__ = [
 
 logger = logging.get_logger(__name__)
 
+# The first branch of each holds a script, which datasets no longer runs.
+HUB = {
+    "conll2003": HubData("eriktks/conll2003", revision="refs/convert/parquet"),
+    "wnut17": HubData("leondz/wnut_17", revision="refs/convert/parquet"),
+}
 ABSENT = -100
 
 
@@ -56,50 +76,46 @@ class TokenClassificationArguments(DataArguments):
 
 
 def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
-    """Lets a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
+    """Let a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
 
     Nothing happens where the tokenizer is of another kind, or does so. The setting is saved with the tokenizer, so that the
     model reads texts as it was trained.
     """
     outer = tokenizer.backend_tokenizer.pre_tokenizer
-    parts = list(outer) if type(outer).__name__ == "Sequence" else [outer]
-    for part in parts:
-        if type(part).__name__ == "ByteLevel" and not part.add_prefix_space:
-            part.add_prefix_space = True
+    for inner in list(outer) if type(outer).__name__ == "Sequence" else [outer]:
+        if type(inner).__name__ == "ByteLevel" and not inner.add_prefix_space:
+            inner.add_prefix_space = True
             # Classes that rebuild themselves when they are loaded save it from here.
             if hasattr(tokenizer, "add_prefix_space"):
                 tokenizer.add_prefix_space = True
 
 
-def _encode_words(
-    batch: Mapping[str, list], tokenizer: "PreTrainedTokenizerBase", max_length: int, all_tokens: Mapping[int, int] | None
+def encode_words(
+    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, inside: Mapping[int, int] | None
 ) -> dict[str, list]:
     """Features, and `word_tokens`: the position of the first token of each word, -1 for a word that no token stands for.
 
     Args:
-        all_tokens (`dict[int, int]`, *optional*): label of a word's first token -> that of its other ones; None = -100.
+        inside (`dict[int, int]`, *optional*): label of a word's first token -> that of its other ones; None = -100.
     """
     encoding = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=max_length)
-    features = {name: list(values) for name, values in encoding.items()}
-    features["word_tokens"] = []
-    labels = []
+    features = {name: list(values) for name, values in encoding.items()} | {"word_tokens": []}
+    if "label_ids" in batch:
+        features["labels"] = []
     for number, words in enumerate(batch["words"]):
-        positions = [-1] * len(words)
         word_ids = encoding.word_ids(number)
-        for position, word in enumerate(word_ids):
-            if word is not None and positions[word] < 0:
+        positions = [-1] * len(words)
+        for position, word in reversed([*enumerate(word_ids)]):
+            if word is not None:
                 positions[word] = position
         features["word_tokens"].append(positions)
         if "label_ids" in batch:
-            of = batch["label_ids"][number]
-            others = {label: ABSENT for label in of} if all_tokens is None else all_tokens
-            row = [ABSENT if word is None else others[of[word]] for word in word_ids]
-            for position, label in zip(positions, of, strict=True):
+            labels = batch["label_ids"][number]
+            row = [ABSENT if word is None or inside is None else inside[labels[word]] for word in word_ids]
+            for position, label in zip(positions, labels, strict=True):
                 if position >= 0:
                     row[position] = label
-            labels.append(row)
-    if labels:
-        features["labels"] = labels
+            features["labels"].append(row)
     return features
 
 
@@ -113,21 +129,15 @@ class TokenClassificationCollator:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, length: int | None = None, multiple: int | None = None):
-        self.length, self.multiple = length, multiple
-        self.fill = {name: 0 for name in tokenizer.model_input_names} | {
-            "input_ids": tokenizer.pad_token_id,
-            "token_type_ids": tokenizer.pad_token_type_id,
-            "labels": ABSENT,
-        }
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.padding_side = "right"
+        self.names = {*tokenizer.model_input_names, "labels"}
+        self.pad = DataCollatorForTokenClassification(
+            tokenizer, padding="max_length" if length else True, max_length=length, pad_to_multiple_of=multiple
+        )
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        N = max(self.length or 0, *(len(row["input_ids"]) for row in rows))
-        N += -N % (self.multiple or 1)
-        return {
-            name: torch.tensor([row[name] + [fill] * (N - len(row[name])) for row in rows])
-            for name, fill in self.fill.items()
-            if name in rows[0]
-        }
+        return dict(self.pad([{name: row[name] for name in row if name in self.names} for row in rows]))
 
 
 # ------- the task
@@ -153,18 +163,40 @@ class TokenClassificationData:
     needs_prefix_space = True
 
     def __init__(self, data_args: TokenClassificationArguments, model_args: "ModelArguments | None" = None):
-        if data_args.task_name is not None and data_args.task_name not in HUB:
-            raise ValueError(f"--task_name {data_args.task_name} is not known; there are {', '.join(HUB)}")
         self.data_args, self.name = data_args, data_args.task_name or self.pipeline
-        self.sets, self.dataset, names = read_sentences(data_args)
+        columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
+
+        def from_file(file, split):
+            flag, labelled = FLAGS[split], split != "test"
+            if not file.name.lower().endswith(CONLL_ENDINGS):
+                rows = read_files([file], source=flag)
+                return word_rows(rows, *columns, source=f"{flag} {file.name}", names=names, labelled=labelled)
+            sentences = read_conll(file, source=flag)
+            if labelled and sentences.tags is None:
+                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+            return sentences
+
+        def from_hub(rows, place, split):
+            nonlocal names
+            if columns[1] in rows.column_names:
+                names = label_cells(rows, columns[1])[1] or names
+            return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
+
+        parts, self.dataset = read_splits(data_args, HUB, from_file, from_hub)
+        self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in parts.items()}
         train = self.sets.get("train")
         labelled = [sentences for sentences in self.sets.values() if sentences.tags is not None]
         # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
-        known = names or {
-            label for sentences in ([train] if train else labelled) for tags in sentences.tags for label in tags
-        }
-        self.labels = sorted_labels(known)
-        self._check_labels()
+        self.labels = sorted_labels(
+            names or (label for sentences in ([train] if train else labelled) for tags in sentences.tags for label in tags)
+        )
+        for split, sentences in self.sets.items():
+            for number, tags in enumerate(sentences.tags or (), start=1):
+                if unseen := [label for label in tags if label not in self.labels]:
+                    raise ValueError(
+                        f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those "
+                        f"to train on: {', '.join(self.labels)}"
+                    )
         self.entities = are_entities(self.labels)
         if data_args.return_entity_level_metrics and not self.entities:
             raise ValueError(
@@ -176,16 +208,6 @@ class TokenClassificationData:
             for split, part in self.sets.items()
         }
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
-
-    def _check_labels(self):
-        for split, sentences in self.sets.items():
-            for number, tags in enumerate(sentences.tags or (), start=1):
-                unseen = [label for label in tags if label not in self.labels]
-                if unseen:
-                    raise ValueError(
-                        f"row {number} of {_shown(split)} has the label {unseen[0]!r}, which is none of those to train "
-                        f"on: {', '.join(self.labels)}"
-                    )
 
     def use_label_order(self, label2id: Mapping[str, int]):
         """Takes the order of a checkpoint that knows these labels; without data to train on also one that knows more.
@@ -226,40 +248,35 @@ class TokenClassificationData:
         take_prefix_space(tokenizer)
         arguments = self.data_args
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
-        encoded = {split: self._encode(split, tokenizer, max_length) for split in self.sets}
-        sets = {
-            split: {"": self._evaluation_set(encoded[split], self.sets[split])} if split in encoded else {}
-            for split in ("validation", "test")
-        }
-        train = encoded.get("train")
-        if train is not None:
-            # A batch of nothing to learn has no mean loss.
-            taught = [number for number, labels in enumerate(train["labels"]) if {*labels} - {ABSENT}]
-            train = train if len(taught) == len(train) else train.select(taught)
-        return EncodedTask(
-            train=train,
-            evaluation=sets["validation"],
-            test=sets["test"],
-            collator=TokenClassificationCollator(
-                tokenizer,
-                length=max_length if arguments.pad_to_max_length else None,
-                multiple=arguments.pad_to_multiple_of,
-            ),
-            metric="f1" if self.entities else "accuracy",
+        sets = {}
+        for split, sentences in self.sets.items():
+            rows = self.encoded_rows(split, tokenizer, max_length)
+            if split == "train":
+                # A batch of nothing to learn has no mean loss.
+                taught = [number for number, labels in enumerate(rows["labels"]) if {*labels} - {ABSENT}]
+                sets[split] = rows if len(taught) == len(rows) else rows.select(taught)
+            else:
+                sets[split] = self.evaluation_set(rows, sentences)
+        collator = TokenClassificationCollator(
+            tokenizer,
+            length=max_length if arguments.pad_to_max_length else None,
+            multiple=arguments.pad_to_multiple_of,
         )
+        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
 
-    def _encode(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
+    def encoded_rows(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
+        """Features of a set, with a warning of words that no token stands for."""
         from datasets import Dataset
 
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
         columns: dict[str, list] = {"words": sentences.words}
         if sentences.tags is not None:
             columns["label_ids"] = [[ids[label] for label in tags] for tags in sentences.tags]
-        all_tokens = None
+        inside = None
         if self.data_args.label_all_tokens:
-            all_tokens = {index: ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()}
+            inside = {index: ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()}
         rows = Dataset.from_dict(columns).map(
-            lambda batch: _encode_words(batch, tokenizer, max_length, all_tokens),
+            partial(encode_words, tokenizer=tokenizer, max_length=max_length, inside=inside),
             batched=True,
             remove_columns=list(columns),
             num_proc=self.data_args.preprocessing_num_workers,
@@ -268,22 +285,44 @@ class TokenClassificationData:
         lost = [positions.count(-1) for positions in rows["word_tokens"]]
         if any(lost):
             logger.warning(
-                f"{sum(lost):,} words in {sum(map(bool, lost)):,} sentences of {_shown(split)} have no token: they are cut "
-                f"off at --max_seq_length {max_length}, or of characters that the tokenizer drops. They count as {OUTSIDE!r}"
+                f"{sum(lost):,} words in {sum(map(bool, lost)):,} sentences of the data of {FLAGS[split]} have no token: "
+                f"they are cut off at --max_seq_length {max_length}, or of characters that the tokenizer drops. They count "
+                f"as {OUTSIDE!r}"
             )
         return rows
 
-    def _evaluation_set(self, rows: "Dataset", sentences: Sentences) -> EvaluationSet:
+    def evaluation_set(self, rows: "Dataset", sentences: Sentences) -> EvaluationSet:
+        """`rows` are the features of `sentences`."""
         positions = rows["word_tokens"][:]
 
+        def tags_of(logits: Any) -> list[list[str]]:
+            """A tag for each word of each sentence, from logits [n, N, C]."""
+            logits = check_logits(logits)
+            if logits.ndim != 3 or len(logits) != len(positions) or logits.shape[2] != len(self.labels):
+                raise ValueError(
+                    f"expected logits of {len(positions)} sentences for {len(self.labels)} labels, got {list(logits.shape)}"
+                )
+            return [
+                [self.labels[row[position]] if position >= 0 else OUTSIDE for position in tokens]
+                for row, tokens in zip(logits.argmax(-1), positions, strict=True)
+            ]
+
         def metrics(predictions, labels):
-            scores = entity_scores if self.entities else word_accuracy
-            return self._named(scores(self._tags(predictions, positions), sentences.tags))
+            predicted = tags_of(predictions)
+            if not self.entities:
+                return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(sentences.tags)])}
+            scores = entity_scores(predicted, sentences.tags)
+            by_type = {kind: scores.pop(kind) for kind in [*scores] if isinstance(scores[kind], Mapping)}
+            scores = {name.removeprefix("overall_"): value for name, value in scores.items()}
+            if self.data_args.return_entity_level_metrics:
+                for kind, values in by_type.items():
+                    scores |= {f"{kind}_{name}": values[name] for name in ("precision", "recall", "f1")}
+            return scores
 
         def write(predictions, folder, stem):
             file = Path(folder, f"{stem}_predictions.txt")
             with file.open("w", encoding="utf-8") as lines:
-                for words, tags in zip(sentences.words, self._tags(predictions, positions), strict=True):
+                for words, tags in zip(sentences.words, tags_of(predictions), strict=True):
                     # White space in a word would be read as the end of it.
                     for word, tag in zip(words, tags, strict=True):
                         lines.write(f"{'_'.join(word.split()) or '_'} {tag}\n")
@@ -291,35 +330,3 @@ class TokenClassificationData:
             return [file]
 
         return EvaluationSet(rows, None if sentences.tags is None else metrics, write, len(sentences))
-
-    def _tags(self, predictions: np.ndarray, positions: Sequence[Sequence[int]]) -> list[list[str]]:
-        """A tag for each word of each sentence, from logits [n, N, C]."""
-        predictions = np.asarray(predictions)
-        if predictions.ndim != 3 or len(predictions) != len(positions) or predictions.shape[2] != len(self.labels):
-            raise ValueError(
-                f"expected logits of {len(positions)} sentences for {len(self.labels)} labels, got {list(predictions.shape)}"
-            )
-        if np.isnan(predictions).any():
-            raise ValueError("some logits are NaN, of which none is the best: did training diverge?")
-        best = predictions.argmax(-1)
-        return [
-            [self.labels[row[position]] if position >= 0 else OUTSIDE for position in tokens]
-            for row, tokens in zip(best, positions, strict=True)
-        ]
-
-    def _named(self, scores: Mapping[str, Any]) -> dict[str, float]:
-        named = {name.removeprefix("overall_"): value for name, value in scores.items() if not isinstance(value, Mapping)}
-        if self.data_args.return_entity_level_metrics:
-            for kind, parts in scores.items():
-                if isinstance(parts, Mapping):
-                    named |= {f"{kind}_{name}": value for name, value in parts.items() if name != "number"}
-        return named
-
-
-def word_accuracy(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, float]:
-    right = [a == b for ours, theirs in zip(predicted, true, strict=True) for a, b in zip(ours, theirs, strict=True)]
-    return {"accuracy": sum(right) / len(right)}
-
-
-def _shown(split: str) -> str:
-    return f"the data of --{split}_file"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training, validation and test set of a task, read from the files that its flags name or from a data set of the Hub."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ...data.files import FLAGS, shown_files
+from ...data.hub import read_hub
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from ..arguments import DataArguments
+
+__all__ = ["SPLITS", "HubData", "read_splits"]
+
+T = TypeVar("T")
+
+# The Hub's names of the splits, of which the first is used that a data set has.
+SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
+
+
+class HubData(NamedTuple):
+    """A data set of the Hub, and its configuration and revision, where it needs one."""
+
+    name: str
+    config: str | None = None
+    revision: str | None = None
+
+
+def read_splits(
+    arguments: "DataArguments",
+    known: Mapping[str, HubData],
+    read_file: Callable[[Path, str], T],
+    read_rows: Callable[["Dataset", str, str], T],
+) -> tuple[dict[str, list[T]], str]:
+    """The sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
+
+    Args:
+        arguments (`DataArguments`): the flags.
+        known (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
+        read_file (`Callable`): (file, split) -> what the file holds.
+        read_rows (`Callable`): (rows of the Hub, their place for messages, split) -> what the rows hold.
+    Returns:
+        What was read by "train", "validation" and "test", in a list: one entry for each file.
+    Raises:
+        ValueError: --task_name is unknown; there are no data, or files and --dataset_name; as the two readers.
+    """
+    if arguments.task_name is not None and arguments.task_name not in known:
+        raise ValueError(f"--task_name {arguments.task_name} is not known; there are {', '.join(known)}")
+    files = {split: getattr(arguments, f"{split}_file") for split in SPLITS if getattr(arguments, f"{split}_file")}
+    if files:
+        if arguments.dataset_name:
+            raise ValueError(f"give --dataset_name {arguments.dataset_name} or files, not both")
+        sets = {split: [read_file(Path(path).expanduser(), split) for path in paths] for split, paths in files.items()}
+        return sets, shown_files(dict.fromkeys(path for paths in files.values() for path in paths))
+    name = arguments.dataset_name or arguments.task_name
+    if name is None:
+        raise ValueError(
+            f"there is no data: give --task_name ({', '.join(known)}), --dataset_name, or {', '.join(FLAGS.values())}"
+        )
+    name = known[name].name if name in known else name
+    task = known.get(arguments.task_name, HubData(name))
+    if arguments.dataset_name is None and arguments.data_revision is None:
+        arguments = replace(arguments, data_revision=task.revision)
+    loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, arguments)
+    return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
