@@ -24,6 +24,8 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
+pytestmark = pytest.mark.fuzz
+
 FIELDS = dict(
     vocab_size=24, hidden_size=8, num_attention_heads=2, num_hidden_layers=2, intermediate_size=5, position_buckets=8,
     max_position_embeddings=16,

@@ -10,6 +10,8 @@ from strategies import HEADS, batches, build, cases, configurations, joint_field
 
 from hf_deberta_ext import DebertaExtConfig
 
+pytestmark = pytest.mark.fuzz
+
 NAN, INF = float("nan"), float("inf")
 NO_INT = ["3", 2.5, None, [4], True, {}]
 # Wrong whatever the other fields are.

@@ -14,6 +14,8 @@ from strategies import CASES, HEADS, TOTAL, batches, build, cases, configuration
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
+pytestmark = pytest.mark.fuzz
+
 # Of models in float64, whose losses are computed in float32.
 TOLERANCE = 1e-5
 ONE_TOKEN = ("base", "masked-lm", "rtd", "token")
