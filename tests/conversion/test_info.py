@@ -255,21 +255,16 @@ def test_a_tokenizer_of_another_model_is_told(tiny_config, tmp_path):
     assert "a tokenizer that can be loaded" in " ".join(describe(str(tmp_path))["missing"])
 
 
-def test_model_code_that_is_not_there_is_told(tiny_config, tmp_path):
+def test_missing_and_changed_model_code_is_told(tiny_config, tmp_path):
     ours(tmp_path, tiny_config)
+    (tmp_path / "encoder.py").write_text((tmp_path / "encoder.py").read_text() + "# changed\n")
+    missing = describe(str(tmp_path))["missing"]
+    assert "the model code of this version of the package: encoder.py differ" in missing
     (tmp_path / "encoder.py").unlink()
     facts = describe(str(tmp_path))
     assert any(line.startswith("model code: encoder.py; it loads only where") for line in facts["missing"])
     assert not any("trust_remote_code" in line for line in facts["loading"])
     assert facts["problems"] == []
-
-
-def test_model_code_of_another_version_is_told(tiny_config, tmp_path):
-    ours(tmp_path, tiny_config)
-    with open(tmp_path / "encoder.py", "a") as file:
-        file.write("# changed\n")
-    missing = describe(str(tmp_path))["missing"]
-    assert "the model code of this version of the package: encoder.py differ" in missing
 
 
 def test_an_auto_map_that_is_not_whole_is_told(tiny_config, tmp_path):
@@ -351,27 +346,20 @@ def test_tensors_that_the_index_names_are_looked_for(tmp_path):
     assert describe(str(folder))["problems"][0].startswith("the weight_map of ")
 
 
-@pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_safetensors_file_that_is_cut_off_is_told_from_its_header(keep, tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"), "model.safetensors")
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:keep])
-    assert "model.safetensors is truncated" in describe(str(folder))["problems"][0]
-
-
-@pytest.mark.parametrize("keep", [10, 3000])
-def test_a_bin_file_that_is_cut_off_is_told(keep, tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"))
-    file = folder / "pytorch_model.bin"
-    file.write_bytes(file.read_bytes()[:keep])
-    problem = describe(str(folder))["problems"][0]
-    assert re.search(r"pytorch_model\.bin is (truncated or )?damaged", problem)
-
-
-def test_a_git_lfs_pointer_is_told(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"))
-    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    assert "pytorch_model.bin is a Git LFS pointer" in describe(str(folder))["problems"][0]
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("model.safetensors", lambda data: data[:100], "model.safetensors is truncated"),
+        ("pytorch_model.bin", lambda data: data[:10], r"pytorch_model\.bin is (truncated or )?damaged"),
+        ("pytorch_model.bin", lambda data: data[:3000], r"pytorch_model\.bin is (truncated or )?damaged"),
+        ("pytorch_model.bin", lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+    ],
+    ids=["safetensors", "bin, 10 bytes", "bin, 3000 bytes", "pointer"],
+)
+def test_damaged_weights_are_a_problem(file, damage, message, tmp_path):
+    path = write(tmp_path, "v3", microsoft("v3"), file) / file
+    path.write_bytes(damage(path.read_bytes()))
+    assert re.search(message, describe(str(tmp_path))["problems"][0])
 
 
 class Evil:
@@ -396,19 +384,21 @@ def test_parameters_that_are_not_in_the_file_are_told(tmp_path):
     assert problems == ["parameters that are not in the file: deberta.encoder.layer.1.output.dense.weight and 1 more"]
 
 
-def test_weights_of_another_shape_than_the_configuration_are_told(tmp_path):
-    problems = describe(str(write(tmp_path, "v3", microsoft("v3"), vocab_size=70)))["problems"]
-    assert problems == ["deberta.embeddings.word_embeddings.weight has shape [64, 32], but config.json makes it [70, 32]"]
-
-
-def test_weights_of_something_else_are_told(tmp_path):
-    problems = describe(str(write(tmp_path, "v3", {"a.weight": torch.zeros(2)})))["problems"]
-    assert problems == ["no tensor belongs in a DeBERTa; the keys are like a.weight"]
-
-
-def test_a_configuration_that_is_refused_is_told(tmp_path):
-    problems = describe(str(write(tmp_path, "v3", microsoft("v3"), num_attention_heads=5)))["problems"]
-    assert problems[0].startswith("config.json: ") and "num_attention_heads = 5" in problems[0]
+@pytest.mark.parametrize(
+    ("weights", "fields", "problem"),
+    [
+        (
+            microsoft("v3"),
+            dict(vocab_size=70),
+            "deberta.embeddings.word_embeddings.weight has shape [64, 32], but config.json makes it [70, 32]",
+        ),
+        ({"a.weight": torch.zeros(2)}, {}, "no tensor belongs in a DeBERTa; the keys are like a.weight"),
+        (microsoft("v3"), dict(num_attention_heads=5), "config.json: "),
+    ],
+    ids=["another shape", "another model", "refused configuration"],
+)
+def test_weights_and_configuration_that_do_not_fit_are_a_problem(weights, fields, problem, tmp_path):
+    assert describe(str(write(tmp_path, "v3", weights, **fields)))["problems"][0].startswith(problem)
 
 
 def test_weights_of_other_frameworks_are_told(tmp_path):
@@ -477,19 +467,6 @@ def test_a_folder_without_weights_has_status_1(tmp_path, capsys):
     (folder / "pytorch_model.bin").unlink()
     assert main(["info", str(folder)]) == 1
     assert "problem    no weights: none of model.safetensors" in capsys.readouterr().out
-
-
-def test_settings_of_a_tokenizer_alone_are_no_tokenizer(tiny_config, tmp_path):
-    ours(tmp_path, tiny_config)
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert describe(str(tmp_path))["missing"][0].startswith("a tokenizer: ")
-
-
-def test_a_damaged_index_is_told(tmp_path, capsys):
-    folder, _ = shards(tmp_path)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
-    status, text = status_and_text(folder, capsys)
-    assert status == 1 and "must name a file for each tensor" in text
 
 
 @pytest.mark.slow

