@@ -4,18 +4,12 @@
 import contextlib
 import io
 import json
-import signal
 import sys
-import time
 from pathlib import Path
 
 import glue_script
 import pytest
-import torch
 from glue_script import arguments, reviews, start
-from safetensors.torch import load_file
-
-from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -70,30 +64,7 @@ def test_own_files_without_a_task_and_several_seeds(run_glue, material, tmp_path
     assert (tmp_path / "run" / "seed-2" / "model.safetensors").is_file()
 
 
-# ------- killed, resumed, on two processes
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(run_glue, material, tmp_path):
-    flags = dict(max_steps=150, save_steps=50)
-    command = [sys.executable, SCRIPT, *arguments(material, tmp_path / "run", "--do_train", "--do_eval", **flags)]
-    process = start(*command)
-    try:
-        for _ in range(2400):
-            if checkpoint_problem(tmp_path / "run" / "checkpoint-50") is None or process.poll() is not None:
-                break
-            time.sleep(0.05)
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
-    assert not (tmp_path / "run" / "all_results.json").exists()
-    resumed = run_glue.main([*command[2:], "--resume_from_checkpoint", "last"])
-    whole = run_glue.main(arguments(material, tmp_path / "whole", "--do_train", "--do_eval", **flags))
-    assert resumed["eval_loss"] == whole["eval_loss"]
-    states = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "whole")]
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+# ------- two processes
 
 
 @pytest.mark.slow

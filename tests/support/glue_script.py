@@ -13,7 +13,7 @@ from scripts import ROOT
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
 
-__all__ = ["arguments", "material", "reviews", "start"]
+__all__ = ["arguments", "material", "reviews", "start", "write_material"]
 
 NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
 
@@ -27,10 +27,8 @@ def reviews(count, seed):
     return rows
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    """A folder with train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, whose texts are learned in 40 steps."""
-    folder = tmp_path_factory.mktemp("material")
+def write_material(folder):
+    """Writes train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, which learns these texts in 40 steps."""
     train, dev, test = (reviews(count, seed) for seed, count in enumerate((240, 40, 9)))
     lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in train)]
     (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -44,6 +42,13 @@ def material(tmp_path_factory):
     )  # fmt: skip
     DebertaExtForMaskedLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    """The folder of `write_material`."""
+    folder = tmp_path_factory.mktemp("material")
+    write_material(folder)
     return folder
 
 

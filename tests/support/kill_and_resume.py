@@ -16,7 +16,7 @@ share of them (--fresh) are new interpreters.
 import argparse
 import dataclasses
 import functools
-import importlib.util
+import importlib
 import json
 import os
 import random
@@ -31,62 +31,36 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+import glue_script
+import mlm_script
 from left_by_kills import STATE, WEIGHTS, compare_ended, look, read
+from scripts import ROOT, module_of
 
 __all__ = ["SCRIPTS", "Aim", "Run", "main", "make_material", "moment", "undisturbed"]
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, SAVE_STEPS = 18, 2
-SHAPE = (
-    "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
-    "position_buckets=16"
-)
 
 
 # ------- the scripts
 
 
 def make_material(folder: Path):
-    """Texts, tables and a tiny model of random weights for run_glue.py."""
-    import torch
-
-    from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
-    from hf_deberta_ext.pretraining import train_tokenizer
-
-    rng = random.Random(0)
-    nouns, verbs = "cat dog river teacher garden window letter doctor".split(), "sees likes finds leaves paints".split()
-    documents = [
-        " ".join(f"The {rng.choice(nouns)} {rng.choice(verbs)} the {rng.choice(nouns)}." for _ in range(rng.randint(3, 9)))
-        for _ in range(120)
-    ]
+    """A text, tables of reviews and a tiny model of random weights for run_glue.py."""
     folder.mkdir(parents=True)
-    (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    for name, rows in {"train.tsv": 160, "dev.tsv": 40}.items():
-        lines = ["sentence\tlabel"]
-        for _ in range(rows):
-            label = rng.randrange(2)
-            lines.append(f"the {rng.choice(nouns)} was {rng.choice((['poor', 'dull'], ['fine', 'great'])[label])}\t{label}")
-        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tokenizer = train_tokenizer("byte-level-bpe", documents, 300)
-    torch.manual_seed(0)
-    fields = {name: int(value) for name, _, value in (part.partition("=") for part in SHAPE.split(","))}
-    size = max(tokenizer.get_vocab().values()) + 1
-    DebertaExtForMaskedLM(DebertaExtConfig(vocab_size=size, pad_token_id=tokenizer.pad_token_id, **fields)).save_pretrained(
-        folder / "model"
-    )
-    tokenizer.save_pretrained(folder / "model")
+    mlm_script.write_text(folder / "text.txt")
+    glue_script.write_material(folder)
 
 
 def pretraining_flags(material: Path) -> dict:
     return dict(
-        train_data=material / "text.txt", validation_documents=10, preset="v3-xsmall", config_overrides=SHAPE, max_length=32,
-        train_tokenizer="byte-level-bpe", vocab_size=300, cache_dir=material / "cache",
+        train_data=material / "text.txt", validation_documents=10, preset="v3-xsmall", config_overrides=mlm_script.TINY,
+        max_length=32, train_tokenizer="byte-level-bpe", vocab_size=300, cache_dir=material / "cache",
     )  # fmt: skip
 
 
 def glue_flags(material: Path) -> dict:
     return dict(
-        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.tsv",
+        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
         do_train="true", do_eval="true",
     )  # fmt: skip
 
@@ -161,14 +135,7 @@ def in_child(work: Callable[[], object], output: Path) -> int:
 def run_script(script: str, argv: list[str]):
     # The name that its errors begin with.
     sys.argv[0] = f"{script}.py"
-    load_script(script).main(argv)
-
-
-def load_script(script: str):
-    spec = importlib.util.spec_from_file_location(script, ROOT / "examples" / f"{script}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    module_of(script).main(argv)
 
 
 # ------- when a run is killed
@@ -337,14 +304,12 @@ def undisturbed(script: str, material: Path, folder: Path) -> tuple[float, float
     return seconds, sorted(writing)[len(writing) // 2]
 
 
-def what_next(run: Run, resumed: bool) -> tuple[str, bool]:
-    """What a start that was refused says is to be done: (resume | anew | elsewhere | "", whether in this folder)."""
-    said = run.last_line()
-    if "choose another --output_dir" in said:
-        return "elsewhere", False
-    if resumed and "leave --resume_from_checkpoint out" in said:
-        return "anew", True
-    return "", True
+def advice_of(run: Run, resumed: bool) -> str:
+    """The way out that a refused start prints: "elsewhere" (another folder), "anew" (without resuming), or ""."""
+    last = run.last_line()
+    if "choose another --output_dir" in last:
+        return "elsewhere"
+    return "anew" if resumed and "leave --resume_from_checkpoint out" in last else ""
 
 
 def one_chain(
@@ -373,7 +338,7 @@ def one_chain(
             return kills, problems + wrong, remaining
         if aim is not None:
             remaining.insert(0, aim)
-        advice, _ = what_next(run, resume)
+        advice = advice_of(run, resume)
         wrong = [] if advice else [f"no way out is said: {run.last_line()}"]
         report(
             script,
@@ -395,7 +360,7 @@ def preload():
     for name in ("accelerate", "datasets", "matplotlib.pyplot", "sentencex", "safetensors.torch", "torch", "hf_deberta_ext"):
         importlib.import_module(name)
     for name in SCRIPTS:
-        load_script(name)
+        module_of(name)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,18 @@ from scripts import ROOT
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
-__all__ = ["TINY", "TORCHRUN", "arguments", "assert_same_weights", "finish", "kill_after", "losses", "start", "text"]
+__all__ = [
+    "TINY",
+    "TORCHRUN",
+    "arguments",
+    "assert_same_weights",
+    "finish",
+    "kill_after",
+    "losses",
+    "start",
+    "text",
+    "write_text",
+]
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
@@ -32,9 +43,8 @@ VERBS = "sees likes finds leaves watches remembers paints follows".split()
 PLACES = "here there outside today again slowly".split()
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """120 documents of made sentences, parted by blank lines."""
+def write_text(file):
+    """120 documents of made sentences, separated by blank lines."""
     generator = random.Random(0)
     documents = []
     for _ in range(120):
@@ -44,8 +54,14 @@ def text(tmp_path_factory):
             verb, place = generator.choice(VERBS), generator.choice(PLACES)
             sentences.append(f"The {subject} {verb} the {thing} {place}.")
         documents.append(" ".join(sentences))
-    file = tmp_path_factory.mktemp("corpus") / "text.txt"
     file.write_text("\n\n".join(documents), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The file of `write_text`."""
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    write_text(file)
     return file
 
 
