@@ -23,7 +23,7 @@ from a folder that run_mlm.py made):
         --do_train --do_eval --max_steps 5 --output_dir tiny
 
 Predictions for --test_file, or the Hub's test set, are in the form of SuperGLUE's server (BoolQ.jsonl, ...). The rest is as
-in run_glue.py. How each task becomes texts is told in hf_deberta_ext/tasks/superglue.py.
+in run_glue.py. The texts of each task are described in hf_deberta_ext/finetuning/tasks/superglue.py.
 """
 
 from typing import Any
