@@ -21,7 +21,7 @@ METADATA = ("language", "license", "base_model", "datasets", "tags")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="of a model")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--check", action="store_true", help="write nothing: say what is wrong with the card")
+    mode.add_argument("--check", action="store_true", help="write nothing: list the problems of the card")
     mode.add_argument("--presets", action="store_true", help=argparse.SUPPRESS)
     mode.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
     parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
@@ -65,7 +65,7 @@ def moved_cards(folder: Path) -> set[Path]:
 
 
 def report_problems(file: Path, *, show: bool) -> int:
-    """Prints what is wrong, the way out of it, and what is missing; 1 where something is wrong."""
+    """Print the problems, their corrections and missing metadata; the exit status is 1 for problems."""
     from ..publishing.card_checks import card_problems, metadata_problems, missing_metadata
 
     try:

@@ -112,7 +112,7 @@ def push_model(
             commit_description=commit_description,
             revision=revision,
             create_pr=create_pr,
-            # What was looked at: nobody's push in between is undone.
+            # The commit that was read: a push of somebody else in between is not undone.
             parent_commit=info.sha,
         )
 
@@ -169,7 +169,7 @@ def new_card(
 
     Args:
         name (`str`): of the model's class.
-        metadata (`dict[str, Any]`): of the card, beside what is known or instead of it; tags are added.
+        metadata (`dict[str, Any]`): of the card, beside the usual ones or instead of them; tags are added.
     """
     head = next((head for head in HEADS.values() if head.model_class == name), HEADS["base"])
     # A head without an Auto class of its own is loaded as the encoder that it has trained.

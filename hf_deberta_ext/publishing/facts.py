@@ -75,7 +75,7 @@ class RunFacts:
         license (`str`, *optional*): the Hub's name of it.
         opening, results, figure (`str`, *optional*): Markdown in place of the usual description and table, and a picture.
         limits (`list[str]`): sentences before the usual ones.
-        scores (`dict`): for the model index, in place of what all_results.json has; `score_note` stands behind their names.
+        scores (`dict`): for the model index, in place of what all_results.json has; `score_note` follows their names.
     """
 
     task: str | None = None

@@ -26,7 +26,7 @@ __all__ = ["check_folder", "code_problems", "leak_problems", "load_problems", "r
 CODE = Path(__file__).resolve().parent.parent / "model"
 # What transformers itself requires, and so everybody has.
 REQUIRED = {"torch", "transformers", "safetensors", "huggingface_hub", "numpy"}
-# What a process needs to run at all. Everything else may hold a secret, or change what is loaded.
+# Variables that a process needs to run. Any other may hold a secret, or change the code that is loaded.
 ENVIRONMENT = (
     "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT",
     "WINDIR", "PATHEXT", "LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY",
@@ -68,7 +68,7 @@ def check_folder(
     return problems or load_problems(files)
 
 
-# ------- what is there
+# ------- files and code
 
 
 def code_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> list[str]:
@@ -133,7 +133,7 @@ def reference_problem(reference: object, code: Mapping[str, Path]) -> str | None
         return "which is in another repository"
     module, class_name = reference.split(".")
     if module not in code:
-        return f"but {module}.py does not go along"
+        return f"but {module}.py is not published with it"
     return None if has_class(module, class_name, code) else f"but {module}.py has no class {class_name}"
 
 
@@ -172,7 +172,7 @@ def import_problems(code: Mapping[str, Path]) -> Iterator[str]:
                     line = f"from {'.' * level}{name} import ..."
                     yield f"{place} has `{line}`, which the Hub's loader does not follow: import from .module, in one folder"
                 elif level == 1 and name not in code:
-                    yield f"{place} imports .{name}, but {name}.py does not go along: {SAVE_AGAIN}"
+                    yield f"{place} imports .{name}, but {name}.py is not published with it: {SAVE_AGAIN}"
                 elif level == 0 and name.split(".")[0] not in REQUIRED | sys.stdlib_module_names:
                     package = name.split(".")[0]
                     yield f"{place} imports {package}, which not everybody has who has transformers: import it inside of try"
@@ -210,7 +210,7 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
     every other Auto class without weights.
 
     The process sees the files alone, as they would be published: no hf_deberta_ext, no triton, no cache, no token, no
-    variables but those that it needs to run. huggingface_hub is told to stay offline in it; code that makes connections of
+    variables but those that it needs to run. huggingface_hub is offline in it; code that makes connections of
     its own is not kept from that. Of an adapter no weights are loaded, because its base model is elsewhere.
     """
     models = model_folders(files)
@@ -274,7 +274,7 @@ def clean_environment(scratch: str) -> dict[str, str]:
     }
 
 
-# ------- what is in it
+# ------- contents
 
 
 def leak_problems(
@@ -302,7 +302,7 @@ def size_problems(files: Mapping[str, Path]) -> list[str]:
 
 
 def readme_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> list[str]:
-    """A model card that is missing or not valid, and images in it that do not go along."""
+    """A model card that is missing or not valid, and pictures of it that are not published."""
     if "README.md" not in files:
         return [f"README.md, the model card, is not there: write it with `deberta-ext card {folder}`"]
     try:
@@ -318,5 +318,5 @@ def readme_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> lis
         picture = os.path.normpath(link).replace(os.sep, "/")
         # One that is not in the folder is a problem of the card.
         if picture not in files and Path(folder, picture).is_file():
-            problems.append(f"README.md: line {number} shows {link}, which does not go along: --include {picture} adds it")
+            problems.append(f"README.md: line {number} shows {link}, which is not published: --include {picture} adds it")
     return problems

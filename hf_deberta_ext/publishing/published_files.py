@@ -17,7 +17,7 @@ __all__ = ["MODEL_FILES", "MODEL_FOLDERS", "published_files"]
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
 # Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.
 MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]\w*")
-# What is published of a model's folder and of these folders in it.
+# Published files of a model's folder and of these folders in it.
 MODEL_FILES = (
     "config.json", "generation_config.json",
     *WEIGHT_PATTERNS, *TOKENIZER_PATTERNS, "*.onnx", "*.onnx.data", "*.onnx_data",
@@ -61,12 +61,12 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
 
     Args:
         include (`list[str]`): patterns of more files. One without a slash is for names in `folder` itself ("*.txt"), one
-            with a slash for paths below it ("figures/*"). What is left out for a reason of its own (`LEFT_OUT`, hidden
-            files) has to be named by its whole path.
+            with a slash for paths below it ("figures/*"). Files that are left out for a reason of their own (`LEFT_OUT`,
+            hidden files) have to be named by their whole path.
 
     Returns:
-        (path in the repository -> file, what is left out -> why), both sorted. Folders end in a slash, and stand for all
-        that is in them and not published.
+        (path in the repository -> file, path that is left out -> reason), both sorted. Folders end in a slash, and stand for
+        all files in them that are not published.
 
     Raises:
         ValueError: `folder` is none, or a pattern fits no file.
@@ -148,7 +148,7 @@ def left_out_entry(path: str) -> tuple[str, str]:
     inside = f"{folders.pop(0)}/" if folders and folders[0] in MODEL_FOLDERS else ""
     # A folder is one entry, whatever it holds.
     shown = f"{inside}{folders[0]}/" if folders else f"{inside}{name}"
-    # What is said of a folder is not said of one of its files.
+    # The reason of a folder is not that of one of its files.
     if reason := specific_reason(shown):
         return shown, reason
     if shown.endswith(PICTURES):

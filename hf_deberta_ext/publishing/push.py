@@ -108,7 +108,7 @@ def push(
         source: the folder of a model or of an adapter; or a model, which is saved to a temporary one and gets a card, unless
             somebody has written one on the Hub.
         repo_id (`str`): "user/name" or "organisation/name"; is made if it is not there.
-        tokenizer (*optional*): goes along with a model.
+        tokenizer (*optional*): is published with a model.
         private (`bool`, *optional*): of a repository that is made. None = the account's default.
         revision (`str`, *optional*): the branch, main by default; is made from main if it is not there.
         create_pr (`bool`): propose the commit as a pull request.
@@ -127,7 +127,7 @@ def push(
 
     Raises:
         ValueError: arguments that do not go together, a tag that is taken, or a folder with problems. Nothing was sent.
-        PushError: the Hub or the connection failed; the message says what is on the Hub, and what to do.
+        PushError: the Hub or the connection failed; the message says the state of the repository, and the way out.
     """
     branch = revision or "main"
     check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)

@@ -330,7 +330,7 @@ def test_an_auto_map_that_lacks_classes_is_named(folder):
         ("ann/model--modeling_deberta_ext.DebertaExtModel", "which is in another repository"),
         ("model.modeling_deberta_ext.DebertaExtModel", 'which is not "module.Class"'),
         (["modeling_deberta_ext.DebertaExtModel", None], 'which is not "module.Class"'),
-        ("modeling_other.DebertaExtModel", "but modeling_other.py does not go along"),
+        ("modeling_other.DebertaExtModel", "but modeling_other.py is not published with it"),
         ("modeling_deberta_ext.DebertaModel", "but modeling_deberta_ext.py has no class DebertaModel"),
     ],
 )
@@ -349,7 +349,9 @@ def test_a_class_is_looked_for_in_the_file_that_it_is_taken_from(folder):
 def test_a_missing_file_is_named_by_those_that_import_it(folder):
     (folder / "relative_position.py").unlink()
     problems = code_problems(folder, files_of(folder))
-    assert problems and all("imports .relative_position, but relative_position.py does not go along" in p for p in problems)
+    assert problems and all(
+        "imports .relative_position, but relative_position.py is not published with it" in p for p in problems
+    )
     importer = re.match(r"(\w+\.py):(\d+) ", problems[0])
     assert "relative_position" in (folder / importer[1]).read_text().splitlines()[int(importer[2]) - 1]
 
@@ -360,7 +362,10 @@ def test_a_missing_file_is_named_by_those_that_import_it(folder):
         ("from . import attention", "`from . import ...`, which the Hub's loader does not follow"),
         ("from .kernels.fast import x", "`from .kernels.fast import ...`, which the Hub's loader does not follow"),
         ("from ..model import x", "`from ..model import ...`, which the Hub's loader does not follow"),
-        ("try:\n    from .fast import x\nexcept ImportError:\n    x = None", "imports .fast, but fast.py does not go along"),
+        (
+            "try:\n    from .fast import x\nexcept ImportError:\n    x = None",
+            "imports .fast, but fast.py is not published with it",
+        ),
         ("import scipy", "imports scipy, which not everybody has"),
         ("def f():\n    import triton.language", "imports triton, which not everybody has"),
         ("if True:\n    import hf_deberta_ext", "imports hf_deberta_ext, which not everybody has"),
@@ -459,7 +464,7 @@ def test_a_card_that_is_missing_is_named_with_the_command_that_writes_it(folder)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("![a](figures/loss.bmp)", "shows figures/loss.bmp, which does not go along: --include figures/loss.bmp"),
+        ("![a](figures/loss.bmp)", "shows figures/loss.bmp, which is not published: --include figures/loss.bmp"),
         ("[More Information Needed]", "More Information Needed"),
         ("## Empty\n\n## Full\n\ntext", "the heading 'Empty' has no text"),
         ("![curves](loss.png)", "shows loss.png, which is not in the folder"),
