@@ -221,8 +221,9 @@ def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except json.JSONDecodeError:
         begins_with_object = False
     if begins_with_object and (len(head) == 2 or file_kind(path) == "jsonl"):
-        lines = ((f"line {number} of {path}", line) for number, line in read_lines(path) if line.strip())
-        rows = ((place, parse_json(line, place)) for place, line in lines)
+        # Without its end, or an error at the end of a line would be one of "line 2".
+        lines = ((f"line {number} of {path}", line.strip()) for number, line in read_lines(path))
+        rows = ((place, parse_json(line, place)) for place, line in lines if line)
     else:
         value = parse_json("".join(line for _, line in read_lines(path)), path)
         if isinstance(value, dict) and isinstance(value.get("data"), list):

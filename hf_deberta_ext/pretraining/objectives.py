@@ -31,7 +31,7 @@ class Objective:
 
     Args:
         title (`str`): its name in tables and cards.
-        source (`str`): the model that it is from.
+        paper (`str`): the model that it is from, for the help of its flag.
         count_targets: batch -> number of targets, without running the model.
         add_head (*optional*): (model, configuration) -> None, sets its modules as attributes of the model.
         predict (*optional*): (model, last hidden states [B, N, d], batch) -> logits [n, C], targets [n], -100 = none, and
@@ -42,7 +42,7 @@ class Objective:
     """
 
     title: str
-    source: str
+    paper: str
     count_targets: Callable[[Batch], torch.Tensor]
     add_head: Callable[[nn.Module, DebertaExtConfig], None] | None = None
     predict: Callable[[nn.Module, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
@@ -51,10 +51,10 @@ class Objective:
     weight: float = 0.0
 
 
-def _sentence_objective(title: str, source: str) -> Objective:
+def sentence_objective(title: str, paper: str) -> Objective:
     return Objective(
         title,
-        source,
+        paper,
         sentence_pairs.count_targets,
         sentence_pairs.add_head,
         sentence_pairs.predict_relationship,
@@ -67,8 +67,8 @@ OBJECTIVES: dict[str, Objective] = {
     "mlm": Objective(
         "masked-language modelling", "BERT", lambda batch: (batch["labels"] != -100).sum(), has_perplexity=True, weight=1.0
     ),
-    "nsp": _sentence_objective("next sentence prediction", "BERT"),
-    "sop": _sentence_objective("sentence order prediction", "ALBERT"),
+    "nsp": sentence_objective("next sentence prediction", "BERT"),
+    "sop": sentence_objective("sentence order prediction", "ALBERT"),
     "sbo": Objective(
         "span boundary objective",
         "SpanBERT",

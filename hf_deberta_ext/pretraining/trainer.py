@@ -67,7 +67,7 @@ class TargetArguments(TrainingArguments):
 WeightArguments = make_dataclass(
     "WeightArguments",
     [
-        (f"{name}_weight", float, option(objective.weight, f"weight of {objective.title} ({objective.source})"))
+        (f"{name}_weight", float, option(objective.weight, f"weight of {objective.title} ({objective.paper})"))
         for name, objective in OBJECTIVES.items()
     ],
     bases=(TargetArguments,),
