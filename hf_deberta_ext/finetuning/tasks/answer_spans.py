@@ -21,7 +21,7 @@ TOGETHER = 512
 
 @dataclass(frozen=True)
 class Windows:
-    """What the rows of a model's input are, row by row.
+    """The windows of contexts that the rows of a model's input are, row by row.
 
     Args:
         examples (`np.ndarray`): which example a window is of, int [W], ascending. An example may have none.
@@ -106,23 +106,23 @@ def answers_from_logits(
 
     spans: dict[int, list[tuple[float, float, int, int]]] = {}
     nulls: dict[int, tuple[float, float]] = {}
-    for part in _parts(windows.examples):
-        start, end, first, last = _rows(ids, windows, part, start_logits, end_logits)
-        spans |= _spans(windows.examples[part], start, end, first, last, n_best, max_answer_length)
+    for part in window_batches(windows.examples):
+        start, end, first, last = padded_windows(ids, windows, part, start_logits, end_logits)
+        spans |= best_spans(windows.examples[part], start, end, first, last, n_best, max_answer_length)
         if with_null:
-            nulls |= _nulls(windows.examples[part], start, end, windows.null[part])
+            nulls |= null_logits(windows.examples[part], start, end, windows.null[part])
 
     answers = Answers({}, {}, {}, {}, {})
     for number, (key, context) in enumerate(zip(ids, contexts, strict=True)):
-        found = spans.get(number, [])
-        entries = [(start + end, context[a:b], start, end) for start, end, a, b in found] or [(0.0, "", 0.0, 0.0)]
+        spans_found = spans.get(number, [])
+        entries = [(start + end, context[a:b], start, end) for start, end, a, b in spans_found] or [(0.0, "", 0.0, 0.0)]
         answers.best[key] = answers.predictions[key] = entries[0][1]
         if with_null:
             start, end = nulls.get(number, (0.0, 0.0))
             answers.null_odds[key] = start + end - entries[0][0]
             if answers.null_odds[key] > null_threshold:
                 answers.predictions[key] = ""
-            entries = sorted([*(entries if found else []), (start + end, "", start, end)], key=lambda entry: -entry[0])
+            entries = sorted([*(entries if spans_found else []), (start + end, "", start, end)], key=lambda entry: -entry[0])
         weights = [math.exp(score - entries[0][0]) for score, *_ in entries]
         answers.nbest[key] = [
             dict(text=text, probability=weight / sum(weights), start_logit=start, end_logit=end)
@@ -133,7 +133,7 @@ def answers_from_logits(
     return answers
 
 
-def _parts(examples: np.ndarray) -> Iterator[slice]:
+def window_batches(examples: np.ndarray) -> Iterator[slice]:
     """Windows in parts of about TOGETHER, all windows of an example in one."""
     begins = 0
     while begins < len(examples):
@@ -143,7 +143,7 @@ def _parts(examples: np.ndarray) -> Iterator[slice]:
         begins = ends
 
 
-def _rows(ids: Sequence[str], windows: Windows, part: slice, start_logits: np.ndarray, end_logits: np.ndarray):
+def padded_windows(ids: Sequence[str], windows: Windows, part: slice, start_logits: np.ndarray, end_logits: np.ndarray):
     """start and end logits and character offsets of some windows, [W, N]; beyond a window the offsets are 0."""
     begins, lengths = windows.bounds[:-1][part], np.diff(windows.bounds)[part]
     places = np.arange(lengths.max())
@@ -162,7 +162,9 @@ def _rows(ids: Sequence[str], windows: Windows, part: slice, start_logits: np.nd
     return start, end, first, last
 
 
-def _nulls(examples: np.ndarray, start: np.ndarray, end: np.ndarray, null: np.ndarray) -> dict[int, tuple[float, float]]:
+def null_logits(
+    examples: np.ndarray, start: np.ndarray, end: np.ndarray, null: np.ndarray
+) -> dict[int, tuple[float, float]]:
     """Logits of "no answer": of the window where their sum is smallest."""
     rows = np.arange(len(null))
     start, end = start[rows, null], end[rows, null]
@@ -171,7 +173,7 @@ def _nulls(examples: np.ndarray, start: np.ndarray, end: np.ndarray, null: np.nd
     return {int(examples[row]): (float(start[row]), float(end[row])) for row in order[firsts]}
 
 
-def _spans(
+def best_spans(
     examples: np.ndarray,
     start: np.ndarray,
     end: np.ndarray,
@@ -185,8 +187,8 @@ def _spans(
     starts = np.argsort(np.where(possible, -start, np.inf), axis=1, kind="stable")[:, :n_best, None]  # [W, n, 1]
     ends = np.argsort(np.where(possible, -end, np.inf), axis=1, kind="stable")[:, None, :n_best]  # [W, 1, n]
     rows = np.arange(len(start))[:, None, None]
-    wanted = possible[rows, starts] & possible[rows, ends] & (starts <= ends) & (ends - starts < max_answer_length)
-    row, i, j = np.nonzero(wanted)
+    is_span = possible[rows, starts] & possible[rows, ends] & (starts <= ends) & (ends - starts < max_answer_length)
+    row, i, j = np.nonzero(is_span)
     starts, ends = starts[row, i, 0], ends[row, 0, j]
     start, end, first, last = start[row, starts], end[row, ends], first[row, starts], last[row, ends]
     # Offsets of normalising tokenizers may run backwards within a word.
@@ -199,11 +201,11 @@ def _spans(
     spans = np.stack([example, first, last])[:, order]
     order = order[np.diff(spans, prepend=-1).any(axis=0)]
     order = order[np.lexsort((last[order], first[order], -score[order], example[order]))]
-    found, counts = np.unique(example[order], return_counts=True)
+    spans_found, counts = np.unique(example[order], return_counts=True)
     columns = [column[order].tolist() for column in (start, end, first, last)]
     best, begins = {}, 0
-    for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-        taken = slice(begins, begins + min(count, n_best))
-        best[number] = list(zip(*(column[taken] for column in columns), strict=True))
+    for number, count in zip(spans_found.tolist(), counts.tolist(), strict=True):
+        rows_taken = slice(begins, begins + min(count, n_best))
+        best[number] = list(zip(*(column[rows_taken] for column in columns), strict=True))
         begins += count
     return best

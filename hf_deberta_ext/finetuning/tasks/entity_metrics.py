@@ -12,7 +12,7 @@ __all__ = ["entities", "entity_scores"]
 _PREFIXES = ("B", "I", "E", "S")
 
 
-def _parts(tag: str, place: str) -> tuple[str, str]:
+def split_tag(tag: str, place: str) -> tuple[str, str]:
     """("B", "PER") for "B-PER", ("O", "") for "O"."""
     if tag == "O":
         return "O", ""
@@ -35,19 +35,19 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     Raises:
         ValueError: a tag of another form.
     """
-    found: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     previous, previous_kind = "O", ""
     for number, tag in enumerate(tags):
-        prefix, kind = _parts(tag, f"tags[{number}]")
+        prefix, kind = split_tag(tag, f"tags[{number}]")
         if prefix in ("I", "E") and previous in ("B", "I") and kind == previous_kind:
-            found[-1] = (kind, found[-1][1], number)
+            spans[-1] = (kind, spans[-1][1], number)
         elif prefix != "O":
-            found.append((kind, number, number))
+            spans.append((kind, number, number))
         previous, previous_kind = prefix, kind
-    return found
+    return spans
 
 
-def _scores(hit: int, predicted: int, true: int) -> dict[str, float]:
+def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]:
     """0.0 for 0 / 0."""
     return {
         "precision": hit / predicted if predicted else 0.0,
@@ -70,32 +70,35 @@ def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[st
     """
     if len(predicted) != len(true):
         raise ValueError(f"there must be tags for each sentence, got {len(predicted)} predicted sentences for {len(true)}")
-    for number, (ours, right) in enumerate(zip(predicted, true, strict=True)):
-        if len(ours) != len(right):
-            raise ValueError(f"sentence {number}: there must be a tag for each word, got {len(ours)} tags for {len(right)}")
+    for number, (guesses, answers) in enumerate(zip(predicted, true, strict=True)):
+        if len(guesses) != len(answers):
+            raise ValueError(
+                f"sentence {number}: there must be a tag for each word, got {len(guesses)} tags for {len(answers)}"
+            )
     words = sum(map(len, true))
     if not words:
         raise ValueError("there are no words to score: give one sentence or more")
 
-    guesses, answers = _all_entities(predicted, "predicted"), _all_entities(true, "true")
+    guesses, answers = entities_of_all(predicted, "predicted"), entities_of_all(true, "true")
     guess_types, answer_types, hit_types = (
-        Counter(kind for _, kind, _, _ in found) for found in (guesses, answers, guesses & answers)
+        Counter(kind for _, kind, _, _ in spans) for spans in (guesses, answers, guesses & answers)
     )
-    overall = _scores(len(guesses & answers), len(guesses), len(answers))
-    right = sum(a == b for a, b in zip(chain.from_iterable(predicted), chain.from_iterable(true), strict=True))
+    overall = precision_recall_f1(len(guesses & answers), len(guesses), len(answers))
+    hits = sum(a == b for a, b in zip(chain.from_iterable(predicted), chain.from_iterable(true), strict=True))
     scores: dict[str, Any] = {f"overall_{name}": value for name, value in overall.items()}
-    scores["overall_accuracy"] = right / words
+    scores["overall_accuracy"] = hits / words
     for kind in sorted({*guess_types, *answer_types}):
-        scores[kind] = _scores(hit_types[kind], guess_types[kind], answer_types[kind]) | {"number": answer_types[kind]}
+        scores[kind] = precision_recall_f1(hit_types[kind], guess_types[kind], answer_types[kind])
+        scores[kind]["number"] = answer_types[kind]
     return scores
 
 
-def _all_entities(sentences: Sequence[Sequence[str]], what: str) -> set[tuple[int, str, int, int]]:
+def entities_of_all(sentences: Sequence[Sequence[str]], side: str) -> set[tuple[int, str, int, int]]:
     """(sentence, type, first word, last word)."""
-    found = set()
+    spans = set()
     for number, tags in enumerate(sentences):
         try:
-            found |= {(number, *entity) for entity in entities(tags)}
+            spans |= {(number, *entity) for entity in entities(tags)}
         except ValueError as error:
-            raise ValueError(f"{what} tags of sentence {number}: {error}") from None
-    return found
+            raise ValueError(f"{side} tags of sentence {number}: {error}") from None
+    return spans

@@ -172,14 +172,14 @@ def are_entities(labels: Sequence[str]) -> bool:
     return True
 
 
-def joined(parts: Sequence[Sentences], *, source: str) -> Sentences:
+def joined(sets: Sequence[Sentences], *, source: str) -> Sentences:
     """The sentences of several files as one set.
 
     Raises:
         ValueError: some have labels and others none.
     """
-    labelled = [part for part in parts if part.tags is not None]
-    if labelled and len(labelled) < len(parts):
+    labelled = [part for part in sets if part.tags is not None]
+    if labelled and len(labelled) < len(sets):
         raise ValueError(f"{source}: some files have labels and others none")
-    words = [sentence for part in parts for sentence in part.words]
+    words = [sentence for part in sets for sentence in part.words]
     return Sentences(words, [tags for part in labelled for tags in part.tags] if labelled else None)

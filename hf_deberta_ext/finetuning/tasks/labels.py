@@ -113,14 +113,14 @@ class Labels:
         if number is None:
             pairs = zip(self.names, self._values(), strict=True)
             names = [name if name == str(value) else f"{name} ({value})" for name, value in pairs]
-            known = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-            raise _LabelError(f"{self.source} has {known}")
+            shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
+            raise _LabelError(f"{self.source} has {shown}")
         return number
 
     def _indicators(self, cell: Any) -> list[float]:
         if not isinstance(cell, list):
             raise _LabelError("expected the list of those that apply")
-        numbers = [self._number(one) for one in cell]
+        numbers = [self._number(item) for item in cell]
         if len({*numbers}) < len(numbers):
             raise _LabelError("one is in it twice; expected the list of those that apply, not a 0 or 1 for each")
         return [float(number in numbers) for number in range(len(self.names))]
@@ -180,31 +180,30 @@ class Labels:
         Raises:
             ValueError: the data was not to be trained on, and has a label that the checkpoint does not know.
         """
-        known = {name.lower(): number for name, number in (label2id or {}).items()}
-        if self.problem_type == REGRESSION or sorted(known.values()) != [*range(len(known))] or not known:
+        names = {name.lower(): number for name, number in (label2id or {}).items()}
+        if self.problem_type == REGRESSION or sorted(names.values()) != [*range(len(names))] or not names:
             return self
-        nameless = all(name == f"label_{number}" for name, number in known.items())
-        if not nameless and sorted(known) == sorted(name.lower() for name in self.names):
-            return dataclasses.replace(self, order=tuple(known[name.lower()] for name in self.names))
+        nameless = all(name == f"label_{number}" for name, number in names.items())
+        if not nameless and sorted(names) == sorted(name.lower() for name in self.names):
+            return dataclasses.replace(self, order=tuple(names[name.lower()] for name in self.names))
         if not self.guessed:
-            if not nameless and len(known) == len(self.names):
+            if not nameless and len(names) == len(self.names):
                 logger.warning(
                     f"the labels {', '.join(label2id)} of the checkpoint become {', '.join(self.names)}, in this order"
                 )
             return self
-        return self._as_known(label2id, nameless)
+        return self.of_checkpoint(label2id, nameless)
 
-    def _as_known(self, label2id: Mapping[str, int], nameless: bool) -> "Labels":
+    def of_checkpoint(self, label2id: Mapping[str, int], nameless: bool) -> "Labels":
         whole = [value for value in self._values() if isinstance(value, int)]
         if len(label2id) == 1 and len(whole) == len(self._values()):
             return Labels(REGRESSION, source="the checkpoint")
         names = tuple(sorted(label2id, key=label2id.__getitem__))
-        theirs = Labels(self.problem_type, names, source="the checkpoint")
-        wrong = [
-            value for value in self.values if theirs._numbers.get(value, theirs._numbers.get(str(value).lower())) is None
-        ]
+        checkpoint = Labels(self.problem_type, names, source="the checkpoint")
+        numbers = checkpoint._numbers
+        wrong = [value for value in self.values if value not in numbers and str(value).lower() not in numbers]
         if not wrong:
-            return theirs
+            return checkpoint
         if nameless and not whole and len(names) == len(self.names):
             logger.warning(f"the checkpoint does not say what its labels are; they are taken for {', '.join(self.names)}")
             return self
@@ -212,7 +211,7 @@ class Labels:
 
     @staticmethod
     def of_config(config: "PretrainedConfig") -> "Labels":
-        """What a model's configuration says, where no data has labels."""
+        """The labels of a model's configuration, for data without labels."""
         names = tuple(config.id2label[number] for number in range(config.num_labels))
         kind = config.problem_type or (REGRESSION if len(names) == 1 else SINGLE)
         return Labels(kind, () if kind == REGRESSION else names, source="the checkpoint")
@@ -252,7 +251,7 @@ def find_labels(
     names_source: str = "--label_names",
     problem_type: str | None = None,
 ) -> Labels | None:
-    """What the labels of a user's own data are.
+    """Find the kind and the names of the labels of a user's own data.
 
     Without `problem_type`, lists make it multi-label, fractions regression, and text or whole numbers classes. Classes are
     sorted: numbers as numbers, texts as texts. Texts that are all written as numbers are (as in .csv) are numbers.
@@ -269,13 +268,13 @@ def find_labels(
             each label.
     """
     for origin, column in columns.items():
-        _check_cells(column, origin)
+        check_label_cells(column, origin)
     columns = {origin: [cell for cell in column if cell is not None and cell != ""] for origin, column in columns.items()}
     columns = {origin: column for origin, column in columns.items() if column}
     if not columns:
         return None
     source, column = next(iter(columns.items()))
-    number = _reads_as([cell for some in columns.values() for cell in some], regression=problem_type == REGRESSION)
+    number = number_type([cell for some in columns.values() for cell in some], regression=problem_type == REGRESSION)
     column = [number(cell) if isinstance(cell, str) else cell for cell in column]
     if names is None and all(cell == -1 for cell in column):
         # A test set's: there is no label.
@@ -308,34 +307,32 @@ def find_labels(
         return Labels(REGRESSION, source=source, guessed=not trained)
     if names is not None:
         return Labels(kind, tuple(names), source=names_source)
-    flat = [one for cell in column for one in cell] if lists else column
+    flat = [item for cell in column for item in cell] if lists else column
     values = label_order(flat, source=source)
     return Labels(kind, tuple(map(str, values)), tuple(values), source=source, guessed=not trained)
 
 
-def _check_cells(column: Sequence[Any], origin: str):
-    """Raises:
-    ValueError: a cell is neither text nor a number nor a list of texts and whole numbers. A 0 or 1 for each label is
-        refused, too: they would be taken for the labels 0 and 1.
+def check_label_cells(column: Sequence[Any], origin: str):
     """
-    for row, cell in enumerate(column, start=1):
-        if isinstance(cell, dict) or (
-            isinstance(cell, list) and any(one is None or isinstance(one, (list, dict)) for one in cell)
-        ):
-            raise ValueError(f"row {row} of {origin} has the label {cell!r}, expected text, a number, or a list of them")
+    Raises:
+        ValueError: a cell is neither text nor a number nor a list of texts and whole numbers. A 0 or 1 for each label is
+            refused, too: they would be taken for the labels 0 and 1.
+    """
     lists = [cell for cell in column if isinstance(cell, list)]
-    wrong = next((cell for cell in lists if any(isinstance(one, float) for one in cell)), None)
-    lengths = {len(cell) for cell in lists}
-    if len(lengths) == 1 and max(lengths) > 1 and all(one in (0, 1, "0", "1") for cell in lists for one in cell):
-        wrong = lists[0]
-    if wrong is not None:
-        raise ValueError(
-            f"row {column.index(wrong) + 1} of {origin} has the label {wrong!r}, a 0 or 1 for each label: write the labels "
-            'that apply, such as ["news", "sport"], and [] where none does'
-        )
+    items = [item for cell in lists for item in cell]
+    indicators = len({len(cell) for cell in lists}) == 1 < len(lists[0]) and all(item in (0, 1, "0", "1") for item in items)
+    for row, cell in enumerate(column, start=1):
+        members = cell if isinstance(cell, list) else []
+        if isinstance(cell, dict) or any(item is None or isinstance(item, (list, dict)) for item in members):
+            raise ValueError(f"row {row} of {origin} has the label {cell!r}, expected text, a number, or a list of them")
+        if any(isinstance(item, float) for item in members) or (indicators and members):
+            raise ValueError(
+                f"row {row} of {origin} has the label {cell!r}, a 0 or 1 for each label: write the labels that apply, such "
+                'as ["news", "sport"], and [] where none does'
+            )
 
 
-def _reads_as(cells: Sequence[Any], *, regression: bool) -> type:
+def number_type(cells: Sequence[Any], *, regression: bool) -> type:
     """int or float where all texts among `cells` are numbers, else str.
 
     Args:

@@ -345,7 +345,7 @@ def read_multiple_choice(
         return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
 
     sets, source = read_splits(arguments, HUB, from_file, from_hub)
-    questions = {split: [*chain.from_iterable(parts)][: arguments.limits[split]] for split, parts in sets.items()}
+    questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
     of_schools = any(question["group"] is not None for question in chain.from_iterable(questions.values()))
     return data_class(
         arguments, questions, name=arguments.task_name or "multiple-choice", dataset=source,

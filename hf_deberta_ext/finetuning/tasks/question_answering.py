@@ -86,14 +86,14 @@ class QuestionAnsweringData:
         self.name = data_args.task_name or short.get(source, source if source in HUB else self.pipeline)
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
-        sources, self.dataset = read_splits(
+        tables, self.dataset = read_splits(
             data_args, HUB,
             read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
             read_rows=lambda rows, place, split: Table(rows, columns, place),
         )  # fmt: skip
         self.sets = {
-            split: checked_questions(parts, data_args.limits[split], kind=split, with_null=self.with_null)
-            for split, parts in sources.items()
+            split: checked_questions(sources, data_args.limits[split], kind=split, with_null=self.with_null)
+            for split, sources in tables.items()
         }
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
@@ -186,31 +186,31 @@ def encode_windows(
     texts = [question.strip() for question in questions.questions]
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    kept = [number for number, ids in enumerate(tokens) if room - len(ids) > doc_stride]
-    if not kept:
+    numbers = [number for number, ids in enumerate(tokens) if room - len(ids) > doc_stride]
+    if not numbers:
         raise ValueError(
             f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
             f"{source} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
             "--doc_stride"
         )
-    if len(kept) < len(texts):
-        first_out = min({*range(len(texts))} - {*kept})
+    if len(numbers) < len(texts):
+        first_out = min({*range(len(texts))} - {*numbers})
         logger.warning(
-            f"{source}: {len(texts) - len(kept)} questions are too long to leave more than --doc_stride {doc_stride} of "
+            f"{source}: {len(texts) - len(numbers)} questions are too long to leave more than --doc_stride {doc_stride} of "
             f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
             f"{questions.ids[first_out]!r}, {len(tokens[first_out])} tokens)"
         )
     rows = Dataset.from_dict(
         {
-            "example": kept,
-            "question": [texts[number] for number in kept],
-            "context": [questions.contexts[number] for number in kept],
-            "span": [questions.spans[number] for number in kept],
+            "example": numbers,
+            "question": [texts[number] for number in numbers],
+            "context": [questions.contexts[number] for number in numbers],
+            "span": [questions.spans[number] for number in numbers],
         }
     )
     encoded = rows.map(
         partial(
-            _encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, pad=pad, offsets=offsets,
+            encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, pad=pad, offsets=offsets,
             positions=questions.texts is not None,
         ),
         batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {source}",
@@ -219,7 +219,7 @@ def encode_windows(
     examples, null = table["example"][:], table["null"][:]
     if questions.texts is not None:
         held = {*examples[table["start_positions"][:] != null].tolist()}
-        cut = [number for number in kept if questions.texts[number] and number not in held]
+        cut = [number for number in numbers if questions.texts[number] and number not in held]
         if cut:
             logger.warning(
                 f"{source}: the answers of {len(cut)} questions are whole in no window, which all say that there is none "
@@ -229,12 +229,12 @@ def encode_windows(
     windows = None
     if offsets:
         columns += ["first", "last"]
-        flat = {name: _flat(encoded, name) for name in ("first", "last")}
+        flat = {name: flat_column(encoded, name) for name in ("first", "last")}
         windows = Windows(examples, null, flat["first"][1], flat["first"][0], flat["last"][0])
     return encoded.remove_columns(columns), windows
 
 
-def _flat(rows: "Dataset", column: str) -> tuple[np.ndarray, np.ndarray]:
+def flat_column(rows: "Dataset", column: str) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of a column of lists one after another, and where each list begins; the last entry is their count."""
     import pyarrow.compute
 
@@ -243,7 +243,7 @@ def _flat(rows: "Dataset", column: str) -> tuple[np.ndarray, np.ndarray]:
     return pyarrow.compute.list_flatten(lists).to_numpy(), np.concatenate([[0], np.cumsum(lengths)])
 
 
-def _encode_batch(
+def encode_batch(
     batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, pad: bool, offsets: bool, positions: bool
 ) -> dict[str, list]:
     """The windows of some questions. On the left is what is read first where padding is on the right."""
@@ -254,30 +254,30 @@ def _encode_batch(
         return_overflowing_tokens=True, return_offsets_mapping=True, padding="max_length" if pad else False,
     )  # fmt: skip
     # Several questions are about one context.
-    edges = {context: _edges(context) for context in {*batch["context"]}}
-    more = {"example": [], "null": []}
-    more |= {"first": [], "last": []} if offsets else {}
-    more |= {"start_positions": [], "end_positions": []} if positions else {}
+    edges = {context: word_edges(context) for context in {*batch["context"]}}
+    features = {"example": [], "null": []}
+    features |= {"first": [], "last": []} if offsets else {}
+    features |= {"start_positions": [], "end_positions": []} if positions else {}
     for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
         is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
         ahead, back = edges[batch["context"][row]]
         characters = np.where(is_context[:, None], np.array(window.offsets), 0)
         # White space that belongs to a token, as in SentencePiece vocabularies, is no part of an answer.
         first, last = np.where(is_context, ahead[characters[:, 0]], 0), np.where(is_context, back[characters[:, 1]], 0)
-        null = _null_place(window, tokenizer.cls_token_id)
-        more["example"].append(batch["example"][row])
-        more["null"].append(null)
+        null = cls_position(window, tokenizer.cls_token_id)
+        features["example"].append(batch["example"][row])
+        features["null"].append(null)
         if offsets:
-            more["first"].append(first)
-            more["last"].append(last)
+            features["first"].append(first)
+            features["last"].append(last)
         if positions:
-            start, end = _positions(first, last, *batch["span"][row]) or (null, null)
-            more["start_positions"].append(start)
-            more["end_positions"].append(end)
-    return {name: values for name, values in encoding.items() if name in tokenizer.model_input_names} | more
+            start, end = answer_tokens(first, last, *batch["span"][row]) or (null, null)
+            features["start_positions"].append(start)
+            features["end_positions"].append(end)
+    return {name: values for name, values in encoding.items() if name in tokenizer.model_input_names} | features
 
 
-def _edges(text: str) -> tuple[np.ndarray, np.ndarray]:
+def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
     """For each place of a text the first character from there on that is no white space, the end of the last before it."""
     is_space = np.array([character.isspace() for character in text], dtype=bool)
     places = np.arange(len(text))
@@ -286,14 +286,14 @@ def _edges(text: str) -> tuple[np.ndarray, np.ndarray]:
     return ahead, back
 
 
-def _null_place(window: Any, cls_token_id: int | None) -> int:
+def cls_position(window: Any, cls_token_id: int | None) -> int:
     """The place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
     real = np.array(window.attention_mask) == 1
     is_cls = real & (np.array(window.ids) == cls_token_id) & np.array([part is None for part in window.sequence_ids])
     return int(np.argmax(is_cls if is_cls.any() else real))
 
 
-def _positions(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
+def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
     """The tokens of the characters [begin, end), all of which must be in the window; None where they are not."""
     tokens = np.flatnonzero(first < last)
     if begin < 0 or not len(tokens) or first[tokens[0]] > begin or last[tokens[-1]] < end:

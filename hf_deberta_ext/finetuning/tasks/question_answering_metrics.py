@@ -52,17 +52,17 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 # ------- predictions and references by id
 
 
-def by_id(rows: Iterable[tuple[Hashable, Any]], what: str) -> dict[Hashable, Any]:
+def by_id(rows: Iterable[tuple[Hashable, Any]], side: str) -> dict[Hashable, Any]:
     """(id, value) pairs as a dict; the same pair twice is taken once, as samplers of several processes repeat rows.
 
     Raises:
-        ValueError: two different values for one id; `what` ("predictions") is for the message.
+        ValueError: two different values for one id; `side` ("predictions") is for the message.
     """
-    found: dict[Hashable, Any] = {}
+    values: dict[Hashable, Any] = {}
     for key, value in rows:
-        if found.setdefault(key, value) != value:
-            raise ValueError(f"{what} hold two different entries for id {key!r}: {found[key]!r} and {value!r}")
-    return found
+        if values.setdefault(key, value) != value:
+            raise ValueError(f"{side} hold two different entries for id {key!r}: {values[key]!r} and {value!r}")
+    return values
 
 
 def _check(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
@@ -172,13 +172,13 @@ def squad_v2(
     has_answer = np.array([len(references[key]) > 0 for key in ids])
     # What a question scores if its prediction is kept, and what it scores as "no answer". The latter asks whether there are
     # references at all, as the published script does, where references without a word could be met by "".
-    kept = {"exact": np.zeros(len(ids)), "f1": np.zeros(len(ids))}
+    kept_scores = {"exact": np.zeros(len(ids)), "f1": np.zeros(len(ids))}
     dropped = np.array([float(key in predictions) for key in ids]) * ~has_answer
     for number, key in enumerate(ids):
         if key in predictions:
             texts = [text for text in references[key] if normalise_answer(text)] or [""]
-            kept["exact"][number] = _best(exact_match, predictions[key], texts)
-            kept["f1"][number] = _best(f1_of_tokens, predictions[key], texts)
+            kept_scores["exact"][number] = _best(exact_match, predictions[key], texts)
+            kept_scores["f1"][number] = _best(f1_of_tokens, predictions[key], texts)
 
     probabilities, is_kept = None, np.ones(len(ids), dtype=bool)
     if no_answer_probabilities is not None:
@@ -186,17 +186,17 @@ def squad_v2(
         highest = max(no_answer_probabilities.values(), default=0.0)
         probabilities = np.array([float(no_answer_probabilities.get(key, highest)) for key in ids])
         is_kept = probabilities <= threshold
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for prefix, part in (("", np.ones(len(ids), dtype=bool)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
         count = int(part.sum())
         if count:
-            for name, scores in kept.items():
-                found[prefix + name] = _percent(np.where(is_kept, scores, dropped)[part], count)
-            found[f"{prefix}total"] = count
+            for name, scores in kept_scores.items():
+                results[prefix + name] = _percent(np.where(is_kept, scores, dropped)[part], count)
+            results[f"{prefix}total"] = count
     if probabilities is not None:
-        for name, scores in kept.items():
-            found[f"best_{name}"], found[f"best_{name}_thresh"] = _best_threshold(scores, dropped, probabilities)
-    return found
+        for name, scores in kept_scores.items():
+            results[f"best_{name}"], results[f"best_{name}_thresh"] = best_threshold(scores, dropped, probabilities)
+    return results
 
 
 def _check_probabilities(
@@ -218,17 +218,17 @@ def _check_probabilities(
             raise ValueError(f"no_answer_probabilities[{key!r}] is {value}: it must be a finite number")
 
 
-def _best_threshold(kept: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
+def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
     """The highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
 
     Args:
-        kept, dropped: [n], what each question scores if its probability is at most the threshold, and if it is above.
+        kept_scores, dropped: [n], the score of each question if its probability is at most the threshold, or above.
     """
     order = np.argsort(probabilities, kind="stable")
     steps = probabilities[order]
     # totals[i]: the i questions of lowest probability are kept. Only where the next probability differs is there a
     # threshold between them.
-    totals = dropped.sum() + np.concatenate([[0.0], np.cumsum((kept - dropped)[order])])
+    totals = dropped.sum() + np.concatenate([[0.0], np.cumsum((kept_scores - dropped)[order])])
     reachable = np.concatenate([[True], steps[1:] != steps[:-1], [True]])
     totals = np.where(reachable, totals, -np.inf)
     # Sums in another order differ in the last bits: the first that is as good, not the one that rounds up.
@@ -238,5 +238,5 @@ def _best_threshold(kept: np.ndarray, dropped: np.ndarray, probabilities: np.nda
     else:
         # Nothing is kept: 0, as published, where that is below all of them.
         threshold = 0.0 if steps[0] > 0 else math.nextafter(float(steps[0]), -math.inf)
-    chosen = np.concatenate([kept[order][:best], dropped[order][best:]])
-    return _percent(chosen, len(kept)), threshold
+    chosen = np.concatenate([kept_scores[order][:best], dropped[order][best:]])
+    return _percent(chosen, len(kept_scores)), threshold

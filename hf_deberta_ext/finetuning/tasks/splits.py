@@ -32,7 +32,7 @@ class HubData(NamedTuple):
 
 def read_splits(
     arguments: "DataArguments",
-    known: Mapping[str, HubData],
+    tasks: Mapping[str, HubData],
     read_file: Callable[[Path, str], T],
     read_rows: Callable[["Dataset", str, str], T],
 ) -> tuple[dict[str, list[T]], str]:
@@ -40,7 +40,7 @@ def read_splits(
 
     Args:
         arguments (`DataArguments`): the flags.
-        known (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
+        tasks (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
         read_file (`Callable`): (file, split) -> what the file holds.
         read_rows (`Callable`): (rows of the Hub, their place for messages, split) -> what the rows hold.
     Returns:
@@ -48,8 +48,8 @@ def read_splits(
     Raises:
         ValueError: --task_name is unknown; there are no data, or files and --dataset_name; as the two readers.
     """
-    if arguments.task_name is not None and arguments.task_name not in known:
-        raise ValueError(f"--task_name {arguments.task_name} is not known; there are {', '.join(known)}")
+    if arguments.task_name is not None and arguments.task_name not in tasks:
+        raise ValueError(f"--task_name {arguments.task_name} is not known; there are {', '.join(tasks)}")
     files = {split: getattr(arguments, f"{split}_file") for split in SPLITS if getattr(arguments, f"{split}_file")}
     if files:
         if arguments.dataset_name:
@@ -59,10 +59,10 @@ def read_splits(
     name = arguments.dataset_name or arguments.task_name
     if name is None:
         raise ValueError(
-            f"there is no data: give --task_name ({', '.join(known)}), --dataset_name, or {', '.join(FLAGS.values())}"
+            f"there is no data: give --task_name ({', '.join(tasks)}), --dataset_name, or {', '.join(FLAGS.values())}"
         )
-    name = known[name].name if name in known else name
-    task = known.get(arguments.task_name, HubData(name))
+    name = tasks[name].name if name in tasks else name
+    task = tasks.get(arguments.task_name, HubData(name))
     if arguments.dataset_name is None and arguments.data_revision is None:
         arguments = replace(arguments, data_revision=task.revision)
     loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, arguments)

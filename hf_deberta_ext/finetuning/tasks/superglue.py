@@ -168,8 +168,8 @@ def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Data
     """`columns`, and what `rows` have of label and idx."""
     from datasets import Dataset
 
-    kept = {name: cells(rows, name) for name in ("label", "idx") if name in rows.column_names}
-    return Dataset.from_dict({**kept, **columns})
+    labels = {name: cells(rows, name) for name in ("label", "idx") if name in rows.column_names}
+    return Dataset.from_dict({**labels, **columns})
 
 
 def _check_texts(rows: "Dataset", columns: Sequence[str], source: str):

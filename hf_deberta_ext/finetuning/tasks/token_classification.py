@@ -182,8 +182,8 @@ class TokenClassificationData:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
 
-        parts, self.dataset = read_splits(data_args, HUB, from_file, from_hub)
-        self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in parts.items()}
+        files, self.dataset = read_splits(data_args, HUB, from_file, from_hub)
+        self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
         train = self.sets.get("train")
         labelled = [sentences for sentences in self.sets.values() if sentences.tags is not None]
         # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
