@@ -20,10 +20,12 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, is_offline_mode, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
+from transformers.utils import cached_file
 
 from .model.checkpoint_files import read_json
 
@@ -73,8 +75,23 @@ def load_tokenizer(
         OSError: no tokenizer is there, or it cannot be reached.
         ValueError: it has no [CLS] or [SEP], or an added token would get an id other than the recorded one.
     """
-    download = dict(revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
-    find = functools.partial(_find_file, folder_or_repo, subfolder=subfolder, download=download)
+    if not os.path.isdir(folder_or_repo):
+        try:
+            validate_repo_id(str(folder_or_repo))
+        except HFValidationError as error:
+            raise OSError(f"{folder_or_repo} is neither a local folder nor a valid repository id") from error
+    offline = local_files_only or is_offline_mode()
+    find = functools.partial(
+        cached_file,
+        folder_or_repo,
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+        cache_dir=cache_dir,
+        subfolder=subfolder,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=not offline,
+    )
     files = ("tokenizer_config.json", "tokenizer.json", "added_tokens.json")
     config, state, added = (read_json(path) if (path := find(name)) else {} for name in files)
     if config.get("split_by_punct"):
@@ -107,7 +124,7 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json" + (" (local files only)" if local_files_only or is_offline_mode() else "")
+            "tokenizer.json" + (" (local files only)" if offline else "")
         )
     _add_recorded_tokens(tokenizer, state, config, added)
     if not spm and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
@@ -363,25 +380,3 @@ def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added:
                 f"the added token {token.content!r} is recorded with id {i}, but the vocabulary gives it "
                 f"{tokenizer.token_to_id(token.content)}; the vocabulary and the added tokens are of different models"
             )
-
-
-def _find_file(source: str | os.PathLike, name: str, subfolder: str, download: dict) -> str | None:
-    """Path of a file in a local folder or (downloaded) of a Hub repository; None if it is not there."""
-    if os.path.isdir(source):
-        path = os.path.join(source, subfolder, name)
-        return path if os.path.isfile(path) else None
-    source = str(source)
-    path = f"{subfolder}/{name}" if subfolder else name
-    try:
-        return hf_hub_download(source, path, **download)
-    except HFValidationError as error:
-        raise OSError(f"{source} is neither a local folder nor a valid repository id") from error
-    except LocalEntryNotFoundError:
-        cache_dir, revision = download["cache_dir"], download["revision"]
-        cached = try_to_load_from_cache(source, path, cache_dir=cache_dir, revision=revision)
-        known_missing = cached is _CACHED_NO_EXIST
-        if known_missing or download["local_files_only"] or is_offline_mode():
-            return None
-        raise
-    except EntryNotFoundError:
-        return None

@@ -36,6 +36,7 @@ from ..model.checkpoint_files import (
 )
 from ..model.checkpoint_layouts import convert_official
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
+from ..model.joint_checkpoints import SHAPES
 from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
 from ..model.official_configurations import OFFICIAL_TYPES
 from ..model.presets import PRESETS
@@ -49,12 +50,7 @@ HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
 # Everything of a repository but weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 # The fields that make the shape of a published size; dropout and the like do not.
-SHAPE_FIELDS = {
-    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "type_vocab_size", "position_biased_input", "relative_attention", "pos_att_type",
-    "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key", "conv_kernel_size", "conv_groups",
-    "share_layers",
-}  # fmt: skip
+SHAPE_FIELDS = {*SHAPES, "vocab_size", "num_hidden_layers", "max_position_embeddings"}
 
 
 @dataclass

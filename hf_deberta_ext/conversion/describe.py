@@ -11,6 +11,7 @@ from ..model import remote_code
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHT_FILES,
+    MICROSOFT_OUTPUT,
     checkpoint_step,
     read_json,
     read_tensors,
@@ -53,10 +54,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
     if tokenizer_files(folder):
         return facts | dict(kind="a tokenizer alone") | tokenizer_facts(folder, None)
     if (folder / "model_config.json").exists():
-        raise OSError(
-            f"{source} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
-            '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin'
-        )
+        raise OSError(f"{source} {MICROSOFT_OUTPUT}")
     raise OSError(f"{source} has no config.json: it holds no model, adapter, tokenizer or run")
 
 

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 __all__ = [
-    "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
-    "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "checkpoint_step",
-    "header_tensor", "is_weight_file", "read_index", "read_json", "read_shards", "read_tensors", "read_weights",
-    "shown_size", "stale_weights", "tokenizer_files",
+    "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "MICROSOFT_OUTPUT",
+    "TOKENIZER_FILES", "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor",
+    "checkpoint_step", "header_tensor", "is_weight_file", "read_index", "read_json", "read_shards", "read_tensors",
+    "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -33,6 +33,11 @@ ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_mod
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
 # Weights of other frameworks, and of Microsoft's training code.
 UNREADABLE_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx", "pytorch.model-*.bin")
+# The way out for a folder with a model_config.json.
+MICROSOFT_OUTPUT = (
+    "is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
+    '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin'
+)
 # Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # All that belongs to weights and tokenizers, for publishing.

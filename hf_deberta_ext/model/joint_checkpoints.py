@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from .checkpoint_files import GENERATOR_FILE
+from .checkpoint_files import GENERATOR_FILE, MICROSOFT_OUTPUT
 from .checkpoint_layouts import convert_official, read_generator
 from .checkpoint_loading import DOWNLOAD_ARGUMENTS, config_dict
 from .configuration_deberta_ext import DebertaExtConfig, is_joint
@@ -86,10 +86,7 @@ class JointCheckpointsMixin:
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
         if not (Path(discriminator) / "config.json").exists() and (Path(discriminator) / "model_config.json").exists():
-            raise ValueError(
-                f"{discriminator} is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
-                '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin; so for the generator'
-            )
+            raise ValueError(f"{discriminator} {MICROSOFT_OUTPUT}; so for the generator")
         stored_config = config_dict(discriminator, download) or {}
         if is_joint(stored_config):
             raise ValueError(
