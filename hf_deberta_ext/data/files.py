@@ -166,7 +166,7 @@ def shown_files(files: Sequence[str | os.PathLike]) -> str:
 
 
 def _table_rows(path: str, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
-    lines = csv_cells(path) if kind == "csv" else tsv_cells(path)
+    lines = _csv_cells(path) if kind == "csv" else _tsv_cells(path)
     _, header = next(lines, (0, []))
     if repeated := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"the header of {path} has the column {repeated[0]!r} twice")
@@ -183,7 +183,7 @@ def _table_rows(path: str, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"line {number} of {path}", dict(zip(header, cells, strict=True))
 
 
-def csv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
     """(number of the last line, cells) of each row that is not blank."""
     reader = csv.reader((line for _, line in read_lines(path)), strict=True)
     while True:
@@ -204,7 +204,7 @@ def csv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
 
 
-def tsv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
+def _tsv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
     """(number of the line, cells) of each line that is not empty."""
     for number, line in read_lines(path):
         if line := line.removesuffix("\n").removesuffix("\r"):
@@ -256,7 +256,7 @@ def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[st
     from pyarrow import parquet
 
     numbers = itertools.count(1)
-    with parquet_source(path) as file:
+    with _parquet_source(path) as file:
         table = parquet.ParquetFile(file)
         if columns is not None and not {*columns} <= {*table.schema_arrow.names}:
             columns = None
@@ -266,7 +266,7 @@ def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[st
 
 
 @contextlib.contextmanager
-def parquet_source(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def _parquet_source(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """The file, in memory where it is .gz, as parquet is read from its end.
 
     Raises:
@@ -325,7 +325,7 @@ def read_parquet(path: Path) -> "Dataset":
     from datasets import Dataset
     from pyarrow import parquet
 
-    with parquet_source(path) as file:
+    with _parquet_source(path) as file:
         table = parquet.ParquetFile(file).read()
     if not table.num_rows:
         raise ValueError(f"{path} has no rows; expected {ROWS_EXPECTED['parquet']}")

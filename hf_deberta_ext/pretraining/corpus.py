@@ -88,7 +88,7 @@ def load_corpus(
     # The first document of the first file of each kind, so that a wrong column is refused before hours of reading.
     first_files = {file_kind(file[0]): file for group in reversed(groups) if isinstance(group, list) for file in group[::-1]}
     for file in first_files.values():
-        next(file_documents([file], documents, text_column), None)
+        next(_file_documents([file], documents, text_column), None)
     options = dict(streaming=streaming, cache_dir=None if cache_dir is None else os.fspath(cache_dir), num_proc=num_proc)
     hub = dict(config=name, split=split, revision=revision, token=token)
     loaded = [
@@ -130,14 +130,14 @@ def list_files(source: str) -> list[File] | None:
             raise ValueError(f"the ending of {source} is unknown, expected one of {ENDINGS}; rename or convert the file")
         paths = [path]
     elif file_kind(path) or not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(no_file(source))
+        raise FileNotFoundError(_no_file(source))
     else:
         return None
     stats = [(os.path.abspath(path), os.stat(path)) for path in paths]
     return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
-def no_file(source: str) -> str:
+def _no_file(source: str) -> str:
     return f"no file or folder {source} (working directory: {os.getcwd()})"
 
 
@@ -155,14 +155,14 @@ def load_files(
     from datasets.exceptions import DatasetGenerationError
 
     arguments = dict(files=files, documents=documents, text_column=text_column, version=__version__)
-    check_not_empty(file_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
+    _check_not_empty(_file_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
     features = Features({"text": Value("string")})
     if streaming:
-        return IterableDataset.from_generator(file_documents, features=features, gen_kwargs=arguments)
+        return IterableDataset.from_generator(_file_documents, features=features, gen_kwargs=arguments)
     num_proc = None if num_proc is None else min(num_proc, len(files))
     try:
         return Dataset.from_generator(
-            file_documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
+            _file_documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
         )
     except DatasetGenerationError as error:
         # It hides file and row; of another process only the traceback comes, as text.
@@ -180,10 +180,10 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
     try:
         corpus = load_hub_dataset(source, config, streaming=streaming, **options)
     except ValueError as error:
-        raise FileNotFoundError(f"{no_file(source)}, and {error}") from error
+        raise FileNotFoundError(f"{_no_file(source)}, and {error}") from error
     columns = corpus.column_names or list(next(iter(corpus), {}))
     if text_column not in columns:
-        raise ValueError(no_column(f"the data set {source}", text_column, columns))
+        raise ValueError(_no_column(f"the data set {source}", text_column, columns))
     feature = corpus.features and corpus.features[text_column]
     if feature is not None and getattr(feature, "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"the column {text_column!r} of the data set {source} must hold strings, got {feature}")
@@ -192,11 +192,11 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
         corpus = corpus.rename_column(text_column, "text")
     features = Features({"text": Value("string")})
     corpus = corpus if corpus.features == features else corpus.cast(features)
-    check_not_empty(corpus, source)
+    _check_not_empty(corpus, source)
     return corpus
 
 
-def check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
+def _check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
     """
     Raises:
         ValueError: no document has a visible character.
@@ -205,7 +205,7 @@ def check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
         raise ValueError(f"empty corpus: no document with a visible character in {source}")
 
 
-def file_documents(
+def _file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
     """The rows of all files; one list argument, which datasets shares out among processes and workers.
@@ -220,7 +220,7 @@ def file_documents(
             continue
         for place, row in read_rows(path, [text_column]):
             if text_column not in row:
-                raise ValueError(no_column(place, text_column, row))
+                raise ValueError(_no_column(place, text_column, row))
             if not isinstance(row[text_column], str | None):
                 raise ValueError(f"{text_column!r} in {place} must be a string, got {str(row[text_column])[:60]}")
             yield {"text": row[text_column] or ""}
@@ -243,5 +243,5 @@ def plain_documents(path: str, documents: str) -> Iterator[str]:
         yield "\n".join(document)
 
 
-def no_column(place: str, text_column: str, columns: Iterable[str]) -> str:
+def _no_column(place: str, text_column: str, columns: Iterable[str]) -> str:
     return f"no column {text_column!r} in {place}; it has {', '.join(map(repr, columns))}; name one of them as text_column"

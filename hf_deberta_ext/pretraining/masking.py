@@ -100,14 +100,14 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
     """(the token starts a unit, whatever follows it starts one)"""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
-        return text == token or is_punctuation(text), False
+        return text == token or _is_punctuation(text), False
     text = decoders.ByteLevel().decode([token]) if marker == "Ġ" else token.replace(marker, " ")
     # Byte-level BPE splits before a word and its space, and after line breaks, which stay alone.
     line_break = text.isspace() and text[-1] != " "
-    return text[:1].isspace() or is_punctuation(text.strip()), line_break
+    return text[:1].isspace() or _is_punctuation(text.strip()), line_break
 
 
-def is_punctuation(text: str) -> bool:
+def _is_punctuation(text: str) -> bool:
     """BERT's punctuation: Unicode's, and all of ASCII that is neither letter, digit nor space."""
     return text != "" and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in text)
 
@@ -239,10 +239,10 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
     # One entry more, 0, for special tokens: index -1.
     owner_of_unit = sizes.new_zeros(len(sizes) + 1)
     owner_of_unit[chosen] = owners + 1
-    return number_pieces(owner_of_unit[unit_ids])
+    return _number_pieces(owner_of_unit[unit_ids])
 
 
-def number_pieces(owners: torch.Tensor) -> torch.Tensor:
+def _number_pieces(owners: torch.Tensor) -> torch.Tensor:
     """[N] numbers, 0 = none -> [N] numbers from 1 in order of the text, one for each run of equal ones."""
     starts = owners > 0
     starts[1:] &= owners[1:] != owners[:-1]
@@ -264,11 +264,11 @@ def candidate_units(
     if options.unit in ("token", "word"):
         return torch.randperm(U, generator=generator), torch.arange(U)
     gap = 1 if options.unit == "span" and U > 1 else 0
-    lengths = draw_lengths(U, gap, options, generator)
+    lengths = _draw_lengths(U, gap, options, generator)
     longest = options.max_span if options.unit == "span" else options.max_ngram
     enough = int((lengths.cumsum(0) < 1.5 * options.rate * U + 2 * longest).sum()) + 1
     for count in (enough, len(lengths)):
-        chosen, owners = lay_out_spans(lengths[:count], U, gap, generator)
+        chosen, owners = _lay_out_spans(lengths[:count], U, gap, generator)
         if int(sizes[chosen].sum()) >= budget:
             break
     return chosen, owners
@@ -283,7 +283,7 @@ def _probabilities(options: MaskingOptions, longest: int) -> torch.Tensor:
     return torch.tensor([p_n / sum(p) for p_n in p])
 
 
-def draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
+def _draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
     """Independent lengths until a circle of U units is full; the last is cut to fit. Each needs `gap` units more."""
     p = _probabilities(options, U - gap)
     lengths = torch.multinomial(p, U, replacement=True, generator=generator) + 1
@@ -296,7 +296,7 @@ def draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Gen
     return lengths[:count]
 
 
-def lay_out_spans(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _lay_out_spans(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Put spans, each with its gap behind it, and the free units in random order on a circle, and turn the circle.
 
     Args:

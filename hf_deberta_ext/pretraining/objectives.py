@@ -51,7 +51,7 @@ class Objective:
     weight: float = 0.0
 
 
-def sentence_objective(title: str, paper: str) -> Objective:
+def _sentence_objective(title: str, paper: str) -> Objective:
     return Objective(
         title,
         paper,
@@ -67,8 +67,8 @@ OBJECTIVES: dict[str, Objective] = {
     "mlm": Objective(
         "masked-language modelling", "BERT", lambda batch: (batch["labels"] != -100).sum(), has_perplexity=True, weight=1.0
     ),
-    "nsp": sentence_objective("next sentence prediction", "BERT"),
-    "sop": sentence_objective("sentence order prediction", "ALBERT"),
+    "nsp": _sentence_objective("next sentence prediction", "BERT"),
+    "sop": _sentence_objective("sentence order prediction", "ALBERT"),
     "sbo": Objective(
         "span boundary objective",
         "SpanBERT",

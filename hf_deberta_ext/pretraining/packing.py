@@ -142,7 +142,7 @@ def pack(
         features["counts"] = Sequence(Value("int64"))
         cached = dict(num_proc=num_proc, load_from_cache_file=cache, desc=f"Packing ({mode})")
     packed = corpus.map(
-        pack_batch,
+        _pack_batch,
         batched=True,
         with_indices=True,
         batch_size=batch_size,
@@ -164,7 +164,7 @@ def pack(
     )
     if is_stream:
         return packed, None
-    return split_off_report(packed, max_length, min_tokens)
+    return _split_off_report(packed, max_length, min_tokens)
 
 
 def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
@@ -187,7 +187,7 @@ def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sente
         raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
 
 
-def split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
+def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
     """Sum up the column "counts" (filled in the first row of each batch) and remove it, and rows that only carry it."""
     import pyarrow.compute as pc
 
@@ -208,7 +208,7 @@ def split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tu
     return packed, report
 
 
-def pack_batch(
+def _pack_batch(
     batch: dict[str, list],
     indices: list[int],
     *,
@@ -249,7 +249,7 @@ def pack_batch(
         pieces = [
             np.concatenate([cls, ids[start:end], sep])
             for ids, ends in documents
-            for start, end in sentence_spans(ends, max_length - 2)
+            for start, end in _sentence_spans(ends, max_length - 2)
         ]
         columns = {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
     if not with_counts:
@@ -324,7 +324,7 @@ def sentence_starts(text: str, language: str) -> list[int]:
     return [start - (text[start - 1] == " ") for start in starts]
 
 
-def sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
+def _sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
     """Cut a document into spans of at most `room` tokens, each as many whole sentences as fit; a longer sentence anywhere.
 
     Args:
@@ -358,7 +358,7 @@ def full_sentences(
     length = 0
     for ids, ends in documents:
         separator = 1
-        for start, end in sentence_spans(ends, max_length - 2, sentences=1):
+        for start, end in _sentence_spans(ends, max_length - 2, sentences=1):
             if row and length + separator + end - start + 1 > max_length:
                 rows.append(np.concatenate([*row, sep]))
                 row = []
@@ -378,7 +378,7 @@ def full_sentences(
 def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.ndarray]]:
     """Columns of the rows of best-fit packing; the pieces of a row are its documents 1, 2, ..."""
     lengths = [len(piece) for piece in pieces]
-    rows = [[pieces[i] for i in row] for row in best_fit_decreasing(lengths, max_length)]
+    rows = [[pieces[i] for i in row] for row in _best_fit_decreasing(lengths, max_length)]
     return {
         "input_ids": [np.concatenate(row) for row in rows],
         "document_ids": [
@@ -387,7 +387,7 @@ def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.nda
     }
 
 
-def best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
+def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
     """Indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []
@@ -408,8 +408,8 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
     """The pairs of all documents; a single sentence is divided in its middle."""
     pairs = []
     for document, (ids, ends) in enumerate(documents):
-        spans = sentence_spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
-        fit_last_span(spans, ends, room)
+        spans = _sentence_spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
+        _fit_last_span(spans, ends, room)
         for start, end in spans:
             cuts = [cut - start for cut in ends[bisect_right(ends, start) : bisect_left(ends, end)]]
             if mode == "sentence_pair":
@@ -418,7 +418,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
     return pairs
 
 
-def fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
+def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
     """Join a last single sentence to the span before it where it fits; make a last single token long enough for a pair."""
     n = ends[-1]
     if len(spans) < 2:

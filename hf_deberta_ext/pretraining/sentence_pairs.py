@@ -87,7 +87,7 @@ def find_partners(
     candidates = drawn[half:]
     for i in drawn[:half]:
         for place, j in enumerate(candidates):
-            if pairs[i].document != pairs[j].document and (cuts := fitting_cuts(pairs[i], pairs[j], room, generator)):
+            if pairs[i].document != pairs[j].document and (cuts := _fitting_cuts(pairs[i], pairs[j], room, generator)):
                 pairs[i].cut(cuts[0])
                 pairs[j].cut(cuts[1])
                 del candidates[place]
@@ -95,7 +95,7 @@ def find_partners(
                 break
 
 
-def fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
+def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
     """Random places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
     n, m = len(first.tokens), len(second.tokens)
     for a in generator.sample(first.cuts, len(first.cuts)):

@@ -28,7 +28,7 @@ FIRST_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # Characters that are normalised and split at a time.
 CUT = 10_000
-# Noncharacters, never in a text: TILDE stands for the full-width tilde while NFKC runs; for ENDS see `repeat_words`.
+# Noncharacters, never in a text: TILDE stands for the full-width tilde while NFKC runs; for ENDS see `_repeat_words`.
 TILDE, *ENDS = map(chr, range(0xFDD2, 0xFDE0))
 
 
@@ -200,7 +200,7 @@ def word_splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Metaspace("▁", "always"), pre_tokenizers.Split(runs, "isolated")])
 
 
-def cut_text(text: str) -> Iterator[str]:
+def _cut_text(text: str) -> Iterator[str]:
     """The text in chunks of at most CUT characters, divided at spaces or line ends where there are any."""
     start = 0
     while start < len(text):
@@ -215,7 +215,7 @@ def cut_text(text: str) -> Iterator[str]:
 def count_words(texts: Iterator[str], show_progress: bool) -> Counter[str]:
     normalizer, splitter, words = _nmt_nfkc(), word_splitter(), Counter()
     for text in tqdm(texts, desc="Counting words", unit=" texts", disable=not show_progress):
-        for part in cut_text(text):
+        for part in _cut_text(text):
             words.update([word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(part))])
     return words
 
@@ -246,11 +246,11 @@ def fit_pieces(words: Counter[str], characters: int, size: int, show_progress: b
     """At most `size` pieces and their log probabilities, the likeliest first."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
-    ends = max(map(number_of_ends, words.values()))
+    ends = max(map(_number_of_ends, words.values()))
     trainer = trainers.UnigramTrainer(
         vocab_size=size + ends + 1, special_tokens=["[UNK]"], unk_token="[UNK]", show_progress=show_progress
     )
-    tokenizer.train_from_iterator(repeat_words(words), trainer)
+    tokenizer.train_from_iterator(_repeat_words(words), trainer)
     pieces = [item for item in json.loads(tokenizer.to_str())["model"]["vocab"][1:] if item[0] not in ENDS]
     # Characters that the trainer lost come back in random order, each 0.0001 above the one before.
     lowest = min(score for _, score in pieces)
@@ -259,7 +259,7 @@ def fit_pieces(words: Counter[str], characters: int, size: int, show_progress: b
     return sorted(((piece, round(score, 6)) for piece, score in pieces), key=lambda item: (-item[1], item[0]))
 
 
-def repeat_words(words: Counter[str]) -> Iterator[str]:
+def _repeat_words(words: Counter[str]) -> Iterator[str]:
     """Each word as often as it was counted, some of them with an END.
 
     The trainer takes its first pieces from the strings that go on in two ways within the list of different words, so it
@@ -267,11 +267,11 @@ def repeat_words(words: Counter[str]) -> Iterator[str]:
     What holds an END goes on in one way only, so it is never a piece.
     """
     for word, n in sorted(words.items()):
-        ends = number_of_ends(n)
+        ends = _number_of_ends(n)
         yield from (word + end for end in ENDS[:ends])
         for start in range(0, n - ends, CUT):
             yield "\n".join([word] * min(CUT, n - ends - start))
 
 
-def number_of_ends(n: int) -> int:
+def _number_of_ends(n: int) -> int:
     return min(n.bit_length() // 2, len(ENDS))

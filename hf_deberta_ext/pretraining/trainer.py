@@ -165,7 +165,7 @@ class TargetTrainer(RunTrainer):
             if counts.all():
                 return
         missing = [name for name, count in zip(self.objectives, counts.tolist(), strict=True) if not count]
-        raise ValueError(no_targets(missing, len(dataset)))
+        raise ValueError(_no_targets(missing, len(dataset)))
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
         """The micro-batches of a step, and the targets of each objective in them, over all processes."""
@@ -295,7 +295,7 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
     metrics: dict[str, Any] = {"loss": 0.0}
     for name, (total, correct, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
         if not count:
-            raise ValueError(no_targets([name], len(statistics)))
+            raise ValueError(_no_targets([name], len(statistics)))
         loss = total / count
         metrics["loss"] += weights[name] * loss
         metrics |= {f"{name}_loss": loss, f"{name}_accuracy": correct / count, f"{name}_targets": int(count)}
@@ -317,5 +317,5 @@ def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
     return batch
 
 
-def no_targets(names: list[str], rows: int) -> str:
+def _no_targets(names: list[str], rows: int) -> str:
     return f"none of the {rows} rows of the evaluation data has a target of {', '.join(names)}: give it more or longer texts"
