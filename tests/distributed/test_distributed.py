@@ -92,7 +92,7 @@ SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark
 
 
 class Processes:
-    """What two processes made of jobs of this file: started together, since starting is what takes time."""
+    """Results of two processes for the jobs of this file: started together, since starting is what takes time."""
 
     def __init__(self, folder: Path, trainings: Iterable[str], everything: bool):
         self.folder, jobs = folder, []
@@ -132,12 +132,12 @@ class Processes:
         )
         assert done.returncode == 0, done.stdout[-5000:]
 
-    def place(self, wrapper: str, what: str | None) -> str:
-        number = [*TRAININGS].index(what) if what in TRAININGS else what
+    def place(self, wrapper: str, key: str | None) -> str:
+        number = [*TRAININGS].index(key) if key in TRAININGS else key
         return str(self.folder / f"{wrapper}-{number}")
 
-    def result(self, wrapper: str, what: str | None) -> dict:
-        result = torch.load(Path(self.place(wrapper, what), "result.pt"))
+    def result(self, wrapper: str, key: str | None) -> dict:
+        result = torch.load(Path(self.place(wrapper, key), "result.pt"))
         assert "error" not in result, result["error"]
         return result
 
@@ -167,13 +167,13 @@ def alone(tmp_path_factory):
 
 def assert_same_log(entries: list[dict], expected: list[dict]):
     assert len(entries) == len(expected) == STEPS
-    for entry, wanted in zip(entries, expected, strict=True):
-        names = {name for name in wanted if not name.endswith(("runtime", "per_second"))}
+    for entry, reference in zip(entries, expected, strict=True):
+        names = {name for name in reference if not name.endswith(("runtime", "per_second"))}
         assert names <= {*entry} and "loss" in names
         for name in names:
             # A small difference of large losses: rounding shows.
             tolerance = dict(rel=1e-3) if name == "sift_change" else LOSSES
-            assert entry[name] == pytest.approx(wanted[name], **tolerance), name
+            assert entry[name] == pytest.approx(reference[name], **tolerance), name
 
 
 def assert_same_weights(state: dict, expected: dict):
@@ -207,10 +207,10 @@ def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, 
     assert_same_weights(result["state"], expected)
 
 
-@pytest.mark.parametrize("given, expected", [({}, False), (dict(ddp_find_unused_parameters=True), True)])
+@pytest.mark.parametrize("arguments, expected", [({}, False), (dict(ddp_find_unused_parameters=True), True)])
 @pytest.mark.parametrize("training", ["masked lm, v2", "replaced tokens, joint", "task", "task with sift"])
-def test_our_trainers_turn_the_search_for_unused_parameters_off(training, given, expected, tmp_path):
-    assert make_trainer(training, str(tmp_path), **given).args.ddp_find_unused_parameters is expected
+def test_our_trainers_turn_the_search_for_unused_parameters_off(training, arguments, expected, tmp_path):
+    assert make_trainer(training, str(tmp_path), **arguments).args.ddp_find_unused_parameters is expected
 
 
 def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformers(tmp_path):
@@ -396,20 +396,20 @@ def parameters_in(value):
     if isinstance(value, torch.nn.Parameter):
         yield value
     elif isinstance(value, dict):
-        yield from (found for item in value.values() for found in parameters_in(item))
+        yield from (bare for item in value.values() for bare in parameters_in(item))
     elif isinstance(value, (list, tuple)):
-        yield from (found for item in value for found in parameters_in(item))
+        yield from (bare for item in value for bare in parameters_in(item))
 
 
 @pytest.mark.criterion("A20.2")
 def test_no_module_is_given_or_returns_a_bare_parameter(model_and_batch):
     """The relative table reaches the layers as an activation: ZeRO cannot gather a parameter that travels."""
     model, batch = model_and_batch
-    found, tables, calls = [], [], Counter()
+    bare, tables, calls = [], [], Counter()
 
     def look(module, args, kwargs, output):
         calls[module] += 1
-        found.extend(parameters_in([args, kwargs, output]))
+        bare.extend(parameters_in([args, kwargs, output]))
         if isinstance(module, DebertaExtLayer):
             tables.append(args[2])
 
@@ -419,7 +419,7 @@ def test_no_module_is_given_or_returns_a_bare_parameter(model_and_batch):
             model(**batch)
     for hook in hooks:
         hook.remove()
-    assert found == [] and len(calls) > 20
+    assert bare == [] and len(calls) > 20
     assert len(tables) >= 6 and any(table.grad_fn is not None for table in tables)
 
 

@@ -126,13 +126,13 @@ def refused(model_class, folder, *named):
 
 def spoil(data, content: bytes) -> bytes:
     """Cut off, empty, or with bytes changed where that cannot stay unnoticed."""
-    how = data.draw(st.sampled_from(["cut", "empty", "head", "text", "longer"]), "how")
-    if how == "cut":
+    damage = data.draw(st.sampled_from(["cut", "empty", "head", "text", "longer"]), "how")
+    if damage == "cut":
         return content[: data.draw(st.integers(0, len(content) - 1), "length")]
-    if how == "head":
+    if damage == "head":
         garbage = data.draw(st.binary(min_size=16, max_size=16), "garbage")
         return garbage + content[16:] if garbage != content[:16] else b""
-    return {"empty": b"", "text": b"<html>404 not found</html>", "longer": content[:8] + content}[how]
+    return {"empty": b"", "text": b"<html>404 not found</html>", "longer": content[:8] + content}[damage]
 
 
 @cases("damaged safetensors")
@@ -161,17 +161,17 @@ def test_a_damaged_bin_file_is_named_and_runs_nothing(data, copy_of):
     folder = copy_of(kind)
     file, marker = folder / BIN, folder / "marker"
     tensors = torch.load(file, weights_only=True)
-    how = data.draw(
+    damage = data.draw(
         st.sampled_from(["spoiled", "code", "bare pickle", "old format", "other object", "code among tensors"]), "how"
     )
-    if how == "spoiled":
+    if damage == "spoiled":
         file.write_bytes(spoil(data, file.read_bytes()))
-    elif how in ("code", "code among tensors", "old format"):
+    elif damage in ("code", "code among tensors", "old format"):
         content = (
-            dict(tensors, last=Malicious(str(marker))) if how == "code among tensors" else {"a": Malicious(str(marker))}
+            dict(tensors, last=Malicious(str(marker))) if damage == "code among tensors" else {"a": Malicious(str(marker))}
         )
-        torch.save(content, file, _use_new_zipfile_serialization=how != "old format")
-    elif how == "bare pickle":
+        torch.save(content, file, _use_new_zipfile_serialization=damage != "old format")
+    elif damage == "bare pickle":
         file.write_bytes(pickle.dumps(Malicious(str(marker)), protocol=data.draw(st.integers(0, 5), "protocol")))
     else:
         torch.save(data.draw(st.sampled_from([[1], None, "x", 3, {1: 2}, {}, {"a": "b"}, [torch.ones(2)]]), "object"), file)
@@ -212,26 +212,28 @@ def test_a_damaged_configuration_is_named(data, copy_of):
     kind = data.draw(st.sampled_from(["ours", "v1", "v2", "joint", "ours .bin"]), "kind")
     folder = copy_of(kind)
     file = folder / "config.json"
-    how = data.draw(st.sampled_from(["text", "cut", "foreign", "field", "field", "field", "sizes", "bytes", "gone"]), "how")
+    damage = data.draw(
+        st.sampled_from(["text", "cut", "foreign", "field", "field", "field", "sizes", "bytes", "gone"]), "how"
+    )
     config = json.loads(file.read_text())
     named = ()
-    if how == "text":
+    if damage == "text":
         file.write_text(data.draw(st.sampled_from(CONFIGS), "text"))
-    elif how == "cut":
+    elif damage == "cut":
         text = file.read_text().rstrip()
         file.write_text(text[: data.draw(st.integers(0, len(text) - 1), "length")])
-    elif how == "foreign":
+    elif damage == "foreign":
         file.write_text(json.dumps(config | dict(model_type=data.draw(st.sampled_from(FOREIGN), "type"))))
         named = ("model_type",)
-    elif how == "field":
+    elif damage == "field":
         name = data.draw(st.sampled_from(sorted(WRONG)), "name")
         value = data.draw(st.sampled_from(WRONG[name]), "value")
         file.write_text(json.dumps(config | {name: value}))
         named = (name,)
-    elif how == "sizes":
+    elif damage == "sizes":
         name, value = data.draw(st.sampled_from([("hidden_size", 16), ("intermediate_size", 6), ("vocab_size", 30)]), "size")
         file.write_text(json.dumps(config | {name: value}))
-    elif how == "bytes":
+    elif damage == "bytes":
         file.write_bytes(b'{"a": "\xff\xfe"}')
     else:
         file.unlink()
@@ -268,34 +270,34 @@ def edit(folder, change):
 def test_missing_tensors_are_reported_and_other_sizes_and_indexes_refused(data, copy_of, caplog):
     kind = data.draw(st.sampled_from(KINDS), "kind")
     folder = copy_of(kind)
-    how = data.draw(st.sampled_from(["missing", "extra", "shape", "nothing", "index", "shard"]), "how")
+    damage = data.draw(st.sampled_from(["missing", "extra", "shape", "nothing", "index", "shard"]), "how")
     chooser = random.Random(data.draw(st.integers(0, 99), "seed"))
     touched = []
-    if how in ("index", "shard"):
+    if damage in ("index", "shard"):
         folder = copy_of(data.draw(st.sampled_from(["ours, shards", "v2, shards"]), "shards"))
         index = folder / INDEX
-        if how == "index":
+        if damage == "index":
             outside = json.dumps(
                 dict(metadata={}, weight_map={"a": data.draw(st.sampled_from(["../copy/x", "x/y"]), "outside")})
             )
             index.write_text(data.draw(st.sampled_from([*INDEXES, outside]), "text"))
             refused(DebertaExtForMaskedLM, folder, INDEX)
         else:
-            gone = sorted(folder.glob("model-*"))[0]
-            gone.unlink()
-            refused(DebertaExtForMaskedLM, folder, gone.name)
+            removed = sorted(folder.glob("model-*"))[0]
+            removed.unlink()
+            refused(DebertaExtForMaskedLM, folder, removed.name)
         return
 
     def change(tensors):
         names = sorted(tensors)
         chosen = chooser.sample(names, min(len(names), chooser.randint(1, 4)))
-        if how == "missing":
+        if damage == "missing":
             for name in chosen if len(chosen) < len(names) else chosen[1:]:
                 del tensors[name]
                 touched.append(name)
-        elif how == "extra":
+        elif damage == "extra":
             tensors["deberta.encoder.nonsense.weight"] = torch.ones(3)
-        elif how == "nothing":
+        elif damage == "nothing":
             tensors.clear()
             tensors["nonsense.weight"] = torch.ones(3)
         else:
@@ -304,19 +306,19 @@ def test_missing_tensors_are_reported_and_other_sizes_and_indexes_refused(data, 
             touched.append(name)
 
     edit(folder, change)
-    if how == "shape" or (how == "nothing" and "shards" not in kind):
+    if damage == "shape" or (damage == "nothing" and "shards" not in kind):
         refused(model_of(kind), folder, *touched)
         return
     with caplog.at_level(logging.WARNING):
         caplog.clear()
         model, drawn = load(model_of(kind), folder)
     names = {name for name, _ in model.named_parameters()}
-    if how == "missing":
+    if damage == "missing":
         # v1's fused tensors become several; each name that stayed as it is must be told.
         assert {name for name in touched if name in names} <= drawn and drawn
         if kind.startswith("v"):
             assert set(model.loading_report.initialised) >= drawn & names and "newly initialised" in caplog.text
-    if how == "extra" and kind.startswith("v"):
+    if damage == "extra" and kind.startswith("v"):
         assert "deberta.encoder.nonsense.weight" in model.loading_report.unused
 
 

@@ -40,7 +40,7 @@ def outputs_of(model, arguments):
 
 
 def at_tokens(outputs, real):
-    """What is defined at padding too, at real tokens alone."""
+    """Outputs with padding reduced to those at real tokens."""
     per_token = {name: x for name, x in outputs.items() if x.shape[: real.dim()] == real.shape and x.dim() >= real.dim()}
     return outputs | {name: x[real] for name, x in per_token.items()}
 
@@ -160,11 +160,11 @@ def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
 def same_model(model, loaded):
     """Every parameter and buffer, tied ones too, and the configuration."""
     for kind in ("named_parameters", "named_buffers"):
-        ours, theirs = (dict(getattr(m, kind)(remove_duplicate=False)) for m in (model, loaded))
-        assert ours.keys() == theirs.keys()
-        for name, x in ours.items():
-            assert x.dtype == theirs[name].dtype and torch.equal(x, theirs[name]), name
-            assert x.requires_grad == theirs[name].requires_grad, name
+        before_saving, after_loading = (dict(getattr(m, kind)(remove_duplicate=False)) for m in (model, loaded))
+        assert before_saving.keys() == after_loading.keys()
+        for name, x in before_saving.items():
+            assert x.dtype == after_loading[name].dtype and torch.equal(x, after_loading[name]), name
+            assert x.requires_grad == after_loading[name].requires_grad, name
     before, after = model.config.to_dict(), loaded.config.to_dict()
     for config in (before, after):
         # Where it came from.
@@ -186,10 +186,10 @@ def test_save_and_load_keep_every_bit(data):
         loaded, info = HEADS[head].from_pretrained(folder, dtype="auto", output_loading_info=True)
         assert not any(info.values()), info
         same_model(model, loaded)
-        ours, theirs = outputs_of(model, arguments), outputs_of(loaded, arguments)
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            assert equal_outputs(ours[name], theirs[name]), name
+        before_saving, after_loading = outputs_of(model, arguments), outputs_of(loaded, arguments)
+        assert before_saving.keys() == after_loading.keys()
+        for name in before_saving:
+            assert equal_outputs(before_saving[name], after_loading[name]), name
 
 
 @pytest.mark.criterion("A11.1")
@@ -206,15 +206,15 @@ def test_a_sample_alone_equals_itself_in_a_batch(data):
     with torch.no_grad():
         together = outputs_of(model, arguments)
         for row in range(batch["B"]):
-            one = slice(row, row + 1)
-            kept = {name: x if len(x) == 1 else x[one] for name, x in arguments.items()}
+            row_slice = slice(row, row + 1)
+            sample = {name: x if len(x) == 1 else x[row_slice] for name, x in arguments.items()}
             if batch["mask"] in ("right", "left"):
-                del kept["attention_mask"]
-                kept = {name: x[:, real[row]] for name, x in kept.items()}
-            for name, x in outputs_of(model, kept).items():
-                there = together[name][one]
-                there = there if x.dim() == 2 and name == "logits" and head == "sequence" else there[:, real[row]]
-                assert error(there, x, 1e-6) < TOLERANCE, (row, name)
+                del sample["attention_mask"]
+                sample = {name: x[:, real[row]] for name, x in sample.items()}
+            for name, x in outputs_of(model, sample).items():
+                expected = together[name][row_slice]
+                expected = expected if x.dim() == 2 and name == "logits" and head == "sequence" else expected[:, real[row]]
+                assert error(expected, x, 1e-6) < TOLERANCE, (row, name)
 
 
 @pytest.mark.criterion("P5")
@@ -246,8 +246,8 @@ def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
             model.set_unpadding(False)
             block = (ids[:, None] == ids[:, :, None]) & (ids > 0)[:, None]
             whole = outputs_of(model, arguments | dict(attention_mask=block, labels=given_labels))
-            parts = outputs_of(model, arguments | dict(document_ids=ids, labels=given_labels))
-            assert error(parts["loss"], whole["loss"], 1e-6) < TOLERANCE
+            packed = outputs_of(model, arguments | dict(document_ids=ids, labels=given_labels))
+            assert error(packed["loss"], whole["loss"], 1e-6) < TOLERANCE
 
 
 def place_in_document(row):
@@ -314,8 +314,8 @@ def test_extreme_weights_give_finite_outputs_and_gradients(data):
     outputs = at_tokens(outputs_of(model, arguments), real)
     value = outputs["loss"] if "loss" in outputs else objective(outputs) / max(1, real.sum())
     gradients = gradients_of(model, value)
-    for where, x in [*outputs.items(), *gradients.items()]:
-        assert torch.isfinite(x).all(), where
+    for source, x in [*outputs.items(), *gradients.items()]:
+        assert torch.isfinite(x).all(), source
 
 
 @cases("deberta-v2")
@@ -335,9 +335,9 @@ def test_a_stock_folder_gives_the_model_back_or_is_refused_by_name(data):
         options = {name: fields[name] for name in ("emd_layers", "emd_input") if name in fields}
         back = HEADS[head].from_pretrained(folder, **options, masked_only=fields["masked_only"])
         assert not back.loading_report.initialised
-        ours, theirs = outputs_of(model, arguments), outputs_of(back, arguments)
-        for name in ours:
-            assert error(theirs[name], ours[name], 1e-6) < 1e-5, name
+        before_saving, after_loading = outputs_of(model, arguments), outputs_of(back, arguments)
+        for name in before_saving:
+            assert error(after_loading[name], before_saving[name], 1e-6) < 1e-5, name
 
 
 @pytest.mark.slow

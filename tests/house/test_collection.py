@@ -51,10 +51,10 @@ def test_no_test_has_the_name_of_another_one_of_its_file():
 
 def test_tests_import_helpers_of_support_and_no_other_test():
     """Each file runs alone, in any order; what two of them share is in tests/support."""
-    other = {file.stem for file in TESTS.rglob("*.py") if file.parent.name != "support"} - {"criteria"}
+    test_modules = {file.stem for file in TESTS.rglob("*.py") if file.parent.name != "support"} - {"criteria"}
     for file in TESTS.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            assert not other & {*names}, f"{file.name}, line {node.lineno}"
+            assert not test_modules & {*names}, f"{file.name}, line {node.lineno}"

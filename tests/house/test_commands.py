@@ -237,10 +237,10 @@ def test_verbosity_and_progress_bars_are_afterwards_what_they_were(error, comman
             logging.getLogger("hf_deberta_ext").level,
         )
 
-    seen = []
+    states = []
 
     def run(arguments):
-        seen.append(state())
+        states.append(state())
         if error is not None:
             raise error
 
@@ -248,7 +248,7 @@ def test_verbosity_and_progress_bars_are_afterwards_what_they_were(error, comman
     command(run)
     main(["info", "x"])
     assert state() == before
-    assert seen[0][0] == logging.ERROR and not seen[0][2] and seen[0][3]
+    assert states[0][0] == logging.ERROR and not states[0][2] and states[0][3]
 
 
 # ------- as a program

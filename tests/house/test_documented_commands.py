@@ -42,7 +42,7 @@ def blocks(text):
 
 
 def commands(document, folder):
-    """What a shell makes of them, with its variables and loops: lists of words."""
+    """Their words as a shell expands them, with its variables and loops."""
     log = folder / "log"
     log.touch()
     script = RECORDER + "\n".join(blocks(text_of(document)))
@@ -68,18 +68,18 @@ def program_of(words):
 @pytest.mark.skipif(bash is None, reason="a shell reads the commands")
 @pytest.mark.parametrize("document", [*DOCUMENTS, *SCRIPTS])
 def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
-    found = [program_of(words) for words in commands(document, tmp_path)]
-    found = [command for command in found if command and "..." not in command[1] and "--help" not in command[1]]
+    documented = [program_of(words) for words in commands(document, tmp_path)]
+    documented = [command for command in documented if command and "..." not in command[1] and "--help" not in command[1]]
     # Where the commands before have written their files.
     monkeypatch.chdir(tmp_path)
-    for program, argv in found:
+    for program, argv in documented:
         assert program == "deberta-ext" or program in EXAMPLES, program
         try:
             flags_of(program, argv, monkeypatch)
         except SystemExit as refused:
             pytest.fail(f"{document}: {program} {' '.join(argv)}: {refused} {capsys.readouterr().err[-500:]}")
     least = {"README.md": 20, "examples/README.md": 20, "examples/run_glue.py": 3, "examples/run_rtd.py": 3}
-    assert len(found) >= least.get(document, 0)
+    assert len(documented) >= least.get(document, 0)
 
 
 @pytest.mark.skipif(bash is None, reason="a shell reads the commands")
@@ -89,9 +89,9 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     block += '        --model a --output_dir "out $x"; done\n'
     assert blocks(f"Text.\n\n{block}\nMore.\n") == [block]
     monkeypatch.setattr("test_documented_commands.text_of", lambda document: block)
-    found = commands("README.md", tmp_path)
-    assert [words[-1] for words in found] == ["out 1", "out 2"]
-    program, argv = program_of(found[0])
+    documented = commands("README.md", tmp_path)
+    assert [words[-1] for words in documented] == ["out 1", "out 2"]
+    program, argv = program_of(documented[0])
     with pytest.raises(SystemExit):
         flags_of(program, argv, monkeypatch)
     good = [word for word in argv if word not in ("--evaluation_strategy", "no")]

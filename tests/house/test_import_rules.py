@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom, read from the sources: what travels to the Hub stands alone, and the layers stay layers."""
+"""Allowed imports, read from the sources: files of saved models import no other room, and layers stay layers."""
 
 import ast
 import importlib
@@ -55,15 +55,15 @@ def part_of(file: Path) -> str:
 def imports(file: Path) -> list[tuple[str, str | None]]:
     """(absolute module, name or None) of every import in the file, those inside of functions too."""
     package = ("hf_deberta_ext", *file.relative_to(PACKAGE).parent.parts) if file.is_relative_to(PACKAGE) else ()
-    found = []
+    matches = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [(alias.name, None) for alias in node.names]
+            matches += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(module, alias.name) for alias in node.names]
-    return found
+            matches += [(module, alias.name) for alias in node.names]
+    return matches
 
 
 def parts_imported(file: Path) -> set[str]:
@@ -248,12 +248,12 @@ def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
     folders = "|".join(("tmp", "work", "root", "home"))
     # Not the end of an address or of a relative path.
     pattern = re.compile(r"(?<![\w.~/)}\]])" + "/" + f"(?:{folders})" + r"(?![\w-])")
-    found = []
+    matches = []
     for file in tracked_files():
         data = file.read_bytes()
         if b"\0" in data:
             continue
         for number, line in enumerate(data.decode("utf-8", errors="replace").splitlines(), start=1):
             if pattern.search(line):
-                found.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
-    assert found == []
+                matches.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert matches == []

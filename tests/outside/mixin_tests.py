@@ -94,7 +94,7 @@ SHAPES = {
 
 
 class DebertaExtModelTester:
-    """What the mixins ask for: a small configuration and inputs."""
+    """Interface that the mixins need: a small configuration and inputs."""
 
     causal_lm_class = DebertaExtForMaskedLM
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline must answer: stands in for the tests of transformers' tests/pipelines, which its source distribution
+"""Expected answers of pipelines: stands in for the tests of transformers' tests/pipelines, which its source distribution
 lacks. PipelineTesterMixin loads the model, asks for a pipeline, and runs batches itself."""
 
 import torch
@@ -33,9 +33,9 @@ class PipelineChecks:
         with torch.no_grad():
             return self.model(**self.tokenizer(*texts, return_tensors="pt"))
 
-    def close(self, given, expected):
-        given, expected = torch.as_tensor(given).double(), torch.as_tensor(expected).double()
-        torch.testing.assert_close(given, expected, atol=self.tolerance, rtol=self.tolerance)
+    def close(self, result, expected):
+        result, expected = torch.as_tensor(result).double(), torch.as_tensor(expected).double()
+        torch.testing.assert_close(result, expected, atol=self.tolerance, rtol=self.tolerance)
 
     def feature_extraction(self, text, answer):
         states = self.outputs(text).last_hidden_state
@@ -51,15 +51,15 @@ class PipelineChecks:
     def token_classification(self, text, answer):
         probabilities = self.outputs(text).logits[0].float().softmax(-1)
         words = self.tokenizer.convert_ids_to_tokens(self.tokenizer(text)["input_ids"])
-        assert answer and all(words[found["index"]] == found["word"] for found in answer), answer
-        for found in answer:
-            self.close(found["score"], probabilities[found["index"]].max())
+        assert answer and all(words[entry["index"]] == entry["word"] for entry in answer), answer
+        for entry in answer:
+            self.close(entry["score"], probabilities[entry["index"]].max())
 
     def fill_mask(self, text, answer):
         place = self.tokenizer(text)["input_ids"].index(self.tokenizer.mask_token_id)
         probabilities = self.outputs(text).logits[0, place].float().softmax(-1)
-        self.close([found["score"] for found in answer], probabilities.topk(3).values)
-        self.close([probabilities[found["token"]] for found in answer], probabilities.topk(3).values)
+        self.close([entry["score"] for entry in answer], probabilities.topk(3).values)
+        self.close([probabilities[entry["token"]] for entry in answer], probabilities.topk(3).values)
 
     def zero_shot(self, text, answer):
         entailment = self.model.config.label2id["entailment"]

@@ -50,7 +50,7 @@ KINDS = ("passed", "failed", "explained", "skipped")
 
 
 class Explained(NamedTuple):
-    """Why tests fail and may."""
+    """Reason for tests that may fail."""
 
     tests: tuple[str, ...]
     # A part of what they say.
@@ -233,7 +233,7 @@ def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) ->
 
 
 def explanation(name: str, version: str) -> Explained | None:
-    """Why this test fails with this version, if it may."""
+    """Reason why this test may fail with this version, or None."""
     model_class, _, test = name.partition("::")
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     for explained in EXPLAINED:

@@ -65,7 +65,7 @@ def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def ids(*texts: str) -> dict[str, torch.Tensor]:
-    """What the tokenizer does, by hand: [CLS] A [SEP], or a pair."""
+    """Inputs as the tokenizer makes them, by hand: [CLS] A [SEP], or a pair."""
     tokens, types = [1], [0]
     for number, text in enumerate(texts):
         words = [4 if word == "[MASK]" else int(word[1:]) for word in text.split()]
@@ -82,7 +82,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def originals(folder):
     """The models of MODELS, saved with their tokenizer; and a base with a trained adapter, and merged with it."""
-    made = {}
+    saved_models = {}
     generator = torch.Generator().manual_seed(0)
     for name, (model_class, fields) in MODELS.items():
         model = model_class(DebertaExtConfig(**(TINY | fields)))
@@ -90,10 +90,10 @@ def originals(folder):
             for key, parameter in sorted(model.named_parameters()):
                 noise = torch.empty(parameter.shape).normal_(0, 0.25, generator=generator)
                 parameter.copy_(1 + noise if key.endswith("LayerNorm.weight") else noise)
-        made[name] = model.eval()
+        saved_models[name] = model.eval()
         model.save_pretrained(folder / name)
         word_tokenizer().save_pretrained(folder / name)
-    return made
+    return saved_models
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +342,6 @@ def test_a_stock_folder_goes_through_transformers_and_back(folder, originals, tm
         transformers.pipeline("text-classification", model=str(source), top_k=None, trust_remote_code=True)(worker.WORDS)
         for source in (tmp_path / "stock", folder / "classifier")
     ]
-    for theirs, ours in zip(*answers, strict=True):
-        scores = {entry["label"]: entry["score"] for entry in ours}
-        assert {entry["label"]: entry["score"] for entry in theirs} == pytest.approx(scores, abs=1e-5)
+    for stock_answer, our_answer in zip(*answers, strict=True):
+        scores = {entry["label"]: entry["score"] for entry in our_answer}
+        assert {entry["label"]: entry["score"] for entry in stock_answer} == pytest.approx(scores, abs=1e-5)

@@ -230,8 +230,8 @@ TRAININGS |= HEADS
 
 def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | None = None, **more) -> Trainer:
     """Three steps over 24 rows, eight a step, in two micro-batches on each of two processes."""
-    made = TRAININGS[training]
-    wide = processes == 1 and not made.random
+    recipe = TRAININGS[training]
+    wide = processes == 1 and not recipe.random
     arguments = dict(
         # Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
         learning_rate=1e-2, adam_epsilon=1e-3, lr_scheduler_type="constant", max_steps=STEPS, logging_steps=1, seed=3,
@@ -242,11 +242,11 @@ def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | 
         arguments |= dict(ddp_backend="gloo")
     if wrapper == "fsdp":
         arguments |= dict(fsdp="full_shard auto_wrap", fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
-    return made.build(folder, **(arguments | dict(made.arguments) | more))
+    return recipe.build(folder, **(arguments | dict(recipe.arguments) | more))
 
 
 def train(training: str, folder: str, processes: int = 1, wrapper: str | None = None, resume: str | None = None, **more):
-    """What a run comes to: its log, the weights it began and ended with, and how the model was wrapped."""
+    """Results of a run: its log, the weights it began and ended with, and how the model was wrapped."""
     trainer = make_trainer(training, folder, processes, wrapper, **more)
     start = {name: weight.detach().clone() for name, weight in trainer.model.state_dict().items()}
     trainable = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
@@ -276,10 +276,10 @@ def shards(model) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor
 
     named = dict(model.named_parameters())
-    here = sum(parameter.to_local().numel() for parameter in named.values() if isinstance(parameter, DTensor))
+    local = sum(parameter.to_local().numel() for parameter in named.values() if isinstance(parameter, DTensor))
     layers = {name: module for name, module in model.named_modules() if isinstance(module, DebertaExtLayer)}
     return {
-        "kept": here / sum(parameter.numel() for parameter in named.values()),
+        "kept": local / sum(parameter.numel() for parameter in named.values()),
         "whole": [name for name, parameter in named.items() if not isinstance(parameter, DTensor)],
         "in no group": [name for name, module in layers.items() if not isinstance(module, FSDPModule)],
     }

@@ -57,8 +57,8 @@ def arguments(material, folder, *more, **flags):
         model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
         output_dir=folder, max_steps=4, report_to="none", disable_tqdm="true", logging_steps=1, learning_rate=5e-3,
     )  # fmt: skip
-    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*given, *map(str, more)]
+    argv = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
+    return [*argv, *map(str, more)]
 
 
 def start(*command):

@@ -18,7 +18,7 @@ EPSILON = 1e-3
 def rows(count=8, N=20, seed=0):
     """Examples with very different numbers of masked and of padded tokens."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    examples = []
     for index in range(count):
         ids = torch.randint(5, 63, (N,), generator=generator)
         ids[0], ids[-1] = 1, 2
@@ -26,8 +26,8 @@ def rows(count=8, N=20, seed=0):
         labels = torch.full((N,), -100)
         labels[1 : 3 + index] = ids[1 : 3 + index]
         inputs = torch.where(labels != -100, 63, ids) * mask
-        made.append(dict(input_ids=inputs, attention_mask=mask, labels=labels))
-    return made
+        examples.append(dict(input_ids=inputs, attention_mask=mask, labels=labels))
+    return examples
 
 
 def build(model, folder, train=None, evaluate=None, **arguments):

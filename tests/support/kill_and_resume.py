@@ -157,10 +157,10 @@ class Aim:
         return f"{self.kind}{nth} + {1000 * self.delay:.1f} ms" if self.kind != "random" else f"random, {self.delay:.2f} s"
 
     def wait(self, run: Run) -> bool:
-        """Whether the moment came before the run ended."""
-        began, there = time.perf_counter(), moment(self.kind, run.folder, self.number)
+        """True if the moment came before the run ended."""
+        began, contents = time.perf_counter(), moment(self.kind, run.folder, self.number)
         while True:
-            if time.perf_counter() - began >= self.delay if self.kind == "random" else next(there):
+            if time.perf_counter() - began >= self.delay if self.kind == "random" else next(contents):
                 break
             if finished(run):
                 return False
@@ -177,15 +177,15 @@ def finished(run: Run) -> bool:
 
 
 def checkpoints(folder: Path) -> dict[str, float]:
-    found = {}
+    times = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("checkpoint-"):
-                    found[entry.name] = entry.stat().st_mtime
+                    times[entry.name] = entry.stat().st_mtime
     except FileNotFoundError:
         pass
-    return found
+    return times
 
 
 def count_files(folder: Path) -> int:
@@ -204,13 +204,13 @@ def changed(place: Path) -> int | None:
 
 def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
     """Looks once for each value it yields."""
-    old, seen = checkpoints(folder), set()
+    old, appeared_names = checkpoints(folder), set()
     if kind == "checkpoint":
         # One that an earlier kill had cut is written again in place: its name is not new.
         cut = {name for name in old if not (folder / name / STATE).exists()}
-        while len(seen) < number:
+        while len(appeared_names) < number:
             yield False
-            seen |= {
+            appeared_names |= {
                 name
                 for name, changed in checkpoints(folder).items()
                 if name not in old or (name in cut and changed > old[name])
@@ -277,7 +277,7 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
 
 
 def examine(work: Callable[[], object], folder: Path):
-    """What `work` returns in a copy of this process, so that this one starts no threads."""
+    """Result of `work` in a copy of this process, so that this one starts no threads."""
     answer, printed = folder.with_name(f"{folder.name}.found"), folder.with_name(f"{folder.name}.examined")
     child = in_child(lambda: answer.write_text(json.dumps(work()), encoding="utf-8"), printed)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
@@ -326,9 +326,9 @@ def one_chain(
         run = Run(script, material, folder, resume=resume, fresh=rng.random() < fresh)
         if aim is not None and aim.wait(run):
             run.kill()
-            wrong, there = examine(functools.partial(look, folder, reference), folder)
+            wrong, contents = examine(functools.partial(look, folder, reference), folder)
             kills, problems = kills + 1, problems + wrong
-            report(script, f"{'new interpreter, ' if run.fresh else ''}{aim}", "; ".join(there), wrong)
+            report(script, f"{'new interpreter, ' if run.fresh else ''}{aim}", "; ".join(contents), wrong)
             resume = True
             continue
         code = run.wait()
@@ -356,7 +356,7 @@ def one_chain(
 
 
 def preload():
-    """What the scripts import late: a forked run finds it there."""
+    """Import what the scripts import late, so that forked runs start at once."""
     for name in ("accelerate", "datasets", "matplotlib.pyplot", "sentencex", "safetensors.torch", "torch", "hf_deberta_ext"):
         importlib.import_module(name)
     for name in SCRIPTS:
@@ -384,8 +384,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.log is not None:
             args.log.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    def report(script, where, what, wrong):
-        say(f"| {script} | {where} | {what} | {'; '.join(wrong) if wrong else 'as it should be'} |")
+    def report(script, event, detail, wrong):
+        say(f"| {script} | {event} | {detail} | {'; '.join(wrong) if wrong else 'as it should be'} |")
 
     print(f"imported in {time.perf_counter() - import_time:.0f} s", flush=True)
     with tempfile.TemporaryDirectory() as temporary:

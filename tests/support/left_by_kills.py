@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a killed run may hold: what the undisturbed run had at that step, or something that is refused."""
+"""Check of the folder of a killed run: everything in it is of the undisturbed run at that step, or is refused."""
 
 import json
 import re
@@ -12,23 +12,27 @@ TIMES = re.compile(r".*_(runtime|per_second)|train_loss|train_resumed_at_step")
 WEIGHTS, RESULTS, CARD, STATE = "model.safetensors", "all_results.json", "README.md", "trainer_state.json"
 
 
-def same_tensors(one: Path, other: Path) -> bool:
+def same_tensors(first: Path, second: Path) -> bool:
     from safetensors.torch import load_file
 
-    return same(load_file(one), load_file(other))
+    return same(load_file(first), load_file(second))
 
 
-def same(one, other) -> bool:
+def same(first, second) -> bool:
     """Equal to the last bit: tensors, and what holds them."""
     import torch
 
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(same(first[name], second[name]) for name in first)
+        )
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
 
 
 def read(file: Path):
@@ -36,7 +40,7 @@ def read(file: Path):
 
 
 def losses(state: Path) -> list[dict]:
-    """What was logged, without times and the sums over the whole training."""
+    """Logged losses, without times and the sums over the whole training."""
     history = [entry for entry in read(state)["log_history"] if "train_runtime" not in entry]
     return [{name: value for name, value in entry.items() if not TIMES.fullmatch(name)} for entry in history]
 
@@ -70,24 +74,24 @@ def loaded_tokenizer(folder: Path):
 
 
 def look(folder: Path, reference: Path) -> tuple[list[str], list[str]]:
-    """What is wrong in the folder of a killed run, and what there is: it must be the undisturbed run's, or be refused."""
-    wrong, there = [], []
+    """Problems in the folder of a killed run, and its contents, which must be the undisturbed run's, or be refused."""
+    wrong, contents = [], []
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         wrong += [f"{checkpoint.name}: {problem}" for problem in look_at_checkpoint(checkpoint, reference / checkpoint.name)]
         files = sum(file.is_file() for file in checkpoint.rglob("*"))
         all_files = sum(file.is_file() for file in (reference / checkpoint.name).iterdir())
-        there.append(f"{checkpoint.name} {'whole' if is_whole(checkpoint) else f'cut ({files} of {all_files} files)'}")
+        contents.append(f"{checkpoint.name} {'whole' if is_whole(checkpoint) else f'cut ({files} of {all_files} files)'}")
     for part in ("", "discriminator", "generator", "tokenizer"):
         if not (reference / part).is_dir() or not (folder / part).is_dir():
             continue
-        problems, what = look_at_model(folder / part, reference / part)
+        problems, kinds = look_at_model(folder / part, reference / part)
         wrong += [f"{part or 'output folder'}: {problem}" for problem in problems]
-        there += [f"{part or 'output folder'}: {what}"] if what else []
+        contents += [f"{part or 'output folder'}: {kinds}"] if kinds else []
     if (folder / CARD).exists():
-        there.append("card")
+        contents.append("card")
         if not (folder / WEIGHTS).exists() or not (folder / RESULTS).exists():
             wrong.append("a card without model or results")
-    return wrong, there or ["no folder" if not folder.exists() else "nothing"]
+    return wrong, contents or ["no folder" if not folder.exists() else "nothing"]
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -110,12 +114,12 @@ def look_at_checkpoint(checkpoint: Path, reference: Path) -> list[str]:
         wrong.append("taken as whole, but its model cannot be loaded")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         try:
-            parts = [torch.load(folder / name, weights_only=False) for folder in (checkpoint, reference)]
+            states = [torch.load(folder / name, weights_only=False) for folder in (checkpoint, reference)]
         except Exception as error:
             wrong.append(f"taken as whole, but {name} cannot be loaded: {type(error).__name__}")
             continue
         # The number generators depend on how often the run began; what a step draws is compared by the weights.
-        if name != "rng_state.pth" and not same(*parts):
+        if name != "rng_state.pth" and not same(*states):
             wrong.append(f"{name} is another")
     if read(checkpoint / STATE)["global_step"] != read(reference / STATE)["global_step"]:
         wrong.append("the state is of another step")
@@ -125,24 +129,24 @@ def look_at_checkpoint(checkpoint: Path, reference: Path) -> list[str]:
 
 
 def look_at_model(folder: Path, reference: Path) -> tuple[list[str], str]:
-    wrong, what = [], []
+    wrong, kinds = [], []
     if any(folder.glob("*.safetensors*")) or (folder / "config.json").exists():
-        found = loaded(folder)
-        what.append("model refused" if isinstance(found, Exception) else "model")
-        if not isinstance(found, Exception) and not same(found, loaded(reference)):
-            wrong.append(f"the model loads as another ({len(found[1])} weights missing)")
+        loaded_model = loaded(folder)
+        kinds.append("model refused" if isinstance(loaded_model, Exception) else "model")
+        if not isinstance(loaded_model, Exception) and not same(loaded_model, loaded(reference)):
+            wrong.append(f"the model loads as another ({len(loaded_model[1])} weights missing)")
     if (folder / WEIGHTS).exists():
         try:
             if not same_tensors(folder / WEIGHTS, reference / WEIGHTS):
                 wrong.append("the weights are others")
         except Exception as error:
-            what.append(f"weights cut ({type(error).__name__})")
+            kinds.append(f"weights cut ({type(error).__name__})")
     if any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        found = loaded_tokenizer(folder)
-        what.append("tokenizer refused" if isinstance(found, Exception) else "tokenizer")
-        if not isinstance(found, Exception) and found != loaded_tokenizer(reference):
+        loaded_model = loaded_tokenizer(folder)
+        kinds.append("tokenizer refused" if isinstance(loaded_model, Exception) else "tokenizer")
+        if not isinstance(loaded_model, Exception) and loaded_model != loaded_tokenizer(reference):
             wrong.append("the tokenizer loads as another")
-    return wrong, ", ".join(what)
+    return wrong, ", ".join(kinds)
 
 
 def files_of(folder: Path) -> set[str]:
@@ -152,25 +156,25 @@ def files_of(folder: Path) -> set[str]:
 
 
 def compare_ended(folder: Path, reference: Path) -> list[str]:
-    """How a run that has ended differs from the undisturbed one."""
+    """Differences between a run that has ended and the undisturbed one."""
     wrong, _ = look(folder, reference)
     for part in ("", "discriminator", "generator"):
         if (reference / part).is_dir() and not (folder / part / WEIGHTS).is_file():
             wrong.append(f"no weights in {part or 'the output folder'}")
-    one, other = (
+    first, second = (
         {name: value for name, value in read(place / RESULTS).items() if not TIMES.fullmatch(name)}
         for place in (folder, reference)
     )
     wrong += [
-        f"{name} = {one.get(name)}, not {other.get(name)}"
-        for name in sorted({*one, *other})
-        if one.get(name) != other.get(name)
+        f"{name} = {first.get(name)}, not {second.get(name)}"
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
     ]
     if losses(folder / STATE) != losses(reference / STATE):
         wrong.append("the log of the losses is another")
     wrong += [f"left behind: {name}" for name in sorted(files_of(folder) - files_of(reference))]
     wrong += [f"missing: {name}" for name in sorted(files_of(reference) - files_of(folder))]
-    found = sorted(folder.glob("checkpoint-*"))
-    if len(found) > 2 or not all(map(is_whole, found)) or not found:
-        wrong.append(f"checkpoints left: {', '.join(path.name for path in found)}")
+    checkpoints = sorted(folder.glob("checkpoint-*"))
+    if len(checkpoints) > 2 or not all(map(is_whole, checkpoints)) or not checkpoints:
+        wrong.append(f"checkpoints left: {', '.join(path.name for path in checkpoints)}")
     return wrong

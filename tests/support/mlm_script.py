@@ -50,9 +50,9 @@ def write_text(file):
     for _ in range(120):
         sentences = []
         for _ in range(generator.randint(3, 9)):
-            subject, thing = generator.sample(NOUNS, 2)
+            subject, object_noun = generator.sample(NOUNS, 2)
             verb, place = generator.choice(VERBS), generator.choice(PLACES)
-            sentences.append(f"The {subject} {verb} the {thing} {place}.")
+            sentences.append(f"The {subject} {verb} the {object_noun} {place}.")
         documents.append(" ".join(sentences))
     file.write_text("\n\n".join(documents), encoding="utf-8")
 
@@ -73,8 +73,8 @@ def arguments(text, folder, *more, **flags):
     )  # fmt: skip
     if not {"tokenizer", "model"} & {*flags}:
         common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
-    given = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*given, *more]
+    argv = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
+    return [*argv, *more]
 
 
 def start(*command, **environment):
@@ -99,10 +99,10 @@ def kill_after(checkpoint, process):
 
 
 def assert_same_weights(*folders):
-    weights, others = (load_file(folder / "model.safetensors") for folder in folders)
-    assert weights.keys() == others.keys()
+    weights, other_weights = (load_file(folder / "model.safetensors") for folder in folders)
+    assert weights.keys() == other_weights.keys()
     for name, weight in weights.items():
-        assert torch.equal(weight, others[name]), name
+        assert torch.equal(weight, other_weights[name]), name
 
 
 def losses(folder):

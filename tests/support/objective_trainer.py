@@ -14,7 +14,7 @@ WEIGHTS = dict(mlm=1.0, sop=0.5, sbo=2.0)
 def rows(count=8, N=20, seed=0):
     """Examples with very different numbers of targets; every third has no sentence label."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    examples = []
     for index in range(count):
         ids = torch.randint(5, 64, (N,), generator=generator)
         labels = torch.full((N,), -100)
@@ -23,10 +23,10 @@ def rows(count=8, N=20, seed=0):
         # The last has no token behind its span, so that the objectives count differently.
         labels[-1] = ids[-1] if index == count - 1 else -100
         sentence = -100 if index % 3 == 2 else index % 2
-        made.append(
+        examples.append(
             dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels, sentence_labels=torch.tensor(sentence))
         )
-    return made
+    return examples
 
 
 def build(model, folder, train=None, evaluate=None, **arguments):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sentence-transformers, pipelines and peft make of saved folders, with the package or, as a script, without it.
+"""Outputs of sentence-transformers, pipelines and peft from saved folders, with the package or, as a script, without it.
 
 python -I other_packages_worker.py folder results.pt
 """
@@ -25,7 +25,7 @@ TASKS = {
 
 
 def pipelines(folder: Path) -> dict:
-    """What each pipeline of `TASKS` answers."""
+    """Answers of each pipeline of `TASKS`."""
     from transformers import pipeline
 
     answers = {}

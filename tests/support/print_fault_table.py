@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a push does when the Hub fails: every fault at every stage, with what the user reads and what is where afterwards.
+"""Behaviour of a push when the Hub fails: every fault at every stage, the message, and the files afterwards.
 
     python tests/support/print_fault_table.py > fault_table.md
 
@@ -73,7 +73,7 @@ SURVIVED = {"429, Retry-After: 20", "500", "502, a page of HTML", "cut", "cut af
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a push with a fault, and of the next one without.
+    """Result of a push with a fault, and of the next one without.
 
     Attributes:
         message (`str`): of the error, or "" where the push went through.

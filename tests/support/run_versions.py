@@ -28,7 +28,7 @@ HEADER = ("environment", "Python", *SHOWN, "tests", "passed", "failed", "explain
 
 
 class Result(NamedTuple):
-    """What ran in an environment: its versions, and how many tests of a kind came out how."""
+    """A test run in an environment: its versions, and the number of tests by outcome."""
 
     environment: str
     versions: tuple[str, ...]
@@ -49,7 +49,7 @@ def pins() -> dict[str, str]:
 
 
 def requirements() -> list[str]:
-    """What the package and its tests need. Installed by name, so that nothing is built inside of the repository."""
+    """Requirements of the package and its tests. Installed by name, so that nothing is built inside of the repository."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lists = config["options"]["install_requires"] + "\n" + config["options.extras_require"]["test"]

@@ -36,7 +36,7 @@ def module_of(program: str) -> ModuleType:
 
 
 def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
-    """What a program reads from its command line, by name.
+    """Values that a program reads from its command line, by name.
 
     Args:
         program (`str`): name of an example without .py, or "deberta-ext".

@@ -99,10 +99,10 @@ def main():
     for job in jobs:
         watch.begin()
         try:
-            found = {"module": run(job)}
+            opened = {"module": run(job)}
         except Exception:
-            found = {"error": traceback.format_exc()}
-        notes[job["name"]] = found | watch.end()
+            opened = {"error": traceback.format_exc()}
+        notes[job["name"]] = opened | watch.end()
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(notes, file)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fuzzers draw: configurations, batches and models, as plain values that a falsifying example prints.
+"""Strategies of the fuzzers: configurations, batches and models, as plain values that a falsifying example prints.
 
 How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (with --run-slow `TOTAL`, the sum of
 `CASES`, else about 100) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
@@ -62,7 +62,7 @@ CASES = {
     "damaged keys": (60, 1),
     "not numbers": (30, 1),
 }
-TOTAL = sum(examples * each for examples, each in CASES.values())
+TOTAL = sum(examples * per_example for examples, per_example in CASES.values())
 ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)
 SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
 SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
@@ -88,7 +88,7 @@ MASK_DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float64", "bfloat1
 def cases(name: str):
     """Runs a test of `data`, from which it draws, as often as `CASES` says, scaled by DEBERTA_EXT_FUZZ_CASES. The test
     returns how many cases it checked (None: one); the sum must be what `CASES` promises."""
-    examples, each = CASES[name]
+    examples, per_example = CASES[name]
     examples = max(1, examples * ASKED // TOTAL)
 
     def decorate(test):
@@ -111,7 +111,7 @@ def cases(name: str):
             FUZZED[name] = 0
             fixtures.update(given)
             fuzzed()
-            assert FUZZED[name] >= examples * each, f"only {FUZZED[name]} of {examples * each} cases ran"
+            assert FUZZED[name] >= examples * per_example, f"only {FUZZED[name]} of {examples * per_example} cases ran"
 
         # pytest gives what the test asks for besides `data`.
         fixtures: dict = {}
@@ -226,7 +226,7 @@ def random_weights(model, seed: int, std: float = 0.3):
 
 @st.composite
 def batches(draw, fields: dict, kinds: tuple[str, ...] = MASKS, longest: int = 80) -> dict:
-    """What a batch is like, in plain values; `make_batch` makes its tensors."""
+    """Description of a batch in plain values; `make_batch` makes its tensors."""
     rows = fields["max_position_embeddings"] if has_positions(fields) else longest
     given = draw(st.booleans()) and has_positions(fields)
     N = draw(st.integers(1, longest) if given else st.integers(1, min(longest, rows)))
@@ -244,7 +244,7 @@ def batches(draw, fields: dict, kinds: tuple[str, ...] = MASKS, longest: int = 8
 
 
 def has_positions(fields: dict) -> bool:
-    """Whether some head of this configuration reads the absolute position table."""
+    """True if some head of this configuration reads the absolute position table."""
     return fields["position_biased_input"] or fields["emd_input"] != "hidden"
 
 
@@ -318,8 +318,8 @@ def labels_for(head: str, fields: dict, batch: dict, real: torch.Tensor) -> dict
     if head == "question":
         return dict(start_positions=draw(N, (B,)), end_positions=draw(N, (B,)))
     if head == "sequence":
-        one = fields["num_labels"] == 1
-        return dict(labels=torch.rand(B, generator=generator) if one else draw(fields["num_labels"], (B,)))
+        single = fields["num_labels"] == 1
+        return dict(labels=torch.rand(B, generator=generator) if single else draw(fields["num_labels"], (B,)))
     if head == "choice":
         return dict(labels=draw(2, (B,)))
     high = {"masked-lm": fields["vocab_size"], "joint": fields["vocab_size"], "rtd": 2, "token": fields["num_labels"]}[head]
