@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration, tokenizer and model of a fine-tuning, from any folder or Hub id that transformers can read."""
 
-import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -120,16 +119,23 @@ def load_tokenizer_for(
     arguments = hub_arguments(model_args, data_args) | ({"add_prefix_space": True} if prefix_space else {})
     if model_args.tokenizer_name is not None:
         arguments.pop("revision", None)
-    load_any = functools.partial(AutoTokenizer.from_pretrained, source, trust_remote_code=model_args.trust_remote_code)
+
+    def load_any() -> PreTrainedTokenizerBase:
+        try:
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
+
     if config.model_type in DEBERTA:
         try:
             tokenizer = load_tokenizer(source, **arguments)
         except OSError:
             # Models of this type with a vocabulary of another family, such as vocab.txt.
-            tokenizer = load_any(**arguments)
+            tokenizer = load_any()
         check_tokenizer(tokenizer, config)
         return tokenizer
-    tokenizer = load_any(**arguments)
+    tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(

@@ -332,3 +332,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(folder_of, tmp_path):
     )
     with pytest.raises(ValueError, match="the loss of step 1 is nan"):
         run(broken, tmp_path / "run", "--do_train")
+
+
+def test_a_model_without_a_tokenizer_is_named_in_one_line(folder_of, tmp_path):
+    """The message of transformers has five lines, and none of them names the model."""
+    untokenized = altered(folder_of("ours"), tmp_path / "untokenized", lambda state: None)
+    for file in untokenized.glob("*token*"):
+        file.unlink()
+    with pytest.raises((ValueError, OSError), match=r"untokenized.*") as error:
+        run(untokenized, tmp_path / "run", "--do_train")
+    assert len(str(error.value).splitlines()) == 1
