@@ -203,6 +203,12 @@ def test_a_moved_module_answers_with_its_new_name(old, new):
     importlib.import_module(f"hf_deberta_ext.{new}")
 
 
+def test_a_moved_function_answers_with_its_new_name():
+    pretraining = importlib.import_module("hf_deberta_ext.pretraining")
+    with pytest.raises(AttributeError, match=r"is now hf_deberta_ext\.publishing\.card\.write_run_card$"):
+        pretraining.write_model_card  # noqa: B018
+
+
 # ------- names and first lines
 
 
