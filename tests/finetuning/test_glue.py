@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GLUE and XNLI by name: columns, labels and sets, the files for GLUE's server, from the Hub and on real data."""
 
-import json
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from transformers import BertConfig
 pytest.importorskip("datasets")
 
 from datasets import Dataset
+from task_files import TINY_BERT, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
@@ -20,14 +20,6 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 REAL = os.environ.get("DEBERTA_EXT_DATA")
 needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
-TINY = dict(
-    vocab_size=300,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=8,
-    max_position_embeddings=64,
-)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +33,7 @@ def read(**flags):
 
 def encoded(data, tokenizer):
     data.use_label_order({"LABEL_0": 0, "LABEL_1": 1})
-    return data.encode(tokenizer, BertConfig(**TINY, **data.config_fields()))
-
-
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
+    return data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields()))
 
 
 def made(task, labels, offset=0):
@@ -91,10 +78,10 @@ def test_a_table_of_predictions_has_a_line_for_each(tmp_path):
 @pytest.mark.criterion("B2.3")
 def test_mnli_reports_matched_and_mismatched_apart_and_writes_both_files(tmp_path, tokenizer):
     task = GLUE["mnli"]
-    train = write(tmp_path / "train.jsonl", made(task, [0, 1, 2]))
-    matched = write(tmp_path / "m.jsonl", made(task, ["contradiction", "neutral"]))
-    mismatched = write(tmp_path / "mm.jsonl", made(task, [0]))
-    tests = [write(tmp_path / f"test_{n}.jsonl", made(task, [-1] * n)) for n in (1, 2)]
+    train = write_lines(tmp_path / "train.jsonl", *made(task, [0, 1, 2]))
+    matched = write_lines(tmp_path / "m.jsonl", *made(task, ["contradiction", "neutral"]))
+    mismatched = write_lines(tmp_path / "mm.jsonl", *made(task, [0]))
+    tests = [write_lines(tmp_path / f"test_{n}.jsonl", *made(task, [-1] * n)) for n in (1, 2)]
     data = read(
         task_name="mnli", train_file=[train], validation_file=[f"mm={mismatched}", matched],
         test_file=[tests[0], f"mm={tests[1]}"],
@@ -116,10 +103,10 @@ def test_mnli_reports_matched_and_mismatched_apart_and_writes_both_files(tmp_pat
 
 def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoint(tmp_path, tokenizer):
     task = GLUE["mrpc"]
-    file = write(tmp_path / "a.jsonl", made(task, [1, 1, 0, 0, 1]))
+    file = write_lines(tmp_path / "a.jsonl", *made(task, [1, 1, 0, 0, 1]))
     data = read(task_name="mrpc", validation_file=[file])
     data.use_label_order({"Equivalent": 0, "Not_Equivalent": 1})
-    measured = data.encode(tokenizer, BertConfig(**TINY, **data.config_fields())).evaluation[""]
+    measured = data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields())).evaluation[""]
     assert measured.rows["labels"][:] == [0, 0, 1, 1, 0]
     # All are called equivalent: three of five right, F1 2 * 0.6 * 1 / 1.6.
     scores = measured.metrics(np.tile([1.0, 0.0], (5, 1)), np.array(measured.rows["labels"]))
@@ -210,8 +197,8 @@ def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer)
 
 def test_xnli_from_files_has_sets_by_name(tmp_path, tokenizer):
     task = xnli_task("en", ["en"], by_language=False)
-    train = write(tmp_path / "en.jsonl", made(task, [0, 1, 2]))
-    korean = write(tmp_path / "ko.jsonl", made(task, ["contradiction"]))
+    train = write_lines(tmp_path / "en.jsonl", *made(task, [0, 1, 2]))
+    korean = write_lines(tmp_path / "ko.jsonl", *made(task, ["contradiction"]))
     ours = encoded(read(task_name="xnli", train_file=[train], validation_file=[f"ko={korean}"]), tokenizer)
     assert ours.evaluation["ko"].rows["labels"][:] == [2]
 
@@ -236,7 +223,7 @@ def test_flags_that_do_not_fit_the_task(flags, message):
 
 @pytest.mark.parametrize("flag", [dict(label_names=["a", "b"]), dict(problem_type="regression")])
 def test_the_labels_of_a_task_are_known(tmp_path, flag):
-    train = write(tmp_path / "a.jsonl", made(GLUE["cola"], [0, 1]))
+    train = write_lines(tmp_path / "a.jsonl", *made(GLUE["cola"], [0, 1]))
     with pytest.raises(ValueError, match=f"the labels of cola are known: leave --{next(iter(flag))} out"):
         read(task_name="cola", train_file=[train], **flag)
 

@@ -13,14 +13,8 @@ import torch
 pytest.importorskip("datasets")
 
 from datasets import Dataset
-from transformers import (
-    AlbertConfig,
-    AutoModelForMultipleChoice,
-    BertConfig,
-    ElectraConfig,
-    PreTrainedTokenizerBase,
-    RobertaConfig,
-)
+from task_files import small_config, write_lines
+from transformers import AutoModelForMultipleChoice, BertConfig, PreTrainedTokenizerBase
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments
 from hf_deberta_ext.finetuning.models import set_fields
@@ -50,22 +44,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def build(tokenizer, tiny_config, stock_config, shake):
     """A tiny model of a family, all of its weights random."""
 
-    def of(family):
-        sizes = dict(
-            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
-            max_position_embeddings=70, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
-        config = {
-            "ours": lambda: tiny_config(vocab_size=len(tokenizer)),
-            "stock_v2": lambda: stock_config(vocab_size=len(tokenizer), type_vocab_size=2),
-            "bert": lambda: BertConfig(**sizes),
-            "roberta": lambda: RobertaConfig(**sizes, type_vocab_size=2, pad_token_id=0),
-            "electra": lambda: ElectraConfig(**sizes, embedding_size=32),
-            "albert": lambda: AlbertConfig(**sizes, embedding_size=32, classifier_dropout_prob=0.0),
-        }[family]()
-        return shake(AutoModelForMultipleChoice.from_config(config))
-
-    return of
+    return lambda family: shake(
+        AutoModelForMultipleChoice.from_config(small_config(family, len(tokenizer), tiny_config, stock_config))
+    )
 
 
 def question(choices=2, label=0, **changes):
@@ -91,18 +72,56 @@ def encoded(questions, tokenizer, **arguments):
 # ------- rows by hand
 
 
-def test_swag_rows_by_hand():
-    rows = Dataset.from_list(
-        [
-            {"sent1": "He waits.", "sent2": "She", "ending0": "runs.", "ending1": "sits.", "ending2": "NA", "label": 2},
-            # CODAH has questions without a first sentence, SWAG's test set no labels.
-            {"sent1": "", "sent2": "They", "ending0": "run.", "ending1": "sit.", "ending2": "lie.", "label": -1},
-        ]
-    )
-    assert choice_rows(rows, source="here") == [
-        {"id": "0", "context": "He waits.", "choices": ["She runs.", "She sits.", "She NA"], "label": 2, "group": None},
-        {"id": "1", "context": "", "choices": ["They run.", "They sit.", "They lie."], "label": None, "group": None},
-    ]
+COPA_ROW = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It shone.", "idx": 4, "label": 0}
+
+
+@pytest.mark.parametrize(
+    "rows, expected",
+    [
+        (
+            [
+                {"sent1": "He waits.", "sent2": "She", "ending0": "runs.", "ending1": "sits.", "ending2": "NA", "label": 2},
+                # CODAH has questions without a first sentence, SWAG's test set no labels.
+                {"sent1": "", "sent2": "They", "ending0": "run.", "ending1": "sit.", "ending2": "lie.", "label": -1},
+            ],
+            [
+                ("0", "He waits.", ["She runs.", "She sits.", "She NA"], 2),
+                ("1", "", ["They run.", "They sit.", "They lie."], None),
+            ],
+        ),
+        (
+            [
+                {"id": 7, "context": "A text.", "question": "Why?", "choices": ["So.", "Or so."], "label": 1},
+                {"id": 8, "context": "A text.", "question": "", "choices": ["x _", "y", "z"], "label": 0},
+            ],
+            [("7", "A text.", ["Why? So.", "Why? Or so."], 1), ("8", "A text.", ["x _", "y", "z"], 0)],
+        ),
+        # The context is a list of turns, and the answer the text of a choice.
+        (
+            [
+                {"context": ["A: Hi.", "B: Hi."], "question": "Who?", "choice": ["A", "B"], "answer": "B"},
+                {"context": ["A: Hi."], "question": "Who?", "choice": ["A", "B", "C"], "answer": ""},
+            ],
+            [("0", "A: Hi.\nB: Hi.", ["Who? A", "Who? B"], 1), ("1", "A: Hi.", ["Who? A", "Who? B", "Who? C"], None)],
+        ),
+        (
+            [{"question_propmt": "He", "candidate_answers": ["runs", "sits"], "correct_answer_idx": 1}],
+            [("0", "He", ["runs", "sits"], 1)],
+        ),
+        (
+            [COPA_ROW | {"question": "cause"}, COPA_ROW | {"question": "effect", "idx": 5, "label": -1}],
+            [
+                ("4", "It is wet.", [f"What was the cause? It {way}." for way in ("rained", "shone")], 0),
+                ("5", "It is wet.", [f"What happened as a result? It {way}." for way in ("rained", "shone")], None),
+            ],
+        ),
+    ],
+    ids=["swag", "c3", "clue", "codah", "copa"],
+)
+def test_rows_of_known_data_by_hand(rows, expected):
+    read = choice_rows(Dataset.from_list(rows), source="here")
+    assert [tuple(row[name] for name in ("id", "context", "choices", "label")) for row in read] == expected
+    assert {row["group"] for row in read} == {None}
 
 
 def test_swag_endings_stand_in_the_order_of_their_numbers():
@@ -114,60 +133,6 @@ def test_swag_endings_stand_in_the_order_of_their_numbers():
 def test_labels_of_csv_are_text():
     row = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": "1"}
     assert choice_rows(Dataset.from_list([row]), source="here")[0]["label"] == 1
-
-
-def test_context_rows_by_hand():
-    rows = Dataset.from_list(
-        [
-            {"id": 7, "context": "A text.", "question": "Why?", "choices": ["So.", "Or so."], "label": 1},
-            {"id": 8, "context": "A text.", "question": "", "choices": ["x _", "y", "z"], "label": 0},
-        ]
-    )
-    assert choice_rows(rows, source="here") == [
-        {"id": "7", "context": "A text.", "choices": ["Why? So.", "Why? Or so."], "label": 1, "group": None},
-        {"id": "8", "context": "A text.", "choices": ["x _", "y", "z"], "label": 0, "group": None},
-    ]
-
-
-def test_context_rows_in_the_form_of_clue():
-    """The context is a list of turns, and the answer the text of a choice."""
-    rows = Dataset.from_list(
-        [
-            {"context": ["A: Hi.", "B: Hi."], "question": "Who?", "choice": ["A", "B"], "answer": "B"},
-            {"context": ["A: Hi."], "question": "Who?", "choice": ["A", "B", "C"], "answer": ""},
-        ]
-    )
-    read = choice_rows(rows, source="here")
-    assert [row["context"] for row in read] == ["A: Hi.\nB: Hi.", "A: Hi."]
-    assert [row["label"] for row in read] == [1, None]
-
-
-def test_codah_rows_by_hand():
-    rows = Dataset.from_list([{"question_propmt": "He", "candidate_answers": ["runs", "sits"], "correct_answer_idx": 1}])
-    assert choice_rows(rows, source="here") == [
-        {"id": "0", "context": "He", "choices": ["runs", "sits"], "label": 1, "group": None}
-    ]
-
-
-def test_copa_rows_by_hand():
-    row = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It shone.", "idx": 4, "label": 0}
-    rows = Dataset.from_list([row | {"question": "cause"}, row | {"question": "effect", "idx": 5, "label": -1}])
-    assert choice_rows(rows, source="here") == [
-        {
-            "id": "4",
-            "context": "It is wet.",
-            "choices": ["What was the cause? It rained.", "What was the cause? It shone."],
-            "label": 0,
-            "group": None,
-        },
-        {
-            "id": "5",
-            "context": "It is wet.",
-            "choices": ["What happened as a result? It rained.", "What happened as a result? It shone."],
-            "label": None,
-            "group": None,
-        },
-    ]
 
 
 def test_column_rows_by_hand():
@@ -378,12 +343,6 @@ def test_training_on_different_numbers_of_choices_with_sift(build, tokenizer, tm
 
 
 # ------- files
-
-
-def write_lines(file, *rows):
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
 
 
 SWAG = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": 1}

@@ -15,6 +15,8 @@ from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig
 
 pytest.importorskip("datasets")
 
+from task_files import write_lines
+
 from hf_deberta_ext.finetuning.tasks import question_answering
 from hf_deberta_ext.finetuning.tasks import squad_format as questions
 from hf_deberta_ext.finetuning.tasks.question_answering import (
@@ -88,14 +90,6 @@ def columns(*rows):
     ]
     of = {name: [row[name] for row in rows] for name in ("id", "question", "context")}
     return Questions(of["id"], of["question"], of["context"], [row["answers"]["text"] for row in rows], spans)
-
-
-def write_lines(file, *rows):
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    opened = gzip.open(file, "wt", encoding="utf-8") if file.suffix == ".gz" else file.open("w", encoding="utf-8")
-    with opened as stream:
-        stream.write(text)
-    return str(file)
 
 
 def write_nested(file, *rows, **more):

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from datasets import Dataset
+from task_files import write_lines
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import choice_rows, fill_blank
@@ -41,12 +42,6 @@ def write_raw(folder, name, **fields):
     folder.mkdir(parents=True, exist_ok=True)
     content = {key: value for key, value in (article | fields).items() if value is not None}
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
-
-
-def write_lines(file, *examples):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
-    return str(file)
 
 
 # ------- by hand

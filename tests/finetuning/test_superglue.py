@@ -14,6 +14,8 @@ from transformers import BertConfig
 
 pytest.importorskip("datasets")
 
+from task_files import TINY_BERT, write_lines
+
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
@@ -21,35 +23,16 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 REAL = os.environ.get("DEBERTA_EXT_DATA")
 needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
-TINY = dict(
-    vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-    max_position_embeddings=512,
-)  # fmt: skip
-
 MULTIRC = [
-    {
-        "paragraph": "p0",
-        "question": "who?",
-        "answer": "Ann",
-        "idx": {"paragraph": 0, "question": 0, "answer": 0},
-        "label": 1,
-    },
-    {
-        "paragraph": "p0",
-        "question": "who?",
-        "answer": "Bob",
-        "idx": {"paragraph": 0, "question": 0, "answer": 1},
-        "label": 0,
-    },
-    {"paragraph": "p0", "question": "why?", "answer": "so", "idx": {"paragraph": 0, "question": 1, "answer": 2}, "label": 1},
-    {
-        "paragraph": "p1",
-        "question": "who?",
-        "answer": "Eve",
-        "idx": {"paragraph": 1, "question": 2, "answer": 3},
-        "label": 0,
-    },
-]
+    dict(
+        paragraph=text, question=question, answer=answer, label=label,
+        idx=dict(zip(("paragraph", "question", "answer"), numbers, strict=True)),
+    )
+    for text, question, answer, numbers, label in (
+        ("p0", "who?", "Ann", (0, 0, 0), 1), ("p0", "who?", "Bob", (0, 0, 1), 0),
+        ("p0", "why?", "so", (0, 1, 2), 1), ("p1", "who?", "Eve", (1, 2, 3), 0),
+    )
+]  # fmt: skip
 RECORD = [
     {
         "passage": "Ann met Bob in Paris.\n@highlight\nBob left",
@@ -96,9 +79,7 @@ def data(tmp_path):
         for kind in ("train", "validation", "test"):
             rows = flags.pop(kind, None)
             if rows is not None:
-                file = tmp_path / f"{kind}.jsonl"
-                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-                flags[f"{kind}_file"] = [str(file)]
+                flags[f"{kind}_file"] = [write_lines(tmp_path / f"{kind}.jsonl", *rows)]
         return read_superglue(TextClassificationArguments(task_name=task, **flags))
 
     return build
@@ -107,7 +88,7 @@ def data(tmp_path):
 def encoded(data, tokenizer, label2id=None):
     if label2id and hasattr(data, "use_label_order"):
         data.use_label_order(label2id)
-    return data.encode(tokenizer, BertConfig(**TINY, **data.config_fields()))
+    return data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields()))
 
 
 def lines(files):

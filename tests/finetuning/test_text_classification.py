@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Deberta
 pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset
+from task_files import TINY_BERT, write_lines
 
 from hf_deberta_ext.finetuning.tasks import text_classification
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
@@ -20,14 +20,7 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
 PAIRS = [{"premise": "it rains", "hypothesis": "wet", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
-TINY = dict(
-    vocab_size=300,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=8,
-    max_position_embeddings=32,
-)
+TINY = TINY_BERT | dict(max_position_embeddings=32)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +38,7 @@ def data(tmp_path):
             entries = []
             for name, rows in sets.items() if isinstance(sets, dict) else [("", sets)] if sets else []:
                 file = tmp_path / f"{kind}{name}.jsonl"
-                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-                entries.append(f"{name}={file}" if name else str(file))
+                entries.append("=".join(filter(None, (name, write_lines(file, *rows)))))
             flags[f"{kind}_file"] = entries
         return TextClassificationData(TextClassificationArguments(**flags))
 

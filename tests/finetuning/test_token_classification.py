@@ -14,15 +14,8 @@ import torch
 pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import (
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertTokenizer,
-    ElectraConfig,
-    RobertaConfig,
-    RobertaTokenizer,
-)
+from task_files import small_config, write_lines
+from transformers import AutoModelForTokenClassification, AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments
 from hf_deberta_ext.finetuning.tasks.labelled_words import are_entities, read_conll, sorted_labels
@@ -58,13 +51,8 @@ def byte_level():
     return train_byte_level_bpe(["Ada Lovelace smiles while Paris sleeps"] * 20, vocab_size=330)
 
 
-def write_rows(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
 def data_of(tmp_path, rows=ROWS, *, split="train", **arguments):
-    file = write_rows(tmp_path / f"{split}.jsonl", rows)
+    file = write_lines(tmp_path / f"{split}.jsonl", *rows)
     return TokenClassificationData(TokenClassificationArguments(**{f"{split}_file": [file]} | arguments))
 
 
@@ -171,7 +159,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
 
 def test_other_columns_and_several_files(tmp_path):
     rows = [{"words": row["tokens"], "tags": row["ner_tags"]} for row in ROWS]
-    files = [write_rows(tmp_path / f"{name}.jsonl", [row]) for name, row in zip("ab", rows, strict=True)]
+    files = [write_lines(tmp_path / f"{name}.jsonl", *[row]) for name, row in zip("ab", rows, strict=True)]
     (tmp_path / "c.conll").write_text("so O\n", encoding="utf-8")
     arguments = TokenClassificationArguments(
         train_file=[*files, str(tmp_path / "c.conll")], text_column_name="words", label_column_name="tags"
@@ -267,7 +255,7 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
 def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, wordpiece):
     rows = [{"tokens": row["tokens"]} for row in ROWS]
     for name, missing in (("a", rows), ("b", [row | {"ner_tags": []} for row in rows])):
-        file = write_rows(tmp_path / f"{name}.jsonl", missing)
+        file = write_lines(tmp_path / f"{name}.jsonl", *missing)
         data = data_of(tmp_path, test_file=[file])
         test = data.encode(wordpiece, None).test[""]
         assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
@@ -392,21 +380,11 @@ def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_t
         {"tokens": ["Paris", "sleeps", "while", "Ada", "Lovelace", "smiles"], "ner_tags": "B-LOC O O B-PER I-PER O".split()},
         {"tokens": ["Paris"], "ner_tags": ["B-LOC"]},
     ]
-    file = write_rows(tmp_path / "rows.jsonl", rows)
+    file = write_lines(tmp_path / "rows.jsonl", *rows)
     data = TokenClassificationData(TokenClassificationArguments(train_file=[file], validation_file=[file]))
-    sizes = dict(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
-        max_position_embeddings=70, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **data.config_fields(),
-    )  # fmt: skip
-    sizes.pop("num_labels")
-    names = {name: sizes[name] for name in ("id2label", "label2id")}
-    config = {
-        "ours": lambda: tiny_config(vocab_size=len(tokenizer), **names),
-        "stock_v2": lambda: stock_config(vocab_size=len(tokenizer), type_vocab_size=2, **names),
-        "bert": lambda: BertConfig(**sizes),
-        "roberta": lambda: RobertaConfig(**sizes, type_vocab_size=2, pad_token_id=0),
-        "electra": lambda: ElectraConfig(**sizes, embedding_size=32),
-    }[family]()
+    names = data.config_fields()
+    names.pop("num_labels")
+    config = small_config(family, len(tokenizer), tiny_config, stock_config, **names)
     torch.manual_seed(0)
     model = AutoModelForTokenClassification.from_config(config)
     task = data.encode(tokenizer, config)
@@ -474,7 +452,7 @@ def test_missing_columns_are_named_with_the_flag_that_names_another(tmp_path):
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_label_that_is_not_trained_on_is_named_with_its_row(split, tmp_path):
-    file = write_rows(tmp_path / "other.jsonl", [ROWS[0], {"tokens": ["a"], "ner_tags": ["B-ORG"]}])
+    file = write_lines(tmp_path / "other.jsonl", *[ROWS[0], {"tokens": ["a"], "ner_tags": ["B-ORG"]}])
     message = f"row 2 of the data of --{split}_file has the label 'B-ORG', .* O, B-LOC, B-PER, I-PER"
     with pytest.raises(ValueError, match=message):
         data_of(tmp_path, **{f"{split}_file": [file]})
@@ -539,7 +517,7 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
     (tmp_path / "rows.txt").write_text("a\nb\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"--train_file: .* has words without tags; such files are for --test_file"):
         TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
-    labelled = write_rows(tmp_path / "rows.jsonl", ROWS)
+    labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
     with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of rows, and configurations of tiny models of several families, for tests of fine-tuning tasks."""
+
+import gzip
+import json
+
+from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
+
+__all__ = ["TINY_BERT", "small_config", "write_lines"]
+
+TINY_BERT = dict(
+    vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+    max_position_embeddings=512,
+)  # fmt: skip
+
+
+def write_lines(file, *rows) -> str:
+    """Write one JSON object a line; also .gz."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+    return str(file)
+
+
+def small_config(family, vocab_size, tiny_config, stock_config, **names):
+    """A configuration of a family of models without dropout.
+
+    Args:
+        tiny_config, stock_config: the fixtures of these names.
+        names: id2label and label2id.
+    """
+    sizes = dict(
+        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        max_position_embeddings=70, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    sizes |= names
+    return {
+        "ours": lambda: tiny_config(vocab_size=vocab_size, **names),
+        "stock_v2": lambda: stock_config(vocab_size=vocab_size, type_vocab_size=2, **names),
+        "bert": lambda: BertConfig(**sizes),
+        "roberta": lambda: RobertaConfig(**sizes, type_vocab_size=2, pad_token_id=0),
+        "electra": lambda: ElectraConfig(**sizes, embedding_size=32),
+        "albert": lambda: AlbertConfig(**sizes, embedding_size=32, classifier_dropout_prob=0.0),
+    }[family]()
