@@ -84,27 +84,18 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
 def test_race_rows_by_hand():
     examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
     assert choice_rows(examples, source="here") == [
-        {
-            "id": "high7.txt-0",
-            "context": "Ann has a red boat.",
-            "choices": ["The boat is red .", "The boat is blue .", "The boat is green ."],
-            "label": 1,
-            "group": "high",
-        },
-        {
-            "id": "high7.txt-1",
-            "context": "Ann has a red boat.",
-            "choices": ["Whose is it? red", "Whose is it? blue", "Whose is it? green"],
-            "label": 0,
-            "group": "high",
-        },
-        {
-            "id": "middle1.txt-0",
-            "context": "Ann has a red boat.",
-            "choices": ["The boat is red .", "The boat is blue .", "The boat is green ."],
-            "label": None,
-            "group": "middle",
-        },
+        dict(
+            id=name,
+            context="Ann has a red boat.",
+            choices=[text.format(o) for o in ROW["options"]],
+            label=label,
+            group=group,
+        )
+        for name, text, label, group in (
+            ("high7.txt-0", "The boat is {} .", 1, "high"),
+            ("high7.txt-1", "Whose is it? {}", 0, "high"),
+            ("middle1.txt-0", "The boat is {} .", None, "middle"),
+        )
     ]
 
 
@@ -198,9 +189,8 @@ def test_rows_that_are_wrong_are_named(change, message):
 
 
 def test_answers_that_are_numbers_are_refused():
-    examples = Dataset.from_list([ROW | {"answer": 1}])
     with pytest.raises(ValueError, match="has 1 in the column 'answer', expected one of the letters A, B, C"):
-        choice_rows(examples, source="here")
+        choice_rows(rows({"answer": 1}), source="here")
 
 
 def test_missing_columns_are_named_with_those_that_are_there():
@@ -225,15 +215,12 @@ def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
         read_raw_race(tmp_path, source="--train_file")
 
 
-def test_raw_files_that_are_not_json_are_named(tmp_path):
+def test_a_folder_without_articles_or_json_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
+        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
     (tmp_path / "3.txt").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"3\.txt is not JSON"):
         read_raw_race(tmp_path, source="--train_file")
-
-
-def test_a_folder_without_articles_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
 
 
 # ------- the real data
