@@ -58,12 +58,13 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         return
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    figure = draw_curves(prepared.task, trainer.state.log_history, folder)
     facts = replace(
         run_facts(prepared, args, results=results, steps=trainer.state.global_step),
         seeds=[args.seed],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        figure=draw_curves(prepared.task, trainer.state.log_history, folder),
+        figure=figure,
     )
     write_run_card(folder, facts)
 
@@ -79,7 +80,9 @@ def run_facts(
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     # A data set may be a folder, too, of which only the name is shown.
     from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
-    longest, base = longest_row(prepared.task.train), model_args.model_name_or_path
+    sets, base = evaluation_splits(prepared, from_hub), model_args.model_name_or_path
+    language = as_list(data_args.card_language) or (xnli_languages(data) if from_hub else [])
+    longest = longest_row(prepared.task.train)
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]
     trained_on = {Path(path).resolve() for path in data_args.train_file}
@@ -101,7 +104,7 @@ def run_facts(
         task=data.name,
         pipeline=data.pipeline,
         measured_on=shown_files(evaluation_files) or f"the validation data of {shown_source(data.dataset)}",
-        sets=evaluation_splits(prepared, from_hub),
+        sets=sets,
         datasets=[data.dataset] if from_hub and is_hub_id(data.dataset) else [],
         base_model=None if model_args.from_scratch else shown_source(base),
         base_model_id=None if model_args.from_scratch or Path(base).exists() or not is_hub_id(base) else base,
@@ -116,7 +119,7 @@ def run_facts(
         seeds=args.seeds,
         best_chosen=args.load_best_model_at_end,
         trained_on_results=any(file.resolve() in trained_on for file in evaluation_files),
-        language=as_list(data_args.card_language) or (xnli_languages(data) if from_hub else []),
+        language=language,
         license=model_args.license,
     )
 
@@ -164,4 +167,5 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]):
     if scores and importlib.util.find_spec("matplotlib") is not None:
         plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
         figure = SEEDS_FILE
-    write_run_card(folder, replace(run_facts(prepared, prepared.args, results={}), figure=figure))
+    facts = run_facts(prepared, prepared.args, results={})
+    write_run_card(folder, replace(facts, figure=figure))
