@@ -32,6 +32,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if not config.getoption("--run-slow"):
         os.environ.setdefault("DEBERTA_EXT_FUZZ_CASES", FEW_CASES)
+    if getattr(config.option, "dist", "no") == "load":
+        # With pytest-xdist a file is run by one worker: what several of its tests need is made once.
+        config.option.dist = "loadfile"
 
 
 def pytest_collection_modifyitems(config, items):
