@@ -8,7 +8,6 @@ import ast
 import functools
 import inspect
 import json
-import os
 import random
 import re
 import statistics
@@ -22,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from hf_deberta_ext.publishing.folder_checks import clean_environment
 
 __all__ = [
     "MASK_WORD",
@@ -106,7 +107,7 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
         ValueError: there is no docstring at all (a standard library without its sources).
     """
     root = _stdlib() if root is None else Path(root)
-    found: dict[str, Docstring] = {}
+    entries: dict[str, Docstring] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if _LEFT_OUT & set(parts):
@@ -116,10 +117,10 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
         for node in _documented(_parse(path) or ast.Module([], [])):
             text = ast.get_docstring(node)
             if text and text.strip():
-                found.setdefault(text, Docstring(text, module, package))
-    if not found:
+                entries.setdefault(text, Docstring(text, module, package))
+    if not entries:
         raise ValueError(f"no docstrings below {root}; expected a standard library with its .py files")
-    return list(found.values())
+    return list(entries.values())
 
 
 def collect_topics(root: Path | None = None) -> list[str]:
@@ -140,7 +141,7 @@ def class_names(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGE
 
 
 def mask_names(text: str, names: set[str]) -> str:
-    """Replaces each of `names`, or its plural, in any case and inside dotted_names, by "module"; a chain by one.
+    """Replace each of `names`, or its plural, in any case and inside dotted_names, by "module"; a chain by one.
 
     `xml.dom.Node`, `_xml_parser`, `XML's` become `module.Node`, `_module_parser`, `module's`; `xmlfile` stays.
     """
@@ -156,7 +157,7 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
 
 
 def _key(text: str, names: set[str]) -> str:
-    """What makes two docstrings the same text for the task."""
+    """A docstring with names, case and white space removed: equal for texts that are the same to the task."""
     return " ".join(mask_names(text, names).lower().split())
 
 
@@ -275,12 +276,8 @@ def predict_logits(model, tokenizer, texts, batch_size=32):
 _FRESH_PROCESS = """
 import json, sys
 
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("hf_deberta_ext", "triton"):
-            raise ImportError(name + " is not installed here")
-
-sys.meta_path.insert(0, Blocker())
+# Neither can be imported.
+sys.modules.update(hf_deberta_ext=None, triton=None)
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -297,7 +294,7 @@ with open(logits_file, "w", encoding="utf-8") as file:
 
 
 def check_reload(folder: Path | str, texts: list[str], logits: torch.Tensor) -> dict[str, float | int | bool]:
-    """Loads a saved classifier in a fresh process that cannot import hf_deberta_ext, and compares its answers.
+    """Load a saved classifier in a fresh process that cannot import hf_deberta_ext, and compare its answers.
 
     The process runs elsewhere, offline, without PYTHONPATH, and with an empty cache of remote code.
 
@@ -314,10 +311,8 @@ def check_reload(folder: Path | str, texts: list[str], logits: torch.Tensor) -> 
         texts_file, logits_file = Path(scratch, "texts.json"), Path(scratch, "logits.json")
         texts_file.write_text(json.dumps(texts), encoding="utf-8")
         code = _FRESH_PROCESS.replace("{predict_logits}", inspect.getsource(predict_logits))
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(Path(scratch, "modules"))}
-        environment.pop("PYTHONPATH", None)
         command = [sys.executable, "-c", code, str(Path(folder).resolve()), str(texts_file), str(logits_file)]
-        run = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
+        run = subprocess.run(command, cwd=scratch, env=clean_environment(scratch), capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(f"the saved folder did not load in a fresh process:\n{run.stderr[-2000:]}")
         reloaded = torch.tensor(json.loads(logits_file.read_text(encoding="utf-8")))
