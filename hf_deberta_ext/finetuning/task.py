@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of a fine-tuning task: data that is read and checked first, then encoded for a tokenizer and a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = ["EncodedTask", "EvaluationSet", "TaskData", "two_outputs"]
+__all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,13 @@ class TaskData(Protocol):
         ...
 
 
+def label_fields(names: Sequence[str]) -> dict[str, Any]:
+    """Fields of a configuration for labels by their names."""
+    id2label = dict(enumerate(names))
+    return dict(num_labels=len(names), id2label=id2label, label2id={name: number for number, name in id2label.items()})
+
+
 def two_outputs() -> dict[str, Any]:
     """Fields of a configuration for heads whose outputs are no labels: transformers' own, in place of the labels of another
     task that the checkpoint has learned."""
-    names = ["LABEL_0", "LABEL_1"]
-    return dict(num_labels=2, id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})
+    return label_fields(["LABEL_0", "LABEL_1"])

@@ -12,6 +12,7 @@ import numpy as np
 from transformers.utils import logging
 
 from ...data.columns import cells, label_order
+from ..task import label_fields
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -168,9 +169,8 @@ class Labels:
     def config_fields(self) -> dict[str, Any]:
         if self.problem_type == REGRESSION:
             return dict(num_labels=1, problem_type=REGRESSION)
-        id2label = {number: name for number, name in sorted(zip(self.order, self.names, strict=True))}
-        label2id = {name: number for number, name in id2label.items()}
-        return dict(num_labels=len(id2label), id2label=id2label, label2id=label2id, problem_type=self.problem_type)
+        names = [name for _, name in sorted(zip(self.order, self.names, strict=True))]
+        return label_fields(names) | dict(problem_type=self.problem_type)
 
     def in_order_of(self, label2id: Mapping[str, int] | None) -> "Labels":
         """With the order of a checkpoint that has the same names, in whatever case; else as they are.

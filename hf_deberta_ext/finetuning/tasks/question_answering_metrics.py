@@ -65,6 +65,14 @@ def by_id(rows: Iterable[tuple[Hashable, Any]], side: str) -> dict[Hashable, Any
     return values
 
 
+def _check_ids(values: Mapping[Hashable, Any], references: Mapping[Hashable, Any], side: str) -> None:
+    unknown = [key for key in values if key not in references]
+    if unknown:
+        raise ValueError(
+            f"{side} have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of other data?"
+        )
+
+
 def _check(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
     """Warns of questions that have no prediction.
 
@@ -73,11 +81,7 @@ def _check(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Se
     """
     if not references:
         raise ValueError("references are empty: give the answers of each question, by id")
-    unknown = [key for key in predictions if key not in references]
-    if unknown:
-        raise ValueError(
-            f"predictions have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of other data?"
-        )
+    _check_ids(predictions, references, "predictions")
     for key, texts in references.items():
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError(f"references[{key!r}] must be a list of texts, got {texts!r}")
@@ -202,12 +206,7 @@ def squad_v2(
 def _check_probabilities(
     probabilities: Mapping[Hashable, float], predictions: Mapping[Hashable, str], references: Mapping[Hashable, Any]
 ) -> None:
-    unknown = [key for key in probabilities if key not in references]
-    if unknown:
-        raise ValueError(
-            f"no_answer_probabilities have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of "
-            "other data?"
-        )
+    _check_ids(probabilities, references, "no_answer_probabilities")
     without = [key for key in predictions if key not in probabilities]
     if without:
         raise ValueError(

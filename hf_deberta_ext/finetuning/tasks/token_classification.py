@@ -24,7 +24,7 @@ from ...training.flags import option
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
 from ..metrics import accuracy
-from ..task import EncodedTask, EvaluationSet
+from ..task import EncodedTask, EvaluationSet, label_fields
 from .entity_metrics import entity_scores
 from .labelled_words import (
     CONLL_ENDINGS,
@@ -229,10 +229,7 @@ class TokenClassificationData:
             self.entities = are_entities(self.labels)
 
     def config_fields(self) -> dict[str, Any]:
-        if not self.labels:
-            return {}
-        names = dict(enumerate(self.labels))
-        return dict(num_labels=len(names), id2label=names, label2id={name: index for index, name in names.items()})
+        return label_fields(self.labels) if self.labels else {}
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """Byte-level tokenizers are set to read each word as within a text, see `take_prefix_space`.
