@@ -70,9 +70,9 @@ def _parser(name: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--debug", action="store_true", help="show warnings, and the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for each in COMMANDS if name is None else (name,):
-        module = importlib.import_module(f".{each}", __name__)
-        command = commands.add_parser(each, help=module.HELP, **_texts(module))
+    for command_name in COMMANDS if name is None else (name,):
+        module = importlib.import_module(f".{command_name}", __name__)
+        command = commands.add_parser(command_name, help=module.HELP, **_texts(module))
         module.add_arguments(command)
         # Without a default: it would undo a --debug before the command.
         debug = dict(default=argparse.SUPPRESS, help="show warnings, and the traceback of an error")

@@ -148,7 +148,7 @@ def load_metric(name: str, config: str | None = None, **options: Any) -> evaluat
     try:
         return evaluate.load(name, config, **options)
     except OSError as error:
-        names = ", ".join(sorted({own.partition("/")[0] for own in NAMES}))
+        names = ", ".join(sorted({metric.partition("/")[0] for metric in NAMES}))
         raise ValueError(
             f"metric {name!r} is none of ours ({names}), and evaluate.load did not find it: that takes a local "
             f"script, or any metric of the Hub, which needs the network ({error})"
