@@ -21,7 +21,15 @@ from ..model.remote_code import AUTO_MAP, CODE_MARK
 from .card_checks import card_problems, linked_pictures
 from .secret_search import text_problems
 
-__all__ = ["check_folder", "code_problems", "leak_problems", "load_problems", "readme_problems", "size_problems"]
+__all__ = [
+    "check_folder",
+    "clean_environment",
+    "code_problems",
+    "leak_problems",
+    "load_problems",
+    "readme_problems",
+    "size_problems",
+]
 
 CODE = Path(__file__).resolve().parent.parent / "model"
 # What transformers itself requires, and so everybody has.
@@ -261,6 +269,7 @@ def link_or_copy(file: Path, target: Path):
 
 
 def clean_environment(scratch: str) -> dict[str, str]:
+    """Environment variables for a process that loads a folder offline, with its caches below `scratch`."""
     # Of Windows they have any case.
     needed = {name: value for name, value in os.environ.items() if name.upper() in ENVIRONMENT}
     return needed | {
