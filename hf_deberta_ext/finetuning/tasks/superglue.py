@@ -206,12 +206,14 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
     _check_texts(rows, ["passage", "query"], source)
     check_columns(rows, ["entities"], source=source)
     check_cells(rows, "entities", list, source=source)
-    answered = [bool(row.get("answers")) for row in rows]
+    has_answers = "answers" in rows.column_names
+    answered = [bool(answers) for answers in cells(rows, "answers")] if has_answers else [False] * len(rows)
     if any(answered) and not all(answered):
         raise ValueError(
             f"row {answered.index(False) + 1} of {source} has no answers; queries without any are for --test_file"
         )
-    examples = []
+    # Columns, not rows: ReCoRD has a million entities.
+    columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
     for number, row in enumerate(rows):
         if BLANK not in row["query"]:
             raise ValueError(f"row {number + 1} of {source} has no {BLANK} in its query: {row['query']!r}")
@@ -222,10 +224,11 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
         query = row["idx"]["query"] if isinstance(row.get("idx"), Mapping) else number
         answers = row["answers"] if answered[number] else []
         for entity in dict.fromkeys(row["entities"]):
-            texts = dict(passage=passage, filled_query=row["query"].replace(BLANK, entity))
             label = entity in answers if answers else None
-            examples.append(dict(texts, label=label, query=query, entity=entity, answers=answers))
-    return Dataset.from_list(examples)
+            values = (passage, row["query"].replace(BLANK, entity), label, query, entity, answers)
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+    return Dataset.from_dict(columns)
 
 
 def _wic(rows: "Dataset", source: str) -> "Dataset":
