@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,12 +142,6 @@ def test_a_stock_checkpoint_becomes_ours(stock_config, shake, run, tmp_path):
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_an_encoder_stays_an_encoder(official, run, tmp_path):
-    printed = run(official("v3", ()), tmp_path / "ours")
-    assert "head: base, the file holds no whole head" in printed
-    assert architecture(tmp_path / "ours") == ["DebertaExtModel"]
-
-
 @pytest.mark.parametrize("whole_table", [True, False], ids=["tables", "deltas"])
 def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
     source, generator, _ = official_pair(tmp_path / "pair", whole_table=whole_table)
@@ -157,6 +152,11 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
     expected = DebertaExtForPreTraining.from_checkpoints(source)
     assert equal_outputs(model(IDS).discriminator_logits, expected(IDS).discriminator_logits)
     assert torch.equal(model.get_input_embeddings().weight, generator["deberta.embeddings.word_embeddings.weight"])
+    for file in source.glob("*.bin"):
+        torch.save({name: value.half() for name, value in torch.load(file).items()}, file)
+    printed = run(source, tmp_path / "half")
+    assert "dtype: float32, the file's float16 cannot hold the difference of the two tables exactly" in printed
+    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "half").dtype == torch.float32
 
 
 def test_a_generator_that_is_not_whole_is_not_joined(run, fails, tmp_path):
@@ -167,15 +167,6 @@ def test_a_generator_that_is_not_whole_is_not_joined(run, fails, tmp_path):
     assert "head: replaced-token-detection" in run(source, tmp_path / "alone")
     message = fails(source, tmp_path / "joint", "--head", "pretraining")
     assert message.startswith(f"generator.{name} would be drawn at random: not in the files")
-
-
-def test_a_half_precision_pair_is_joined_in_float32(run, tmp_path):
-    source, _, _ = official_pair(tmp_path / "pair")
-    for file in source.glob("*.bin"):
-        torch.save({name: value.half() for name, value in torch.load(file).items()}, file)
-    printed = run(source, tmp_path / "joint")
-    assert "dtype: float32, the file's float16 cannot hold the difference of the two tables exactly" in printed
-    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "joint").dtype == torch.float32
 
 
 # ------- ours to ours
@@ -217,16 +208,32 @@ def test_a_new_head_is_written_only_where_it_is_asked_for_and_warned_of(head, ti
     assert equal_outputs(loaded.deberta(IDS)[0], model.deberta(IDS)[0])
 
 
-def test_a_head_that_the_configuration_names_and_the_file_lacks_is_not_invented(official, run, tmp_path):
-    source = official("v3", (), architectures=["DebertaV2ForSequenceClassification"])
-    printed = run(source, tmp_path / "ours")
-    assert "head: base, the file holds no whole head (config.json names DebertaV2ForSequenceClassification" in printed
-
-
-def test_a_masked_language_model_starts_a_joint_model(official, run, tmp_path):
-    printed = run(official("v3", ("lm",)), tmp_path / "joint", "--head", "pretraining")
-    assert "drawn at random: discriminator.mask_predictions" in printed
-    assert architecture(tmp_path / "joint") == ["DebertaExtForPreTraining"]
+@pytest.mark.parametrize(
+    ("heads", "fields", "options", "message", "model_class"),
+    [
+        ((), {}, [], "head: base, the file holds no whole head", DebertaExtModel),
+        (
+            (),
+            dict(architectures=["DebertaV2ForSequenceClassification"]),
+            [],
+            "head: base, the file holds no whole head (config.json names DebertaV2ForSequenceClassification",
+            DebertaExtModel,
+        ),
+        (
+            ("lm",),
+            {},
+            ["--head", "pretraining"],
+            "drawn at random: discriminator.mask_predictions",
+            DebertaExtForPreTraining,
+        ),
+    ],
+    ids=["an encoder", "a head that config.json alone names", "a joint model from a masked LM"],
+)
+def test_a_head_is_invented_only_where_it_is_asked_for(
+    heads, fields, options, message, model_class, official, run, tmp_path
+):
+    printed = run(official("v3", heads, **fields), tmp_path / "ours", *options)
+    assert message in printed and architecture(tmp_path / "ours") == [model_class.__name__]
 
 
 # ------- to the stock format
@@ -296,20 +303,15 @@ def test_half_precision_is_kept_and_changed_on_request(official, run, tmp_path):
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
 
 
-def test_a_file_of_several_dtypes_becomes_float32(tmp_path, run):
+def test_several_dtypes_become_float32_and_values_beyond_float16_are_refused(tmp_path, run, fails):
     weights = {key: value.half() if "dense" in key else value for key, value in microsoft("v3").items()}
+    weights["deberta.embeddings.LayerNorm.weight"][0] = 1e6
     (tmp_path / "mixed").mkdir()
-    printed = run(write(tmp_path / "mixed", "v3", weights), tmp_path / "ours")
-    assert "dtype: float32, the file has " in printed
-
-
-def test_values_beyond_float16_are_refused(tmp_path, fails):
-    weights = microsoft("v3")
-    weights["deberta.encoder.layer.0.output.dense.weight"][0, 0] = 1e6
-    (tmp_path / "large").mkdir()
-    message = fails(write(tmp_path / "large", "v3", weights), tmp_path / "out", "--dtype", "float16")
-    assert "layer.0.output.dense.weight has values that are not finite as torch.float16" in message
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["large"]
+    source = write(tmp_path / "mixed", "v3", weights)
+    assert "dtype: float32, the file has " in run(source, tmp_path / "ours")
+    message = fails(source, tmp_path / "out", "--dtype", "float16")
+    assert "embeddings.LayerNorm.weight has values that are not finite as torch.float16" in message
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mixed", "ours"]
 
 
 # ------- tokenizer
@@ -359,9 +361,15 @@ def test_weights_are_split_on_request(official, run, fails, tmp_path):
     assert message == "--max_shard_size is for --to deberta-ext alone"
 
 
-def test_a_folder_that_is_there_is_left_alone_unless_asked(official, run, fails, tmp_path):
+def test_an_empty_folder_is_filled_and_any_other_left_alone_unless_asked(official, run, fails, tmp_path):
     source, output = official(), tmp_path / "ours"
     output.mkdir()
+    run(source, output)
+    run(source, tmp_path / "new" / "parent")
+    same_weights(output, tmp_path / "new" / "parent")
+    shutil.rmtree(tmp_path / "new")
+    for file in output.iterdir():
+        file.unlink()
     (output / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     assert "is there already" in fails(source, tmp_path / "file") and (tmp_path / "file").read_text() == "mine"
@@ -372,22 +380,12 @@ def test_a_folder_that_is_there_is_left_alone_unless_asked(official, run, fails,
     assert "moved aside: " in run(source, output, "--overwrite")
     assert (tmp_path / "ours.old-1" / "mine.txt").read_text() == "mine" and not (output / "mine.txt").exists()
     assert "ours.old-2" in run(source, output, "--overwrite")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["official", "ours", "ours.old-1", "ours.old-2"]
-
-
-def test_an_empty_folder_and_new_parents_are_filled(official, run, tmp_path):
-    source = official()
-    (tmp_path / "empty").mkdir()
-    run(source, tmp_path / "empty")
-    run(source, tmp_path / "new" / "folder")
-    same_weights(tmp_path / "empty", tmp_path / "new" / "folder")
-
-
-def test_source_and_output_may_be_one_folder(official, run, tmp_path):
-    source = official("v1", ("lm",))
     run(source, source, "--overwrite")
-    assert architecture(source) == ["DebertaExtForMaskedLM"]
+    assert architecture(source) == ["DebertaExtForReplacedTokenDetection"]
     assert (tmp_path / "official.old-1" / "pytorch_model.bin").exists()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "official", "official.old-1", "ours", "ours.old-1", "ours.old-2",
+    ]  # fmt: skip
 
 
 def test_the_working_directory_is_not_moved_away(official, fails, tmp_path, monkeypatch):
@@ -430,8 +428,36 @@ def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tm
 # ------- checking
 
 
-def damaged(monkeypatch, damage):
-    """Calls damage(folder) between writing and checking."""
+BIAS = "deberta.encoder.layer.1.intermediate.dense.bias"
+
+
+def change_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors[BIAS] *= 1 + 2**-20
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_activation(folder):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "relu"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "to", "message"),
+    [
+        (change_tensor, "deberta-ext", f"{BIAS} is not what was written"),
+        (change_tensor, "deberta-v2", f"{BIAS} is not what was written"),
+        (change_activation, "deberta-ext", "the outputs of what was written differ from the source's by"),
+        (
+            lambda folder: tiny_tokenizer(["world", "hello"]).save_pretrained(folder),
+            "deberta-ext",
+            "the tokenizer that was written does not encode as",
+        ),
+    ],
+    ids=["tensor", "tensor of stock", "outputs", "tokenizer"],
+)
+def test_what_is_not_the_sources_is_found(damage, to, message, official, fails, tmp_path, monkeypatch):
+    """Something changes the folder between writing and checking."""
     real = convert.write_folder
 
     def write_and_damage(model, tokenizer, folder, **options):
@@ -439,61 +465,29 @@ def damaged(monkeypatch, damage):
         damage(folder)
         return notes
 
+    source = official()
+    tiny_tokenizer().save_pretrained(source)
     monkeypatch.setattr(convert, "write_folder", write_and_damage)
-
-
-def change_tensor(name, change):
-    def damage(folder):
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors[name])
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return damage
-
-
-@pytest.mark.parametrize("to", ["deberta-ext", "deberta-v2"])
-def test_a_tensor_that_is_not_the_sources_is_found(to, official, fails, tmp_path, monkeypatch):
-    name = "deberta.encoder.layer.1.intermediate.dense.bias"
-    damaged(monkeypatch, change_tensor(name, lambda x: x * (1 + 2**-20)))
-    assert fails(official(), tmp_path / "out", "--to", to) == f"{name} is not what was written"
+    assert message in fails(source, tmp_path / "out", "--to", to)
     assert not (tmp_path / "out").exists()
 
 
-def test_outputs_that_are_not_the_sources_are_found(official, fails, tmp_path, monkeypatch):
-    def damage(folder):
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "relu"}))
-
-    damaged(monkeypatch, damage)
-    assert "the outputs of what was written differ from the source's by" in fails(official(), tmp_path / "out")
-
-
-def test_outputs_of_half_precision_are_compared_in_float32(official, run, tmp_path, monkeypatch):
+def test_outputs_are_compared_in_float32_and_with_those_of_transformers(official, run, fails, tmp_path, monkeypatch):
     """In half precision, sums in another order differ by more than the tolerance, and BLAS may choose another kernel."""
-    real, dtypes = verification.compute_outputs, set()
-    monkeypatch.setattr(verification, "compute_outputs", lambda model: dtypes.add(model.dtype) or real(model))
+    real, dtypes, scale = verification.compute_outputs, set(), 1
+
+    def outputs(model):
+        dtypes.add(model.dtype)
+        stock = type(model).__module__.startswith("transformers.models.deberta_v2")
+        return {name: tensor * (scale if stock else 1) for name, tensor in real(model).items()}
+
+    monkeypatch.setattr(verification, "compute_outputs", outputs)
     run(official("v3", ("classifier",), torch.float16, **labels(3)), tmp_path / "ours")
     run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
     assert dtypes == {torch.float32}
-
-
-def test_outputs_of_transformers_that_are_not_ours_are_found(official, fails, tmp_path, monkeypatch):
-    real = verification.compute_outputs
-
-    def outputs(model):
-        scale = 1.001 if type(model).__module__.startswith("transformers.models.deberta_v2") else 1
-        return {name: tensor * scale for name, tensor in real(model).items()}
-
-    monkeypatch.setattr(verification, "compute_outputs", outputs)
-    message = fails(official(), tmp_path / "out", "--to", "deberta-v2")
+    scale = 1.001
+    message = fails(tmp_path / "ours", tmp_path / "out", "--to", "deberta-v2")
     assert "the outputs of transformers' DebertaV2Model differ from the source's by 0.001" in message
-
-
-def test_a_tokenizer_that_is_not_the_sources_is_found(official, fails, tmp_path, monkeypatch):
-    source = official()
-    tiny_tokenizer().save_pretrained(source)
-    damaged(monkeypatch, lambda folder: tiny_tokenizer(["world", "hello"]).save_pretrained(folder))
-    assert "the tokenizer that was written does not encode as" in fails(source, tmp_path / "out")
 
 
 def test_long_lists_of_the_report_end_early(tmp_path, run):
@@ -521,13 +515,10 @@ def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
     )
     (tmp_path / "empty" / "config.json").write_text('{"model_type": "bert"}')
     assert "config.json has model_type 'bert'" in fails(tmp_path / "empty", out)
-    assert not out.exists()
-
-
-def test_a_classifier_of_another_size_is_refused(official, fails, tmp_path):
-    source = official("v1", ("classifier",))
-    message = fails(source, tmp_path / "out", "--head", "sequence-classification")
+    source = official("v1", ("classifier",), name="classifier")
+    message = fails(source, out, "--head", "sequence-classification")
     assert "classifier.bias has shape [3]" in message and "is its number of labels (id2label) right?" in message
+    assert not out.exists()
 
 
 # ------- as a program, and from the Hub
@@ -546,29 +537,25 @@ def test_as_a_program(official, tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
-def test_a_repository_is_converted(tmp_path, monkeypatch, run):
+def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
+    """An official pair with its tokenizer, and our model in shards."""
     source, _, _ = official_pair(tmp_path / "pair")
     tiny_tokenizer().save_pretrained(source)
+    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")
     with LocalHub() as hub:
         hub.connect(monkeypatch, tmp_path / "home")
         upload(source)
         printed = run("user/name", tmp_path / "ours")
+        upload(tmp_path / "local", "user/shards")
+        run("user/shards", tmp_path / "one file")
     assert "source: user/name, DeBERTa v3 as Microsoft publishes it" in printed and "head: pretraining" in printed
     written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
     assert str(tmp_path) not in written
     expected = DebertaExtForPreTraining.from_pretrained(source)
     loaded = DebertaExtForPreTraining.from_pretrained(tmp_path / "ours")
     assert equal_outputs(loaded(IDS).discriminator_logits, expected(IDS).discriminator_logits)
-
-
-def test_shards_of_a_repository_are_fetched(tmp_path, monkeypatch, run, tiny_config):
-    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        upload(tmp_path / "local")
-        run("user/name", tmp_path / "ours")
     run(tmp_path / "local", tmp_path / "expected")
-    same_weights(tmp_path / "ours", tmp_path / "expected")
+    same_weights(tmp_path / "one file", tmp_path / "expected")
 
 
 def test_nothing_of_the_configurations_is_lost(official, run, tmp_path):

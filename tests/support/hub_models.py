@@ -60,7 +60,7 @@ def make_trainer(kind, folder, **more):
     return kind(model, args, train_dataset=rows(), processing_class=make_tokenizer(folder / "../words"))
 
 
-def upload(folder):
+def upload(folder, repo="user/name"):
     api = HfApi(endpoint=constants.ENDPOINT, token="hf_write")
-    api.create_repo("user/name")
-    api.upload_folder(repo_id="user/name", folder_path=folder)
+    api.create_repo(repo)
+    api.upload_folder(repo_id=repo, folder_path=folder)
