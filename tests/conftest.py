@@ -12,7 +12,7 @@ import pytest
 import torch
 from run_summary import FUZZED, WORST
 from scripts import EXAMPLES, module_of
-from tiny_constants import SPECIAL, TINY
+from tiny_constants import SPECIAL, TINY, random_weights
 from transformers import DebertaConfig, DebertaV2Config
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
@@ -137,16 +137,7 @@ def stock_config():
 @pytest.fixture
 def shake():
     """shake(model, seed=0): every parameter random and large enough that each one matters; eval mode."""
-
-    def apply(model, seed=0, std=0.15):
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in sorted(model.named_parameters()):
-                noise = torch.empty(parameter.shape).normal_(0, std, generator=generator)
-                parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
-        return model.eval()
-
-    return apply
+    return random_weights
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from strategies import build, cases, random_weights
+from strategies import build, cases
+from tiny_constants import random_weights
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -46,7 +47,7 @@ def model_of(kind):
 def fused_v1():
     """The tensors of an official v1 checkpoint, with the fused projections."""
     fields = FIELDS | dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
-    model = random_weights(DebertaExtForMaskedLM(DebertaExtConfig(**fields)), 0)
+    model = random_weights(DebertaExtForMaskedLM(DebertaExtConfig(**fields)), std=0.3)
     renamed = {"pos_key_proj.weight": "pos_proj.weight", "pos_key_proj.bias": None}
     renamed |= {f"pos_query_proj.{kind}": f"pos_q_proj.{kind}" for kind in ("weight", "bias")}
     tensors = {}
@@ -71,7 +72,7 @@ def originals(tmp_path_factory):
     model = build("masked-lm", FIELDS, dtype=torch.float32)
     model.save_pretrained(root / "ours")
     model.save_pretrained(root / "ours, shards", max_shard_size=2000)
-    build("joint", FIELDS | dict(generator={}), dtype=torch.float32).save_pretrained(root / "joint")
+    build("pretraining", FIELDS | dict(generator={}), dtype=torch.float32).save_pretrained(root / "joint")
     save_as_deberta_v2(model, root / "v2", lossy=True)
     (root / "v1").mkdir()
     (root / "v1" / "config.json").write_text(json.dumps({k: v for k, v in FIELDS.items() if k != "position_buckets"} | V1))

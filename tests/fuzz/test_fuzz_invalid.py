@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong configurations, inputs and labels at random: always a ValueError or TypeError that names what is wrong."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from strategies import HEADS, batches, build, cases, configurations, joint_fields, labels_for, make_batch
 
 from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.model.heads import HEADS as TABLE
 
 pytestmark = pytest.mark.fuzz
 
@@ -82,11 +84,8 @@ def test_one_wrong_field_is_refused_by_its_name(data):
     fields = data.draw(st.one_of(configurations(), joint_fields()), "fields")
     name = data.draw(st.sampled_from(FIELDS), "name")
     value = data.draw(st.sampled_from(WRONG[name]), "value")
-    if (
-        data.draw(st.booleans(), "later")
-        and name in DebertaExtConfig.__dataclass_fields__
-        and name not in ("id2label", "dtype")
-    ):
+    assigned = {*DebertaExtConfig.__dataclass_fields__} - {"id2label", "dtype"}
+    if data.draw(st.booleans(), "later") and name in assigned:
         # By assignment: at once, or when the configuration is checked.
         config = DebertaExtConfig(**fields)
         refused(lambda: (setattr(config, name, value), config.validate()), name, repr(value))
@@ -102,20 +101,12 @@ def test_several_wrong_fields_name_one_of_them(data):
     wrong = {}
     for name in data.draw(st.lists(st.sampled_from(FIELDS), min_size=2, max_size=5, unique=True), "names"):
         wrong[name] = data.draw(st.sampled_from(WRONG[name]), name)
-    contradiction = data.draw(
-        st.sampled_from(
-            [{}, dict(hidden_size=7, num_attention_heads=2), dict(conv_kernel_size=4), dict(position_buckets=10**6)]
-        )
-    )
-    everything = {**wrong, **contradiction}
+    contradictions = [{}, dict(hidden_size=7, num_attention_heads=2), dict(conv_kernel_size=4), dict(position_buckets=10**6)]
+    everything = wrong | data.draw(st.sampled_from(contradictions))
     refused(lambda: DebertaExtConfig(**(fields | everything)), *everything, *map(repr, everything.values()), "num_labels")
 
 
 # ------- inputs
-
-
-def tensors_like(ids, *shapes):
-    return [torch.zeros(shape, dtype=torch.long) for shape in shapes if list(shape) != list(ids.shape)]
 
 
 def wrong_inputs(head, fields, B, N):
@@ -135,17 +126,8 @@ def wrong_inputs(head, fields, B, N):
             changed[place, place] = value
             add(("input_ids", str(value)), input_ids=changed)
             add(("input_ids", str(value)), input_ids=changed.int())
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.bool,
-        torch.int8,
-        torch.int16,
-        torch.uint8,
-        torch.complex64,
-        torch.float16,
-    ):
-        add(("input_ids", str(dtype)), input_ids=ids.to(dtype))
+    for dtype in ("float32", "float64", "bool", "int8", "int16", "uint8", "complex64", "float16"):
+        add(("input_ids", f"torch.{dtype}"), input_ids=ids.to(getattr(torch, dtype)))
     for shape in ((), (N,), (B, N, 1), (1, B, N), (0, N), (B, 0), (0,), (0, 0)):
         add("input_ids", input_ids=torch.zeros(shape, dtype=torch.long))
     for value in (ids.tolist(), ids.numpy(), "text", 3, {"input_ids": ids}, ids.to_sparse()):
@@ -161,26 +143,16 @@ def wrong_inputs(head, fields, B, N):
         T = fields["type_vocab_size"]
         for value in (-1, T, 10**6):
             add(("token_type_ids", str(value)), token_type_ids=torch.full((B, N), value))
-    for x in (*tensors_like(ids, (B, N + 1), (N,), (B + 1, N), (B, N, 1), (B, N + 5)), torch.zeros(B, N), [[0] * N] * B):
-        add("token_type_ids", token_type_ids=x)
     decodes = fields["position_biased_input"] or (head == "masked-lm" and fields["emd_input"] != "hidden")
     for value in (-1, P, 10**9) if decodes else ():
         add(("position_ids", str(value)), position_ids=torch.full((B, N), value))
-    for x in (*tensors_like(ids, (B, N + 1), (N,), (B + 1, N), (B, N, 1)), torch.zeros(B, N), [[0] * N] * B):
-        add("position_ids", position_ids=x)
+    other_shapes = [torch.zeros(shape, dtype=torch.long) for shape in ((B, N + 1), (N,), (B + 1, N), (B, N, 1))]
+    for name, x in itertools.product(("token_type_ids", "position_ids"), (*other_shapes, torch.zeros(B, N), [[0] * N] * B)):
+        add(name, **{name: x})
     if decodes and P < 80:
         add((str(P), "max_position_embeddings"), input_ids=torch.ones(B, P + 1, dtype=torch.long))
-    for shape in (
-        (N,),
-        (B, N + 1),
-        (B + 1, N),
-        (B, N, N + 1),
-        (B, 1, N + 1, N),
-        (B, H + 1, N, N),
-        (B, 1, 1, N, N),
-        (),
-        (B + 1, N, N),
-    ):
+    masks = [(N,), (B, N + 1), (B + 1, N), (B, N, N + 1), (B, 1, N + 1, N), (B, H + 1, N, N), (B, 1, 1, N, N), (B + 1, N, N)]
+    for shape in ((), *masks):
         add("attention_mask", attention_mask=torch.ones(shape))
     for value in (2, -1, 0.5, NAN, -10000.0, INF, -INF, 1e-9):
         mask = torch.ones(B, N, dtype=torch.float64 if isinstance(value, float) else torch.long)
@@ -193,10 +165,10 @@ def wrong_inputs(head, fields, B, N):
     for value in ([[1] * N] * B, ids.to_sparse(), 1, "text"):
         add("attention_mask", attention_mask=value)
     add("unexpected keyword argument 'foo'", foo=3)
-    for name in ("output_attentions", "output_hidden_states"):
-        for value in ("no", 2, [], torch.ones(2), torch.tensor(True)):
-            add(name, **{name: value})
-    if head not in ("sequence", "question"):
+    values = ("no", 2, [], torch.ones(2), torch.tensor(True))
+    for name, value in itertools.product(("output_attentions", "output_hidden_states"), values):
+        add(name, **{name: value})
+    if head not in ("sequence-classification", "question-answering"):
         one = torch.ones(B, N, dtype=torch.long)
         for x in (-one, one * 0, one.float(), one[:, :-1], one[0], [[1] * N] * B, one[..., None], one.to_sparse()):
             add("document_ids", document_ids=x)
@@ -206,14 +178,8 @@ def wrong_inputs(head, fields, B, N):
             torn = one.clone()
             torn[:, 1] = 2
             add("document_ids", document_ids=torn)
-        for mask in (
-            torch.ones(B, N + 1),
-            torch.ones(B + 1, N),
-            torch.ones(B, N) * 3,
-            torch.ones(B, N, N),
-            torch.ones(B, N) * -1,
-        ):
-            add("attention_mask", document_ids=one, attention_mask=mask)
+        for value, *shape in ((1, B, N + 1), (1, B + 1, N), (3, B, N), (1, B, N, N), (-1, B, N)):
+            add("attention_mask", document_ids=one, attention_mask=torch.full(shape, value))
         add(("document_ids", "packed documents"), document_ids=one, output_attentions=True)
     else:
         add("document_ids", document_ids=torch.ones(B, N, dtype=torch.long))
@@ -222,7 +188,7 @@ def wrong_inputs(head, fields, B, N):
 
 @cases("wrong input")
 def test_wrong_input_is_refused_by_its_name(data):
-    head = data.draw(st.sampled_from([head for head in HEADS if head != "choice"]), "head")
+    head = data.draw(st.sampled_from([head for head in HEADS if head != "multiple-choice"]), "head")
     fields = data.draw(configurations(), "fields")
     batch = data.draw(batches(fields, ("none",)), "batch") | dict(N=data.draw(st.integers(1, 6), "N"))
     model = build(head, fields, dtype=torch.float32)
@@ -244,27 +210,20 @@ def wrong_labels(head, fields, B, N):
     def add(name, value, *names):
         found.append(((name, *names), {name: value}))
 
-    if head == "question":
+    if head == "question-answering":
         good = torch.zeros(B, dtype=torch.long)
         for name, other in (("start_positions", "end_positions"), ("end_positions", "start_positions")):
             found.append(((name,), {name: good}))
-            for x in (
-                good.float(),
-                torch.zeros(B + 1).long(),
-                torch.zeros(B, 2).long(),
-                [0] * B,
-                torch.tensor(0),
-                good.bool().float(),
-            ):
-                found.append(((name,), {other: good, name: x}))
+            shapes = [torch.zeros(shape, dtype=torch.long) for shape in ((B + 1,), (B, 2), ())]
+            found += [((name,), {other: good, name: x}) for x in (good.float(), *shapes, [0] * B)]
         found.append((("labels",), dict(labels=good)))
         return found
-    tokens = head in ("masked-lm", "token", "rtd", "joint")
+    kind, V, C = TABLE[head].labels, fields["vocab_size"], fields["num_labels"]
+    tokens = kind in ("words", "tokens")
     shape = (B, N) if tokens else (B,)
-    V, C = fields["vocab_size"], fields["num_labels"]
-    C = {"masked-lm": V, "joint": V, "token": C, "sequence": C, "rtd": 2, "choice": 2}[head]
+    C = {"words": V, "choice": 2}.get(kind, 2 if head == "replaced-token-detection" else C)
     good = torch.zeros(shape, dtype=torch.long)
-    regression = head == "sequence" and C == 1
+    regression = head == "sequence-classification" and C == 1
     if not regression:
         for value in (-1, C, -99, 10**6):
             changed = good.clone()
@@ -274,7 +233,7 @@ def wrong_labels(head, fields, B, N):
     else:
         add("labels", torch.full((B,), NAN))
         add("labels", torch.full((B, 1), INF))
-    if head == "rtd":
+    if head == "replaced-token-detection":
         for value in (0.5 + 1, NAN, -0.25, INF):
             add("labels", torch.full((B, N), value), str(value))
     elif not regression:
@@ -283,25 +242,23 @@ def wrong_labels(head, fields, B, N):
     for dtype in RARE:
         add("labels", good.to(dtype), *([] if dtype.is_floating_point else [str(dtype)]))
     add("labels", good.to_sparse())
-    shapes = (
-        [(B, N + 1), (B + 1, N), (N + 3, B + 1), (B, N, 2), (B * N + 1,), ()]
-        if tokens
-        else [(B + 1,), (B, C + 1), (), (B, 1, 1)]
-    )
-    if head == "joint":
+    shapes = [(B + 1,), (B, C + 1), (), (B, 1, 1)]
+    if tokens:
+        shapes = [(B, N + 1), (B + 1, N), (N + 3, B + 1), (B, N, 2), (B * N + 1,), ()]
+    if head == "pretraining":
         shapes.append((B * N,) if B * N > 0 else ())
     for wrong in shapes:
         add("labels", torch.zeros(wrong, dtype=torch.long))
     for value in (good.tolist(), good.numpy(), "x", 1.5):
         add("labels", value)
-    if head != "joint":
+    if head != "pretraining":
         for count in (-2, NAN, torch.tensor(-1), torch.ones(2), torch.ones(0), [3], {}, "3", True):
             fine = dict(labels=good.float() if regression else good)
             found.append((("num_items_in_batch",), fine | dict(num_items_in_batch=count)))
     if head == "masked-lm":
         found.append((("masked_only",), dict(masked_only=True)))
         found.append((("masked_only",), dict(masked_only="no", labels=good)))
-    if head == "sequence" and C > 1:
+    if head == "sequence-classification" and C > 1:
         for problem in ("multi_label_classification", "regression"):
             rows = torch.zeros(B, C)
             rows[-1, -1] = NAN
@@ -316,13 +273,13 @@ def wrong_labels(head, fields, B, N):
 
 @cases("wrong labels")
 def test_wrong_labels_are_refused_and_change_nothing(data):
-    head = data.draw(st.sampled_from([*(head for head in HEADS if head != "base"), "joint"]), "head")
-    fields = data.draw(joint_fields() if head == "joint" else configurations(), "fields")
+    head = data.draw(st.sampled_from([*(head for head in HEADS if head != "base"), "pretraining"]), "head")
+    fields = data.draw(joint_fields() if head == "pretraining" else configurations(), "fields")
     batch = data.draw(batches(fields, ("none", "right", "left")), "batch") | dict(embeds=False)
     model = build(head, fields, dtype=torch.float32)
     arguments, real = make_batch(fields, batch, torch.float32)
     B, N = real.shape
-    if head == "choice":
+    if head == "multiple-choice":
         arguments = {name: torch.stack([x.expand(B, *x.shape[1:])] * 2, 1) for name, x in arguments.items()}
     calls = wrong_labels(head, fields, B, N)
     for names, wrong in calls:
@@ -339,7 +296,7 @@ def test_wrong_labels_are_refused_and_change_nothing(data):
 @cases("wrong choices")
 def test_wrong_inputs_of_multiple_choice_are_refused_by_name(data):
     fields = data.draw(configurations(), "fields")
-    model = build("choice", fields, dtype=torch.float32)
+    model = build("multiple-choice", fields, dtype=torch.float32)
     B, N = data.draw(st.integers(1, 3), "B"), data.draw(st.integers(1, min(5, fields["max_position_embeddings"])), "N")
     ids = torch.ones(B, 2, N, dtype=torch.long)
     E = fields["embedding_size"] or fields["hidden_size"]

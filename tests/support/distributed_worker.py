@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from every_head import CLASSES
+from tiny_constants import random_weights
 from torch import distributed
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 from hf_deberta_ext import (
     DebertaExtConfig,
     DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
     DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
 )
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.model.heads import HEADS as TABLE
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
@@ -52,6 +52,8 @@ FAMILIES = {
     "v2": dict(conv_kernel_size=3),
     "v3": {},
 }
+# Of the heads that are not of v3.
+HEAD_FAMILIES = {"masked-lm": "v1", "token-classification": "v2"}
 OBJECTIVES = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 
@@ -60,13 +62,8 @@ OBJECTIVES = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 def shaken(model):
     """`model` with noise in every parameter, the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            noise = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator)
-            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
-    model.tie_weights()
-    return model
+    random_weights(model, std=0.2).tie_weights()
+    return model.train()
 
 
 def make_config(family: str = "v3", **fields) -> DebertaExtConfig:
@@ -80,24 +77,25 @@ def joint_model(sharing: str = "gdes", **fields):
 
 def make_rows(head) -> list[dict[str, torch.Tensor]]:
     """Rows with very different numbers of targets and of padding."""
+    labels = next((entry.labels for name, entry in TABLE.items() if CLASSES[name] is head), "words")
     generator, rows = torch.Generator().manual_seed(1), []
     for index in range(ROWS):
         ids = torch.randint(5, 63, (LENGTH,), generator=generator)
         mask = (torch.arange(LENGTH) < LENGTH - index % 4).long()
         row = dict(input_ids=ids * mask, attention_mask=mask)
         targets = (torch.arange(LENGTH) >= 1) & (torch.arange(LENGTH) < 3 + index % 5)
-        if head is DebertaExtForQuestionAnswering:
-            row |= dict(start_positions=torch.tensor(index % 3), end_positions=torch.tensor(3 + index % 4))
-        elif head is DebertaExtForSequenceClassification:
-            row |= dict(labels=ids[0] % 3)
-        elif head is DebertaExtForMultipleChoice:
-            row = dict(input_ids=torch.stack([ids, ids.flip(0)]), labels=torch.tensor(index % 2))
-        elif head is DebertaExtForTokenClassification:
-            row |= dict(labels=(ids % 3).where(targets, -100))
-        elif head is DebertaExtForReplacedTokenDetection:
-            row |= dict(labels=(ids % 2).where(targets, -100))
-        else:
-            row |= dict(input_ids=torch.where(targets, 63, ids) * mask, labels=ids.where(targets, -100))
+        match labels:
+            case "span":
+                row |= dict(start_positions=torch.tensor(index % 3), end_positions=torch.tensor(3 + index % 4))
+            case "row":
+                row |= dict(labels=ids[0] % 3)
+            case "choice":
+                row = dict(input_ids=torch.stack([ids, ids.flip(0)]), labels=torch.tensor(index % 2))
+            case "tokens":
+                classes = 3 if head is DebertaExtForTokenClassification else 2
+                row |= dict(labels=(ids % classes).where(targets, -100))
+            case "words":
+                row |= dict(input_ids=torch.where(targets, 63, ids) * mask, labels=ids.where(targets, -100))
         if head is MultiObjectiveMaskedLM:
             row |= dict(sentence_labels=torch.tensor(-100 if index % 3 == 2 else index % 2))
         rows.append(row)
@@ -114,6 +112,11 @@ def sharded(args: TrainingArguments) -> TrainingArguments:
     return args
 
 
+def datasets(args: TrainingArguments, rows: list[dict]) -> dict[str, Any]:
+    evaluated = rows[:6] if args.do_eval else None
+    return dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
+
+
 # ------- trainings: (folder, arguments of Trainer) -> a Trainer
 
 
@@ -124,9 +127,7 @@ def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fiel
     rows = make_rows(MultiObjectiveMaskedLM)
     if "sop" not in objectives:
         rows = [{name: value for name, value in row.items() if name != "sentence_labels"} for row in rows]
-    evaluated = rows[:6] if args.do_eval else None
-    data = dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
-    return PretrainingTrainer(model, args, **data)
+    return PretrainingTrainer(model, args, **datasets(args, rows))
 
 
 def replaced_tokens(folder, stepping="joint", sharing="gdes", fields=DROPOUT, few_targets=False, **arguments):
@@ -134,10 +135,7 @@ def replaced_tokens(folder, stepping="joint", sharing="gdes", fields=DROPOUT, fe
     rows = make_rows(DebertaExtForMaskedLM)
     for row in rows[3:] if few_targets else ():
         row["labels"] = torch.full_like(row["labels"], -100)
-    model = joint_model(sharing, **fields)
-    evaluated = rows[:6] if args.do_eval else None
-    data = dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
-    return ReplacedTokenTrainer(model, args, **data)
+    return ReplacedTokenTrainer(joint_model(sharing, **fields), args, **datasets(args, rows))
 
 
 def head(folder, model_class, family="v3", lora=False, **arguments):
@@ -150,11 +148,9 @@ def head(folder, model_class, family="v3", lora=False, **arguments):
         modules = dict(target_modules=["query_proj", "value_proj"], modules_to_save=["pooler", "classifier"])
         model = get_peft_model(model, LoraConfig(r=2, lora_dropout=0.0, **modules))
         # Its second factor begins at zero.
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in sorted(model.named_parameters()):
-                if "lora_" in name:
-                    parameter.normal_(0, 0.2, generator=generator)
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(0))
     args = sharded(TrainingArguments(folder, ddp_find_unused_parameters=False, **arguments))
     return Trainer(model, args, train_dataset=make_rows(model_class))
 
@@ -212,15 +208,9 @@ TRAININGS = {
     ),
 }
 HEADS = {
-    model_class.__name__: Training(partial(head, model_class=model_class, family=family))
-    for model_class, family in (
-        (DebertaExtForMaskedLM, "v1"),
-        (DebertaExtForReplacedTokenDetection, "v3"),
-        (DebertaExtForSequenceClassification, "v3"),
-        (DebertaExtForTokenClassification, "v2"),
-        (DebertaExtForQuestionAnswering, "v3"),
-        (DebertaExtForMultipleChoice, "v3"),
-    )
+    model_class.__name__: Training(partial(head, model_class=model_class, family=HEAD_FAMILIES.get(name, "v3")))
+    for name, model_class in CLASSES.items()
+    if name not in ("base", "pretraining")
 }
 TRAININGS |= HEADS
 

@@ -11,20 +11,13 @@ import os
 
 import hypothesis
 import torch
+from every_head import CLASSES
 from hypothesis import strategies as st
 from run_summary import FUZZED
+from tiny_constants import SHARING, random_weights
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.model.heads import HEADS as TABLE
 
 __all__ = [
     "CASES",
@@ -38,7 +31,6 @@ __all__ = [
     "joint_fields",
     "labels_for",
     "make_batch",
-    "random_weights",
 ]
 
 # Of each test: how many examples it draws, and how many cases it checks with each at least.
@@ -67,15 +59,8 @@ ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)
 SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
 SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
 
-HEADS = {
-    "base": DebertaExtModel,
-    "masked-lm": DebertaExtForMaskedLM,
-    "rtd": DebertaExtForReplacedTokenDetection,
-    "sequence": DebertaExtForSequenceClassification,
-    "token": DebertaExtForTokenClassification,
-    "question": DebertaExtForQuestionAnswering,
-    "choice": DebertaExtForMultipleChoice,
-}
+# Without "pretraining", which has configurations of its own.
+HEADS = [head for head in CLASSES if head != "pretraining"]
 # Of one piece, so that a gradient does not jump where a rounding error crosses a corner; and others. Without xielu, whose
 # parameters transformers loads as bfloat16 whatever the model is.
 SMOOTH = ("gelu", "gelu_new", "silu", "tanh", "mish", "quick_gelu", "sigmoid", "linear", "gelu_pytorch_tanh")
@@ -187,7 +172,7 @@ def configurations(draw, smooth: bool = False, training: bool = False) -> dict:
 def joint_fields(draw, **options) -> dict:
     """Fields of a valid configuration of generator and discriminator."""
     fields = draw(configurations(**options))
-    sharing = draw(st.sampled_from(["gdes", "es", "nes", "all"]))
+    sharing = draw(st.sampled_from(SHARING))
     fields |= dict(
         embedding_sharing=sharing,
         rtd_lambda=draw(st.sampled_from([50, 1.0, 10])),
@@ -207,18 +192,7 @@ def joint_fields(draw, **options) -> dict:
 
 def build(head: str, fields: dict, seed: int = 0, dtype: torch.dtype = torch.float64):
     """The model, with random weights, in eval mode."""
-    model_class = DebertaExtForPreTraining if head == "joint" else HEADS[head]
-    return random_weights(model_class(DebertaExtConfig(**fields)), seed).to(dtype)
-
-
-def random_weights(model, seed: int, std: float = 0.3):
-    """Every parameter random and large enough that each one matters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            noise = torch.empty(parameter.shape).normal_(0, std, generator=generator)
-            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
-    return model.eval()
+    return random_weights(CLASSES[head](DebertaExtConfig(**fields)), seed, std=0.3).to(dtype)
 
 
 # ------- batches
@@ -313,15 +287,17 @@ def labels_for(head: str, fields: dict, batch: dict, real: torch.Tensor) -> dict
     def draw(high, shape):
         return torch.randint(0, high, shape, generator=generator)
 
-    if head == "base":
-        return {}
-    if head == "question":
-        return dict(start_positions=draw(N, (B,)), end_positions=draw(N, (B,)))
-    if head == "sequence":
-        single = fields["num_labels"] == 1
-        return dict(labels=torch.rand(B, generator=generator) if single else draw(fields["num_labels"], (B,)))
-    if head == "choice":
-        return dict(labels=draw(2, (B,)))
-    high = {"masked-lm": fields["vocab_size"], "joint": fields["vocab_size"], "rtd": 2, "token": fields["num_labels"]}[head]
-    counted = (torch.rand(B, N, generator=generator) < 0.5) & real
-    return dict(labels=draw(high, (B, N)).masked_fill(~counted, -100))
+    classes = 2 if head == "replaced-token-detection" else fields["num_labels"]
+    match TABLE[head].labels:
+        case None:
+            return {}
+        case "span":
+            return dict(start_positions=draw(N, (B,)), end_positions=draw(N, (B,)))
+        case "row":
+            return dict(labels=torch.rand(B, generator=generator) if classes == 1 else draw(classes, (B,)))
+        case "choice":
+            return dict(labels=draw(2, (B,)))
+        case kind:
+            counted = (torch.rand(B, N, generator=generator) < 0.5) & real
+            labels = draw(fields["vocab_size"] if kind == "words" else classes, (B, N))
+            return dict(labels=labels.masked_fill(~counted, -100))

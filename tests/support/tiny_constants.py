@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants of the tiny models that the fixtures of conftest.py build."""
+"""Sizes and random weights of tiny models."""
 
-__all__ = ["SHARING", "SPECIAL", "TINY"]
+import torch
+
+__all__ = ["SHARING", "SPECIAL", "TINY", "random_weights"]
 
 TINY = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -11,3 +13,13 @@ TINY = dict(
 SPECIAL = [0, 1, 2, 3, 63]
 # Forms of embedding sharing.
 SHARING = ["gdes", "es", "nes", "all"]
+
+
+def random_weights(model, seed=0, std=0.15):
+    """Every parameter random and large enough that each one matters; eval mode."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.empty(parameter.shape).normal_(0, std, generator=generator)
+            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+    return model.eval()
