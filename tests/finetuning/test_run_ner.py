@@ -2,21 +2,14 @@
 """examples/run_ner.py end to end: entities are learned, saved and found again, and what it refuses."""
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
-from fine_tuning_scripts import refused, run, save_model
+from fine_tuning_scripts import DATA, TRAIN_AND_EVALUATE, needs_data, refused, run, save_model
 from transformers import AutoTokenizer, pipeline
 
 from hf_deberta_ext.finetuning.tasks.labelled_words import read_conll
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-for package in ("accelerate", "datasets", "matplotlib"):
-    pytest.importorskip(package)
-
-DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 PEOPLE, PLACES, VERBS = ["Ada Lovelace", "Alan Turing", "Grace"], ["Paris", "New York"], ["likes", "left"]
 
 
@@ -38,21 +31,15 @@ def write_conll(file, tagged=True):
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe([" " + " ".join(words) for words, _ in sentences()] * 10, vocab_size=400)
-
-
-@pytest.fixture
-def model(tmp_path, tokenizer, tiny_config):
-    """The folder of a tiny masked language model of ours."""
-    return save_model(tmp_path / "model", tokenizer, tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2))
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"), [" " + " ".join(words) for words, _ in sentences()] * 10)
 
 
 def test_entities_are_learned_saved_and_found_again(run_ner, model, tmp_path):
     file, test = write_conll(tmp_path / "rows.conll"), write_conll(tmp_path / "test.conll", tagged=False)
     folder = tmp_path / "out"
     measured = run(
-        run_ner, model, folder, "--do_train", "--do_eval", "--do_predict", "--return_entity_level_metrics", train_file=file,
+        run_ner, model, folder, *TRAIN_AND_EVALUATE, "--do_predict", "--return_entity_level_metrics", train_file=file,
         validation_file=file, test_file=test, max_steps=60, logging_steps=10,
     )  # fmt: skip
     for name in ("f1", "precision", "recall", "accuracy", "PER_f1", "LOC_recall"):
@@ -72,17 +59,15 @@ def test_entities_are_learned_saved_and_found_again(run_ner, model, tmp_path):
     # The checkpoint knows its labels, in its order, where there is nothing to train on.
     again = run(run_ner, folder, tmp_path / "again", "--do_eval", validation_file=file)
     assert again["eval_f1"] == 1.0
-    assert (
-        AutoTokenizer.from_pretrained(folder)("Grace")["input_ids"]
-        == AutoTokenizer.from_pretrained(model)(" Grace")["input_ids"]
-    )
+    before, after = (AutoTokenizer.from_pretrained(source) for source in (model, folder))
+    assert after("Grace")["input_ids"] == before(" Grace")["input_ids"]
 
 
 def test_a_label_that_no_training_has_is_refused(run_ner, model, tmp_path, capsys):
     train, validation = write_conll(tmp_path / "train.conll"), tmp_path / "dev.conll"
     validation.write_text("Ada B-PER\n\nNATO B-ORG\n", encoding="utf-8")
-    flags, files = ("--do_train", "--do_eval"), dict(train_file=train, validation_file=validation)
-    line = refused(capsys, run_ner, model, tmp_path / "out", *flags, **files)
+    files = dict(train_file=train, validation_file=validation)
+    line = refused(capsys, run_ner, model, tmp_path / "out", *TRAIN_AND_EVALUATE, **files)
     assert "row 2 of the data of --validation_file has the label 'B-ORG'" in line
 
 
@@ -90,7 +75,7 @@ def test_a_label_that_no_training_has_is_refused(run_ner, model, tmp_path, capsy
 def test_a_short_run_on_real_sentences(run_ner, model, tmp_path):
     files = {f"{split}_file": Path(DATA, "wnut17", f"{split}.jsonl.gz") for split in ("train", "validation", "test")}
     measured = run(
-        run_ner, model, tmp_path / "out", "--do_train", "--do_eval", "--do_predict", **files, max_train_samples=50,
+        run_ner, model, tmp_path / "out", *TRAIN_AND_EVALUATE, "--do_predict", **files, max_train_samples=50,
         max_eval_samples=40, max_predict_samples=30, per_device_eval_batch_size=16,
     )  # fmt: skip
     assert (measured["eval_samples"], measured["predict_samples"]) == (40, 30)

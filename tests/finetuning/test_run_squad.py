@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/run_squad.py end to end: questions learned by heart through windows, what a run leaves, and what it refuses."""
 
-import gzip
-import itertools
 import json
-import os
 import random
 import re
-from pathlib import Path
 
 import fine_tuning_scripts
 import pytest
 import torch
-from fine_tuning_scripts import read_json, refused, save_model, write_lines
-
-pytest.importorskip("accelerate")
-pytest.importorskip("datasets")
-pytest.importorskip("matplotlib")
-
+from fine_tuning_scripts import TRAIN_AND_EVALUATE, first_rows, needs_data, read_json, refused, save_model
+from task_files import write_lines
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
+from hf_deberta_ext.pretraining.tokenizer_training import train_unigram
 
 NAMES = "Ada Alan Grace Edsger Barbara Donald Frances John".split()
 THINGS = "engine river garden letter bridge window island mountain".split()
@@ -44,17 +36,9 @@ def made_rows(count, seed=0, unanswerable=False):
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    rows = made_rows(50)
-    return train_byte_level_bpe(
-        [row["context"] for row in rows] + [row["question"] for row in rows], vocab_size=400, show_progress=False
-    )
-
-
-@pytest.fixture
-def model(tmp_path, tokenizer, tiny_config):
-    """The folder of a tiny masked language model of ours."""
-    return save_model(tmp_path / "model", tokenizer, tiny_config(vocab_size=len(tokenizer), num_hidden_layers=2))
+def model(tmp_path_factory):
+    texts = [text for row in made_rows(50) for text in (row["context"], row["question"])]
+    return save_model(tmp_path_factory.mktemp("model"), texts)
 
 
 def run(*arguments, **values):
@@ -66,21 +50,19 @@ def run(*arguments, **values):
 
 def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
     """Contexts of several windows, all but one or two of which say that there is no answer."""
-    train, dev = (write_lines(tmp_path / f"{seed}.jsonl", made_rows(24, seed)) for seed in (0, 1))
+    train, dev = (write_lines(tmp_path / f"{seed}.jsonl", *made_rows(24, seed)) for seed in (0, 1))
     flags = dict(train_file=train, validation_file=dev, max_steps=100, warmup_steps=10, per_device_train_batch_size=16)
-    measured = run(run_squad, model, tmp_path / "out", "--do_train", "--do_eval", **flags)
+    measured = run(run_squad, model, tmp_path / "out", *TRAIN_AND_EVALUATE, **flags)
     assert measured["eval_samples"] == 24
     assert measured["eval_exact_match"] >= 95 and measured["eval_f1"] >= measured["eval_exact_match"]
 
 
+@needs_data
 @pytest.mark.slow
 def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
     """The first 200 of SQuAD 1.1, about 28 paragraphs, in windows of 128 tokens: a context alone does not tell an answer."""
-    if "DEBERTA_EXT_DATA" not in os.environ:
-        pytest.skip("DEBERTA_EXT_DATA does not name the folder of real data")
-    with gzip.open(Path(os.environ["DEBERTA_EXT_DATA"], "squad_v1", "train.jsonl.gz"), "rt", encoding="utf-8") as stream:
-        rows = [json.loads(line) for line in itertools.islice(stream, 200)]
-    file = write_lines(tmp_path / "train.jsonl", rows)
+    rows = first_rows("squad_v1/train.jsonl.gz", 200)
+    file = write_lines(tmp_path / "train.jsonl", *rows)
     texts = [row["context"] for row in rows] + [row["question"] for row in rows]
     tokenizer = train_unigram(texts, vocab_size=2000, show_progress=False)
     tokenizer.save_pretrained(tmp_path / "model")
@@ -89,7 +71,7 @@ def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
         position_buckets=32, max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     ).save_pretrained(tmp_path / "model")  # fmt: skip
     measured = run(
-        run_squad, tmp_path / "model", tmp_path / "out", "--from_scratch", "--do_train", "--do_eval", train_file=file,
+        run_squad, tmp_path / "model", tmp_path / "out", "--from_scratch", *TRAIN_AND_EVALUATE, train_file=file,
         validation_file=file, max_seq_length=128, doc_stride=32, per_device_train_batch_size=32, max_steps=-1,
         num_train_epochs=40, learning_rate=2e-3, warmup_steps=0.1,
     )  # fmt: skip
@@ -102,15 +84,14 @@ def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
 
 @pytest.mark.criterion("B4.1")
 def test_a_run_on_questions_with_and_without_answers(run_squad, model, tmp_path):
-    train = write_lines(tmp_path / "train.jsonl", made_rows(12, unanswerable=True))
+    train = write_lines(tmp_path / "train.jsonl", *made_rows(12, unanswerable=True))
     rows = made_rows(9, seed=1, unanswerable=True)
-    dev = write_lines(tmp_path / "dev.jsonl", rows)
-    test = write_lines(
-        tmp_path / "test.jsonl", [{key: value for key, value in row.items() if key != "answers"} for row in rows]
-    )
+    dev = write_lines(tmp_path / "dev.jsonl", *rows)
+    unanswered = [{key: value for key, value in row.items() if key != "answers"} for row in rows]
+    test = write_lines(tmp_path / "test.jsonl", *unanswered)
     folder = tmp_path / "out"
     measured = run(
-        run_squad, model, folder, "--do_train", "--do_eval", "--do_predict", "--version_2_with_negative", train_file=train,
+        run_squad, model, folder, *TRAIN_AND_EVALUATE, "--do_predict", "--version_2_with_negative", train_file=train,
         validation_file=dev, test_file=test,
     )  # fmt: skip
     names = {file.name for file in folder.iterdir()}
@@ -139,9 +120,9 @@ def test_a_run_on_questions_with_and_without_answers(run_squad, model, tmp_path)
 
 def test_the_model_of_a_run_answers_when_it_is_loaded_again(run_squad, model, tmp_path):
     rows = made_rows(3)
-    file = write_lines(tmp_path / "train.jsonl", rows)
+    file = write_lines(tmp_path / "train.jsonl", *rows)
     folder = tmp_path / "out"
-    run(run_squad, model, folder, "--do_train", "--do_eval", train_file=file, validation_file=file, max_seq_length=200)
+    run(run_squad, model, folder, *TRAIN_AND_EVALUATE, train_file=file, validation_file=file, max_seq_length=200)
     loaded, tokenizer = AutoModelForQuestionAnswering.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     predictions, nbest = read_json(folder / "eval_predictions.json"), read_json(folder / "eval_nbest_predictions.json")
     for row in rows:
@@ -159,24 +140,29 @@ def test_the_model_of_a_run_answers_when_it_is_loaded_again(run_squad, model, tm
         assert min(abs(logit - best["start_logit"]) for logit in starts) < 1e-4
 
 
-def test_metrics_are_taken_during_the_training(run_squad, model, tmp_path):
-    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
+def test_metrics_and_the_adversarial_loss_are_logged_during_the_training(run_squad, model, tmp_path):
+    file = write_lines(tmp_path / "train.jsonl", *made_rows(8))
     measured = run(
-        run_squad, model, tmp_path / "out", "--do_train", "--do_eval", "--load_best_model_at_end", train_file=file,
-        validation_file=file, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        run_squad, model, tmp_path / "out", *TRAIN_AND_EVALUATE, "--load_best_model_at_end", train_file=file,
+        validation_file=file, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, sift_weight=1.0,
+        logging_steps=1,
     )  # fmt: skip
-    log = [entry for entry in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "eval_f1" in entry]
+    history = read_json(tmp_path / "out" / "trainer_state.json")["log_history"]
+    log = [entry for entry in history if "eval_f1" in entry]
     assert [entry["step"] for entry in log][:2] == [1, 2] and all("eval_loss" in entry for entry in log)
     assert measured["eval_f1"] == max(entry["eval_f1"] for entry in log)
+    losses = [entry for entry in history if "loss" in entry]
+    assert len(losses) == 2 and all(entry["sift_loss"] > 0 for entry in losses)
 
 
 def test_the_documented_tiny_run(run_squad, model, tmp_path):
     [row] = re.findall(r"printf '(\{.*\})'", run_squad.__doc__)
     file = tmp_path / "tiny.jsonl"
     file.write_text(row, encoding="utf-8")
-    flags = ("--from_scratch", "--do_train", "--do_eval")
-    changed = dict(config_overrides="num_hidden_layers=2", max_seq_length=384, doc_stride=128)
-    measured = run(run_squad, model, tmp_path / "out", *flags, train_file=file, validation_file=file, **changed)
+    measured = run(
+        run_squad, model, tmp_path / "out", "--from_scratch", *TRAIN_AND_EVALUATE, train_file=file, validation_file=file,
+        config_overrides="num_hidden_layers=2", max_seq_length=384, doc_stride=128,
+    )  # fmt: skip
     assert read_json(tmp_path / "out" / "eval_predictions.json").keys() == {"1"} and "eval_exact_match" in measured
 
 
@@ -192,27 +178,21 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_of_other_families_are_trained_and_measured(kind, run_squad, tokenizer, tmp_path):
+def test_models_of_other_families_are_trained_and_measured(kind, run_squad, model, tmp_path):
     """XLNet answers with more than logits, and its padding is on the left."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
     MODELS[kind](len(tokenizer)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     if kind == "xlnet":
         config = read_json(tmp_path / "model" / "tokenizer_config.json") | {"padding_side": "left"}
         (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
-    flags = ("--from_scratch", "--do_train", "--do_eval")
+    file = write_lines(tmp_path / "train.jsonl", *made_rows(8))
+    flags = ("--from_scratch", *TRAIN_AND_EVALUATE)
     measured = run(run_squad, tmp_path / "model", tmp_path / "out", *flags, train_file=file, validation_file=file)
     predictions = read_json(tmp_path / "out" / "eval_predictions.json")
     references = {row["id"]: row["answers"]["text"] for row in made_rows(8)}
     assert squad_v1(predictions, references)["f1"] == pytest.approx(measured["eval_f1"])
     assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == ("left" if kind == "xlnet" else "right")
-
-
-def test_sift_perturbs_questions_and_contexts(run_squad, model, tmp_path):
-    file = write_lines(tmp_path / "train.jsonl", made_rows(8))
-    run(run_squad, model, tmp_path / "out", "--do_train", train_file=file, sift_weight=1.0, logging_steps=1)
-    logged = [entry for entry in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in entry]
-    assert len(logged) == 2 and all(entry["sift_loss"] > 0 for entry in logged)
 
 
 # ------- mistakes
@@ -223,15 +203,14 @@ def test_sift_perturbs_questions_and_contexts(run_squad, model, tmp_path):
     [
         (dict(train_file="null.jsonl"), "give --version_2_with_negative"),
         (dict(context_column="passage"), "no column 'passage'"),
-        (dict(do_eval="true"), "--do_eval has no data"),
         (dict(doc_stride=36), "give a smaller --doc_stride"),
         (dict(n_best_size=0), "--n_best_size must be at least 1"),
     ],
-    ids=["no answer", "column", "data", "stride", "n best"],
+    ids=["no answer", "column", "stride", "n best"],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(values, message, run_squad, model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_lines(tmp_path / "null.jsonl", made_rows(3, unanswerable=True))
-    write_lines(tmp_path / "train.jsonl", made_rows(3))
+    write_lines(tmp_path / "null.jsonl", *made_rows(3, unanswerable=True))
+    write_lines(tmp_path / "train.jsonl", *made_rows(3))
     values = dict(train_file="train.jsonl", max_seq_length=40, doc_stride=16) | values
     assert message in refused(capsys, run_squad, model, tmp_path / "out", "--do_train", **values)

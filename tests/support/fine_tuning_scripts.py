@@ -1,18 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of the fine-tuning scripts on made files: a tiny model, the flags, and the one line of a refused run."""
 
+import gzip
+import itertools
 import json
+import os
+from pathlib import Path
 
 import pytest
+import torch
+from tiny_constants import TINY
 
-from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-__all__ = ["read_json", "refused", "run", "save_model", "write_lines"]
+__all__ = ["DATA", "TRAIN_AND_EVALUATE", "first_rows", "needs_data", "read_json", "refused", "run", "save_model"]
+
+for package in ("accelerate", "datasets", "matplotlib"):
+    pytest.importorskip(package)
+
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+TRAIN_AND_EVALUATE = ("--do_train", "--do_eval")
 
 
-def save_model(folder, tokenizer, config):
-    """The folder of a masked language model with random weights and its tokenizer."""
-    DebertaExtForMaskedLM(config).save_pretrained(folder)
+def save_model(folder, texts, vocab_size=400, **fields):
+    """The folder of a masked language model with random weights, and its tokenizer, trained on the texts."""
+    tokenizer = train_byte_level_bpe(texts, vocab_size=vocab_size, show_progress=False)
+    torch.manual_seed(0)
+    config = TINY | dict(vocab_size=len(tokenizer), num_hidden_layers=2, position_buckets=16) | fields
+    DebertaExtForMaskedLM(DebertaExtConfig(**config)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -36,11 +53,11 @@ def refused(capsys, script, model, folder, *flags, **values):
     return lines[0]
 
 
-def write_lines(file, rows):
-    """A .jsonl file."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
 def read_json(file):
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def first_rows(name, count):
+    """The first rows of a compressed file of the real data."""
+    with gzip.open(Path(DATA, name), "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in itertools.islice(lines, count)]
