@@ -153,6 +153,14 @@ def joint(tiny_config, shake):
     return build
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """folder_of(family): the folder of a tiny model of a family, for the made task of fine-tuning."""
+    from toy_task import model_folders
+
+    return model_folders(tmp_path_factory.mktemp)
+
+
 @pytest.fixture
 def masked():
     """A batch of three rows, the last padded, [CLS] and [SEP] around; positions 3 to 6 and 9 are masked."""

@@ -2,6 +2,7 @@
 """Metrics as modules of `evaluate`: the same values, in batches and one by one, from two processes, combined, offline."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -33,6 +34,21 @@ def load(tmp_path):
 
 def answers(*texts):
     return {"text": list(texts), "answer_start": [0] * len(texts)}
+
+
+# Id, answer, probability of no answer, right answers.
+SQUAD = [("a", "x", 0.2, ["x"]), ("b", "y", 0.7, []), ("c", "", 0.9, []), ("d", "z", 0.5, ["w z"])]
+
+
+def squad_v2_rows(rows):
+    """(predictions, references) for `evaluate`."""
+    predictions = [{"id": key, "prediction_text": text, "no_answer_probability": odds} for key, text, odds, _ in rows]
+    return predictions, [{"id": key, "answers": answers(*texts)} for key, _, _, texts in rows]
+
+
+def squad_v2_columns(rows):
+    """(predictions, references, probabilities) by id."""
+    return tuple({row[0]: row[column] for row in rows} for column in (1, 3, 2))
 
 
 # ------- values
@@ -83,20 +99,14 @@ def test_squad_matches_by_id_and_takes_repeated_rows_once(load):
     assert metric.compute() == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)}
 
 
-def test_squad_v2_takes_probabilities_and_a_threshold(load):
-    rows = [("a", "x", 0.2, ["x"]), ("b", "y", 0.7, []), ("c", "", 0.9, [])]
-    for threshold in (1.0, 0.5):
-        metric = load("squad_v2")
-        for key, text, probability, texts in rows:
-            metric.add(
-                prediction={"id": key, "prediction_text": text, "no_answer_probability": probability},
-                reference={"id": key, "answers": answers(*texts)},
-            )
-        expected = squad_v2(
-            {row[0]: row[1] for row in rows}, {row[0]: row[3] for row in rows}, {row[0]: row[2] for row in rows}, threshold
-        )
-        assert metric.compute(no_answer_threshold=threshold) == expected
-        assert expected["exact"] == (100.0 if threshold == 0.5 else pytest.approx(200 / 3))
+@pytest.mark.parametrize(("threshold", "exact"), [(1.0, 200 / 3), (0.5, 100.0)])
+def test_squad_v2_takes_probabilities_and_a_threshold(threshold, exact, load):
+    metric = load("squad_v2")
+    predictions, references = squad_v2_rows(SQUAD[:3])
+    metric.add_batch(predictions=predictions, references=references)
+    expected = squad_v2(*squad_v2_columns(SQUAD[:3]), threshold)
+    assert metric.compute(no_answer_threshold=threshold) == expected
+    assert expected["exact"] == pytest.approx(exact)
 
 
 def test_entities_of_sentences_of_different_length(load):
@@ -157,16 +167,11 @@ def test_two_processes_score_all_rows_together(tmp_path):
     """F1, correlations and thresholds are no means of means."""
     predicted = [["B-A", "I-A"], ["B-A", "O"], ["O", "B-B"], ["B-A", "B-A"]]
     true = [["B-A", "I-A"], ["O", "O"], ["B-B", "B-B"], ["B-A", "O"]]
-    squad = [("a", "x", 0.2, ["x"]), ("b", "y", 0.7, []), ("c", "", 0.9, []), ("d", "z", 0.5, ["w z"])]
     rows = [
         ("glue", "mrpc", PREDICTIONS, REFERENCES),
         ("entities", None, predicted, true),
-        (
-            "squad_v2", None,
-            [{"id": key, "prediction_text": text, "no_answer_probability": odds} for key, text, odds, _ in squad],
-            [{"id": key, "answers": answers(*texts)} for key, _, _, texts in squad],
-        ),
-    ]  # fmt: skip
+        ("squad_v2", None, *squad_v2_rows(SQUAD)),
+    ]
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(process), str(tmp_path), json.dumps(rows)],
@@ -183,9 +188,7 @@ def test_two_processes_score_all_rows_together(tmp_path):
     expected = {
         "glue": compute(TASK_METRICS["mrpc"], PREDICTIONS, REFERENCES),
         "entities": entity_scores(predicted, true),
-        "squad_v2": squad_v2(
-            {row[0]: row[1] for row in squad}, {row[0]: row[3] for row in squad}, {row[0]: row[2] for row in squad}
-        ),
+        "squad_v2": squad_v2(*squad_v2_columns(SQUAD)),
     }
     assert json.loads(first.splitlines()[-1]) == expected
     assert json.loads(second.splitlines()[-1]) == dict.fromkeys(expected)
@@ -258,15 +261,20 @@ def test_a_config_that_is_not_is_named(load, name, config, message):
         load(name, config)
 
 
-def test_mistakes_in_the_rows_reach_the_user(load):
-    with pytest.raises(ValueError, match=r"predictions must be labels, got 0\.9"):
-        load("accuracy").compute(predictions=[0.9, 1], references=[1, 1])
-    with pytest.raises(ValueError, match="predictions hold nan at number 1 of 2"):
-        load("pearson").compute(predictions=[float("nan"), 1], references=[1, 1])
-    with pytest.raises(ValueError, match="two different entries for id 'a'"):
-        load("squad").compute(
-            predictions=[{"id": "a", "prediction_text": "x"}, {"id": "a", "prediction_text": "y"}],
-            references=[{"id": "a", "answers": answers("x")}] * 2,
-        )
-    with pytest.raises(ValueError, match="groups"):
-        load("multiple_choice", "groups").compute(predictions=[1], references=[1])
+@pytest.mark.parametrize(
+    ("name", "predictions", "references", "message"),
+    [
+        (("accuracy",), [0.9, 1], [1, 1], r"predictions must be labels, got 0\.9"),
+        (("pearson",), [math.nan, 1], [1, 1], "predictions hold nan at number 1 of 2"),
+        (
+            ("squad",),
+            [{"id": "a", "prediction_text": text} for text in "xy"],
+            [{"id": "a", "answers": answers("x")}] * 2,
+            "two different entries for id 'a'",
+        ),
+        (("multiple_choice", "groups"), [1], [1], "groups"),
+    ],
+)
+def test_mistakes_in_the_rows_reach_the_user(name, predictions, references, message, load):
+    with pytest.raises(ValueError, match=message):
+        load(*name).compute(predictions=predictions, references=references)

@@ -7,17 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from toy_task import equal, main, model_folders, read, run, sentences, weights
+from toy_task import equal, main, read, run, sentences, weights
 from transformers import TrainerCallback, pipeline
 
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 
 SAVING = dict(save_strategy="steps", save_steps=2)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    return model_folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="module")

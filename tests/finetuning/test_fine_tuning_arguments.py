@@ -35,18 +35,25 @@ def known_flags():
 
 
 def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
-    argv = flags(tmp_path, "--train_file", "a.csv", "b.csv", "--toy_column", "x", "--seeds", 1, 2, "--lora")
+    argv = flags(
+        tmp_path, "--train_file", "a.csv", "b.csv", "--toy_column", "x", "--seeds", 1, 2, "--lora", "--task_name", "MNLI"
+    )
     data_args, model_args, args, given = parsed(argv)
     assert data_args.train_file == ["a.csv", "b.csv"] and data_args.toy_column == "x"
+    assert data_args.task_name == "mnli" and ToyArguments().task_name is None
     assert model_args.model_name_or_path == "some-model" and model_args.lora and model_args.dtype == "float32"
     assert args.seeds == [1, 2] and args.do_train and not args.do_eval
-    assert {*given} == {"model_name_or_path", "output_dir", "do_train", "train_file", "toy_column", "seeds", "lora"}
+    assert {*given} == {
+        "model_name_or_path",
+        "output_dir",
+        "do_train",
+        "train_file",
+        "toy_column",
+        "seeds",
+        "lora",
+        "task_name",
+    }
     assert not args.logging_nan_inf_filter
-
-
-def test_names_of_tasks_are_lower_case_whatever_was_given(tmp_path):
-    data_args, *_ = parsed(flags(tmp_path, "--task_name", "MNLI"))
-    assert data_args.task_name == "mnli" and ToyArguments().task_name is None
 
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
@@ -109,22 +116,10 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
 
 
-@pytest.mark.criterion("B1.2")
-def test_all_flags_that_are_gone_are_named_at_once(tmp_path):
-    with pytest.raises(ValueError, match=r"--eval_strategy; .*--use_cpu"):
-        parsed(flags(tmp_path, "--evaluation_strategy", "epoch", "--no-cuda"))
-
-
-def test_misspelt_flags_are_answered_by_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown flag --learning_rat3: is it --learning_rate\?"):
-        parsed(flags(tmp_path, "--learning_rat3", "1"))
-    with pytest.raises(ValueError, match="unknown flag --qqqqqqqqqqqq"):
-        parsed(flags(tmp_path, "--qqqqqqqqqqqq"))
-
-
 # ------- values that are wrong
 
 
+@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -141,20 +136,27 @@ def test_misspelt_flags_are_answered_by_the_nearest(tmp_path):
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
         (["--license", "MIT"], r"--license: the Hub knows no license 'MIT': is it mit\?"),
         (["--card_language", "en", "english"], "--card_language: the Hub knows no language 'english'"),
+        (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
+        (["--qqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqq"),
+        (["--evaluation_strategy", "epoch", "--no-cuda"], r"--eval_strategy; .*--use_cpu"),
     ],
 )
-def test_wrong_values_are_refused_by_name(more, message, tmp_path):
+def test_wrong_values_and_flags_are_refused_by_name(more, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         parsed(flags(tmp_path, *more))
 
 
-def test_something_must_be_done_somewhere(tmp_path):
-    with pytest.raises(ValueError, match="give --do_train, --do_eval or --do_predict"):
-        parsed(["--model", "x", "--output_dir", str(tmp_path)])
-    with pytest.raises(ValueError, match="--output_dir is missing"):
-        parsed(["--model", "x", "--do_eval"])
-    with pytest.raises(ValueError, match="--seeds are for training"):
-        parsed(["--model", "x", "--output_dir", str(tmp_path), "--do_eval", "--seeds", "1"])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--output_dir", "x"], "give --do_train, --do_eval or --do_predict"),
+        (["--do_eval"], "--output_dir is missing"),
+        (["--output_dir", "x", "--do_eval", "--seeds", "1"], "--seeds are for training"),
+    ],
+)
+def test_something_must_be_done_somewhere(argv, message):
+    with pytest.raises(ValueError, match=message):
+        parsed(["--model", "x", *argv])
 
 
 def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):

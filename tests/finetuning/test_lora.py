@@ -14,17 +14,20 @@ peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
+def with_adapters(base):
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"], r=4,
+        lora_dropout=0.0,
+    )  # fmt: skip
+    return peft.get_peft_model(base, config)
+
+
 @pytest.fixture
 def adapted(tiny_config, shake):
     """adapted(kind, **fields): a classifier with adapters that change it, frozen but for them and the head."""
 
     def build(kind="v3", **fields):
-        base = shake(DebertaExtForSequenceClassification(tiny_config(kind, num_labels=3, **fields)))
-        config = peft.LoraConfig(
-            task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"], r=4,
-            lora_dropout=0.0,
-        )  # fmt: skip
-        model = peft.get_peft_model(base, config).eval()
+        model = with_adapters(shake(DebertaExtForSequenceClassification(tiny_config(kind, num_labels=3, **fields)))).eval()
         # Their second factor begins at zero, the first at random.
         generator = torch.Generator().manual_seed(0)
         for name, parameter in sorted(model.named_parameters()):
@@ -44,10 +47,7 @@ def test_adapter_changes_the_output_and_survives_save_and_load(kind, tiny_config
     ids, mask = batch(2, 20, [20, 11])
     with torch.no_grad():
         before = base(ids, attention_mask=mask).logits
-    config = peft.LoraConfig(
-        task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"], r=4
-    )
-    model = peft.get_peft_model(base, config).train()
+    model = with_adapters(base).train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(3):
         optimizer.zero_grad()

@@ -31,59 +31,38 @@ ROOT = Path(__file__).resolve().parents[2]
 # ------- by hand
 
 
-def test_accuracy_counts_hits():
-    assert accuracy([1, 0, 2, 2], [1, 1, 2, 0]) == 0.5
-
-
-def test_accuracy_takes_names_arrays_and_tensors():
-    assert accuracy(["a", "b"], ["a", "c"]) == 0.5
-    assert accuracy(torch.tensor([1, 0, 1]), np.array([1.0, 1.0, 1.0])) == pytest.approx(2 / 3)
-    assert accuracy(np.array([True, False]), [1, 0]) == 1.0
-
-
-@pytest.mark.criterion("B2.2")
-def test_f1_is_of_label_1():
+# 226,000 rows: n^4 is 2.6e21, above 2^63.
+MANY = np.arange(226_000) % 2
+BY_HAND = {
+    "accuracy": (accuracy, [1, 0, 2, 2], [1, 1, 2, 0], 0.5),
+    "names": (accuracy, ["a", "b"], ["a", "c"], 0.5),
+    "tensors": (accuracy, torch.tensor([1, 0, 1]), np.array([1.0, 1.0, 1.0]), 2 / 3),
+    "truth values": (accuracy, np.array([True, False]), [1, 0], 1.0),
     # 2 hits, 3 predicted, 4 right: P = 2/3, R = 1/2, F1 = 4/7. Of label 0 it would be 2 * 1 / (3 + 2).
-    assert f1([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0]) == pytest.approx(4 / 7)
-
-
-def test_macro_f1_is_the_mean_over_the_labels_of_either_side():
+    "f1 of label 1": (f1, [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0], 4 / 7),
     # label 0: 1 hit, 1 predicted, 2 right: 2/3; label 1: 1, 2, 1: 2/3; label 3: predicted once, never right: 0; label 2: 1.
-    assert macro_f1([0, 1, 1, 3, 2], [0, 0, 1, 2, 2]) == pytest.approx((2 / 3 + 2 / 3 + 2 / 3 + 0) / 4)
-
-
-def test_micro_f1_counts_pairs():
+    "macro f1 over the labels of either side": (macro_f1, [0, 1, 1, 3, 2], [0, 0, 1, 2, 2], (2 / 3 + 2 / 3 + 2 / 3 + 0) / 4),
     # 2 hits of 3 predicted and 4 right pairs.
-    assert micro_f1([[1, 0, 1], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]]) == pytest.approx(2 * 2 / (3 + 4))
-
-
-@pytest.mark.criterion("B2.2")
-def test_matthews_correlation_of_two_labels():
+    "micro f1 of pairs": (micro_f1, [[1, 0, 1], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], 2 * 2 / (3 + 4)),
     # tp 2, tn 1, fp 1, fn 1: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2) = 1/6.
-    assert matthews_correlation([1, 1, 1, 0, 0], [1, 1, 0, 0, 1]) == pytest.approx(1 / 6)
-    assert matthews_correlation([0, 1], [0, 1]) == 1.0
-    assert matthews_correlation([1, 0], [0, 1]) == -1.0
-
-
-def test_matthews_correlation_does_not_overflow():
-    """n^4 of these is 2.6e21, above 2^63."""
-    references = np.arange(226_000) % 2
-    assert matthews_correlation(references, references) == 1.0
-    assert matthews_correlation(1 - references, references) == -1.0
+    "matthews": (matthews_correlation, [1, 1, 1, 0, 0], [1, 1, 0, 0, 1], 1 / 6),
+    "matthews, all right": (matthews_correlation, [0, 1], [0, 1], 1.0),
+    "matthews, all wrong": (matthews_correlation, [1, 0], [0, 1], -1.0),
+    "matthews, many right": (matthews_correlation, MANY, MANY, 1.0),
+    "matthews, many wrong": (matthews_correlation, 1 - MANY, MANY, -1.0),
+    # Centred: (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
+    "pearson": (pearson, [1, 2, 3], [0, 1, 5], 5 / math.sqrt(28)),
+    "pearson, huge and tiny": (pearson, np.array([1.0, 2.0, 4.0]) * 1e307, np.array([1.0, 2.0, 4.0]) * 1e-307, 1.0),
+    "spearman": (spearman, [1, 2, 3], [0, 1, 500], 1.0),
+    # Ranks (1.5, 1.5, 3) and (1, 2, 3), centred (-.5, -.5, 1) and (-1, 0, 1): 1.5 / sqrt(1.5 * 2).
+    "spearman, equal ranks": (spearman, [7, 7, 9], [1, 2, 3], 1.5 / math.sqrt(3)),
+}
 
 
 @pytest.mark.criterion("B2.2")
-def test_pearson_and_spearman_by_hand():
-    # Centred: (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
-    assert pearson([1, 2, 3], [0, 1, 5]) == pytest.approx(5 / math.sqrt(28))
-    assert spearman([1, 2, 3], [0, 1, 500]) == pytest.approx(1.0)
-    # Ranks (1.5, 1.5, 3) and (1, 2, 3), centred (-.5, -.5, 1) and (-1, 0, 1): 1.5 / sqrt(1.5 * 2).
-    assert spearman([7, 7, 9], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(3))
-
-
-def test_pearson_of_huge_and_tiny_numbers():
-    numbers = np.array([1.0, 2.0, 4.0])
-    assert pearson(numbers * 1e307, numbers * 1e-307) == pytest.approx(1.0)
+@pytest.mark.parametrize(("metric", "predictions", "references", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_metrics_by_hand(metric, predictions, references, expected):
+    assert metric(predictions, references) == pytest.approx(expected)
 
 
 @pytest.mark.criterion("A15.4")
@@ -163,60 +142,45 @@ def test_results_are_plain_floats():
 
 
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "micro_f1"])
-def test_every_metric_refuses_what_it_cannot_score(name):
-    metric = METRICS[name]
-    with pytest.raises(ValueError, match="predictions are empty"):
-        metric([], [])
-    with pytest.raises(ValueError, match="references are empty"):
-        metric([1], [])
-    with pytest.raises(ValueError, match=r"predictions \[2\] and references \[3\]"):
-        metric([1, 0], [1, 0, 1])
-    with pytest.raises(ValueError, match="predictions hold nan at number 2 of 3"):
-        metric([1.0, float("nan"), 0.0], [1, 0, 1])
-    with pytest.raises(ValueError, match="references hold inf at number 1"):
-        metric([1, 0], [float("inf"), 0])
-    with pytest.raises(ValueError, match=r"predictions must be one value .* got shape \[2, 3\]"):
-        metric(np.zeros((2, 3)), [1, 0])
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        ([], [], "predictions are empty"),
+        ([1], [], "references are empty"),
+        ([1, 0], [1, 0, 1], r"predictions \[2\] and references \[3\]"),
+        ([1.0, math.nan, 0.0], [1, 0, 1], "predictions hold nan at number 2 of 3"),
+        ([1, 0], [math.inf, 0], "references hold inf at number 1"),
+        (np.zeros((2, 3)), [1, 0], r"predictions must be one value .* got shape \[2, 3\]"),
+    ],
+)
+def test_every_metric_refuses_what_it_cannot_score(name, predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        METRICS[name](predictions, references)
 
 
-@pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews_correlation"])
-def test_probabilities_are_no_labels(name):
-    with pytest.raises(ValueError, match=r"predictions must be labels, got 0\.9"):
-        METRICS[name]([0.9, 1.0], [1, 1])
-
-
-def test_names_and_numbers_do_not_mix():
-    with pytest.raises(ValueError, match="of one kind, names or numbers, got 'a' and 1"):
-        accuracy(["a"], [1])
-    with pytest.raises(ValueError, match="predictions must be numbers, got <U1"):
-        pearson(["a"], [1])
-    with pytest.raises(ValueError, match="references must be numbers, got object"):
-        accuracy([1, 1], [1, None])
-
-
-def test_f1_refuses_a_third_label():
-    with pytest.raises(ValueError, match=r"references must be 0 or 1, got 2; .*macro_f1"):
-        f1([1, 0], [1, 2])
-    with pytest.raises(ValueError, match="predictions must be 0 or 1, got -1"):
-        micro_f1([[1, -1]], [[1, 0]])
-    with pytest.raises(ValueError, match=r"\[examples, labels\], got shape \[2\]"):
-        micro_f1([1, 0], [1, 0])
-
-
-def test_groups_must_be_one_for_each_example():
-    with pytest.raises(ValueError, match="got 1 groups for 2 predictions"):
-        grouped_accuracy([1, 0], [1, 0], ["a"])
-    with pytest.raises(ValueError, match="got 3 groups for 2 predictions"):
-        multirc([1, 0], [1, 0], ["a", "b", "c"])
-
-
-def test_compute_names_what_there_is():
-    with pytest.raises(ValueError, match="there is no metric 'acuracy'; there are accuracy, f1"):
-        compute(["acuracy"], [1], [1])
-    with pytest.raises(ValueError, match=r"exact_match needs groups: .*question_answering_metrics"):
-        compute(TASK_METRICS["record"], [1], [1])
-    with pytest.raises(ValueError, match="combined_score is the mean of other metrics"):
-        compute("combined_score", [1], [1])
+@pytest.mark.parametrize(
+    ("metric", "arguments", "message"),
+    [
+        *(
+            (metric, ([0.9, 1.0], [1, 1]), r"predictions must be labels, got 0\.9")
+            for metric in (accuracy, f1, macro_f1, matthews_correlation)
+        ),
+        (accuracy, (["a"], [1]), "of one kind, names or numbers, got 'a' and 1"),
+        (pearson, (["a"], [1]), "predictions must be numbers, got <U1"),
+        (accuracy, ([1, 1], [1, None]), "references must be numbers, got object"),
+        (f1, ([1, 0], [1, 2]), r"references must be 0 or 1, got 2; .*macro_f1"),
+        (micro_f1, ([[1, -1]], [[1, 0]]), "predictions must be 0 or 1, got -1"),
+        (micro_f1, ([1, 0], [1, 0]), r"\[examples, labels\], got shape \[2\]"),
+        (grouped_accuracy, ([1, 0], [1, 0], ["a"]), "got 1 groups for 2 predictions"),
+        (multirc, ([1, 0], [1, 0], ["a", "b", "c"]), "got 3 groups for 2 predictions"),
+        (compute, (["acuracy"], [1], [1]), "there is no metric 'acuracy'; there are accuracy, f1"),
+        (compute, (TASK_METRICS["record"], [1], [1]), r"exact_match needs groups: .*question_answering_metrics"),
+        (compute, ("combined_score", [1], [1]), "combined_score is the mean of other metrics"),
+    ],
+)
+def test_values_of_another_kind_and_unknown_names_are_refused(metric, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        metric(*arguments)
 
 
 @pytest.mark.criterion("B2.1")

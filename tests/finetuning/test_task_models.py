@@ -13,7 +13,6 @@ from toy_task import (
     ToyData,
     equal,
     flags,
-    model_folders,
     read,
     run,
     sentences,
@@ -26,11 +25,6 @@ from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    return model_folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,12 @@ import os
 
 import pytest
 from huggingface_hub import ModelCard
-from toy_task import datasets, flags, model_folders, run
+from toy_task import datasets, flags, run
 
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.publishing.card_checks import card_problems
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    return model_folders(tmp_path_factory.mktemp)
 
 
 def card_of(folder):
