@@ -56,16 +56,9 @@ def logits_of(model, inputs, name, size=50):
 
 
 @pytest.mark.criterion("P7")
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0), (torch.float16, 0.005), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_no_decision_changes_with_the_backend(name, trained):
-    model, inputs, exact = trained
-    assert torch.equal(logits_of(copy.deepcopy(model), inputs, name).argmax(-1), exact.argmax(-1))
-
-
-@pytest.mark.criterion("P7")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", BACKENDS)
-def test_decisions_in_half_precision_change_only_where_two_labels_are_level(name, dtype, trained):
+def test_decisions_change_in_half_precision_alone_and_where_two_labels_are_level(name, dtype, share, trained):
     """The lead of the label that loses was less than two steps of the format."""
     model, inputs, exact = trained
     logits = logits_of(copy.deepcopy(model).to(dtype), inputs, name)
@@ -73,4 +66,4 @@ def test_decisions_in_half_precision_change_only_where_two_labels_are_level(name
     first, second = exact.topk(2).values.unbind(-1)
     lead = (first - second) / exact.abs().amax(-1)
     assert (lead[changed] < 2 * torch.finfo(dtype).eps).all(), lead[changed]
-    assert changed.double().mean() < (0.02 if dtype == torch.bfloat16 else 0.005)
+    assert changed.double().mean() <= share

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from every_head import CLASSES
+from every_head import CLASSES, KINDS
 from rounding import equal_outputs
 from torch.nn import functional
 
@@ -64,66 +64,44 @@ def test_rtd_loss_counts_real_tokens_that_have_a_label(tiny_config, batch):
 
 @pytest.mark.criterion("A17.1")
 @pytest.mark.parametrize(
-    ("num_labels", "labels", "problem_type"),
+    ("problem_type", "num_labels", "labels"),
     [
-        (1, torch.tensor([0.5, 2.0]), "regression"),
-        (1, torch.tensor([[0.5], [2.0]]), "regression"),
-        (1, torch.tensor([1, 0]), "regression"),
-        (3, torch.tensor([[0.5, 2.0, 1.0], [0.0, 1.0, 2.0]]), "regression"),
-        (3, torch.tensor([2, 0]), "single_label_classification"),
-        (3, torch.tensor([[2], [0]]), "single_label_classification"),
-        (3, torch.tensor([2, -100]), "single_label_classification"),
-        (3, torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]), "multi_label_classification"),
-        (3, torch.tensor([[1, 0, 1], [0, 0, 1]]), "multi_label_classification"),
+        ("regression", 1, [0.5, 2.0]),
+        ("regression", 1, [[0.5], [2.0]]),
+        ("regression", 1, [1, 0]),
+        ("regression", 3, [[0.5, 2.0, 1.0], [0.0, 1.0, 2.0]]),
+        ("single_label_classification", 3, [2, 0]),
+        ("single_label_classification", 3, [[2], [0]]),
+        ("single_label_classification", 3, [2, -100]),
+        ("multi_label_classification", 3, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]),
+        ("multi_label_classification", 3, [[1, 0, 1], [0, 0, 1]]),
+        ("multi_label_classification", 3, [[1.0, -100, 0], [0, 1, -100]]),
+        # Rerankers and reward models: one score, trained by binary cross-entropy.
+        ("multi_label_classification", 1, [[1.0], [0.25]]),
+        ("multi_label_classification", 1, [1.0, 0.0]),
+        ("multi_label_classification", 1, [1, 0]),
     ],
 )
-def test_sequence_classification_takes_every_label_shape(num_labels, labels, problem_type, tiny_config, batch):
+def test_sequence_classification_takes_every_label_shape(problem_type, num_labels, labels, tiny_config, batch):
     ids, mask = batch(2, 9, [9, 5])
-    given = problem_type if num_labels > 1 and problem_type == "regression" else None
-    model = DebertaExtForSequenceClassification(tiny_config(num_labels=num_labels, problem_type=given)).eval()
+    labels = torch.tensor(labels)
+    inferred = (num_labels == 1) == (problem_type == "regression")
+    config = tiny_config(num_labels=num_labels, problem_type=None if inferred else problem_type)
+    model = DebertaExtForSequenceClassification(config).eval()
     without = model(ids, attention_mask=mask).logits
     out = model(ids, attention_mask=mask, labels=labels)
     assert model.config.problem_type == problem_type
     assert torch.equal(out.logits, without) and out.logits.shape == (2, num_labels)
+    flat, counted = labels.flatten(), labels.flatten() != -100
     expected = {
-        "regression": lambda x: functional.mse_loss(x.flatten(), labels.float().flatten()),
-        "single_label_classification": lambda x: functional.cross_entropy(x, labels.flatten()),
-        "multi_label_classification": lambda x: functional.binary_cross_entropy_with_logits(x, labels.float()),
+        "regression": lambda x: functional.mse_loss(x.flatten(), flat.float()),
+        "single_label_classification": lambda x: functional.cross_entropy(x, flat),
+        "multi_label_classification": lambda x: functional.binary_cross_entropy_with_logits(
+            x.flatten()[counted], flat[counted].float()
+        ),
     }[problem_type](out.logits)
     assert torch.allclose(out.loss, expected)
     out.loss.backward()
-
-
-@pytest.mark.criterion("A17.1")
-@pytest.mark.parametrize("labels", [torch.tensor([[1.0], [0.25]]), torch.tensor([1.0, 0.0]), torch.tensor([1, 0])])
-def test_one_label_may_be_a_yes_or_no(labels, tiny_config, batch):
-    """Rerankers and reward models: one score, trained by binary cross-entropy."""
-    ids, mask = batch(2, 9, [9, 5])
-    config = tiny_config(num_labels=1, problem_type="multi_label_classification")
-    out = DebertaExtForSequenceClassification(config).eval()(ids, attention_mask=mask, labels=labels)
-    expected = functional.binary_cross_entropy_with_logits(out.logits.flatten(), labels.float().flatten())
-    assert out.logits.shape == (2, 1) and torch.allclose(out.loss, expected)
-
-
-def test_multi_label_ignores_minus_100(tiny_config, batch):
-    ids, _ = batch(2, 9)
-    model = DebertaExtForSequenceClassification(tiny_config(num_labels=3)).eval()
-    labels = torch.tensor([[1.0, -100, 0], [0, 1, -100]])
-    out = model(ids, labels=labels)
-    counted = labels != -100
-    expected = functional.binary_cross_entropy_with_logits(out.logits[counted], labels[counted])
-    assert torch.allclose(out.loss, expected)
-
-
-def test_labels_that_do_not_fit_are_refused(tiny_config, batch):
-    ids, _ = batch(2, 9)
-    model = DebertaExtForSequenceClassification(tiny_config(num_labels=3))
-    with pytest.raises(ValueError, match=r"integer labels, got torch.float32; for regression set num_labels = 1"):
-        DebertaExtForSequenceClassification(tiny_config(num_labels=3))(ids, labels=torch.tensor([0.9, 0.2]))
-    with pytest.raises(ValueError, match=r"labels of shape \[2, 2\] do not fit logits of shape \[2, 3\]"):
-        model(ids, labels=torch.zeros(2, 2))
-    with pytest.raises(ValueError, match=r"multiple choice takes input_ids \[batch, choices, length\], got \[2, 9\]"):
-        DebertaExtForMultipleChoice(tiny_config())(ids)
 
 
 def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_config, batch):
@@ -134,6 +112,17 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
     expected = functional.cross_entropy(out.start_logits[[0, 2]], torch.tensor([1, 3]))
     expected = (expected + functional.cross_entropy(out.end_logits[[0]], torch.tensor([4]))) / 2
     assert torch.allclose(out.loss, expected)
+    # One end of an answer is no answer; there was no loss, and no word about it.
+    for positions, message in (
+        (dict(start_positions=start), "start_positions and end_positions come together"),
+        (dict(start_positions=start.float(), end_positions=end), "start_positions must be integers, got torch.float32"),
+        (
+            dict(start_positions=start, end_positions=end[:2]),
+            r"end_positions must have shape \[3\] or .*, got \[2, 1\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(ids, **positions)
 
 
 def test_multiple_choice_scores_each_choice_by_itself(tiny_config, batch):
@@ -164,11 +153,12 @@ def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
     assert equal_outputs(head.from_pretrained(tmp_path)(ids, attention_mask=mask)[0], after)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("head", HEADS)
-def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, tiny_config, batch, tmp_path):
+def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind, tiny_config, batch, tmp_path):
     """No find_unused_parameters: what forward does not read is kept without a gradient, after loading as well."""
-    model = head(tiny_config("v2", type_vocab_size=2))
+    model = head(tiny_config(kind, type_vocab_size=2))
     if loaded:
         model.save_pretrained(tmp_path)
         model = head.from_pretrained(tmp_path)
@@ -209,22 +199,15 @@ def test_labels_of_tokens_are_refused_by_shape_and_value(head, labels, message, 
 
 
 @pytest.mark.parametrize("masked_only", [True, False])
-def test_flat_labels_are_taken_at_masked_positions_too(masked_only, tiny_config):
-    """masked_only looked for the second dimension."""
+def test_flat_labels_are_taken_at_masked_positions_and_beside_document_ids(masked_only, tiny_config):
+    """masked_only looked for the second dimension, and flat labels were compared with document ids [B, N]."""
     model = DebertaExtForMaskedLM(tiny_config()).eval()
     labels = torch.tensor([[5, -100, 7, -100], [-100, -100, -100, 3]])
-    flat = model(IDS, labels=labels.flatten(), masked_only=masked_only)
-    assert torch.equal(flat.loss, model(IDS, labels=labels, masked_only=masked_only).loss)
+    for more in ({}, dict(document_ids=torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]]))):
+        flat = model(IDS, labels=labels.flatten(), masked_only=masked_only, **more)
+        assert torch.equal(flat.loss, model(IDS, labels=labels, masked_only=masked_only, **more).loss)
     with pytest.raises(TypeError, match="masked_only must be True, False or None, got 'no'"):
         model(IDS, labels=labels, masked_only="no")
-
-
-def test_flat_labels_are_taken_beside_document_ids(tiny_config):
-    """They were compared with ids [B, N]."""
-    model = DebertaExtForTokenClassification(tiny_config()).eval()
-    documents = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
-    flat = model(IDS, labels=IDS.flatten(), document_ids=documents).loss
-    assert torch.equal(flat, model(IDS, labels=IDS, document_ids=documents).loss)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(5.0, "5.0"), (-0.25, "-0.25"), (float("nan"), "nan")])
@@ -240,8 +223,9 @@ def test_rtd_labels_are_fractions(value, shown, tiny_config):
     ("problem", "labels", "message"),
     [
         (None, torch.zeros(3), r"labels of shape \[3\] do not fit"),
+        (None, torch.zeros(2, 2), r"labels of shape \[2, 2\] do not fit logits of shape \[2, 3\]"),
         (None, torch.tensor([0, 3]), r"labels must be in \[0, 3\).* got 3"),
-        (None, torch.zeros(2), "integer labels, got torch.float32"),
+        (None, torch.zeros(2), r"integer labels, got torch.float32; for regression set num_labels = 1"),
         ("multi_label_classification", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
         ("regression", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
         ("multi_label_classification", torch.full((2, 3), 5.0), r"labels must be in \[0, 1\], .* got 5.0"),
@@ -259,17 +243,6 @@ def test_refused_labels_do_not_decide_the_problem_for_those_that_follow(problem,
         assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
 
 
-def test_one_end_of_an_answer_is_no_answer(tiny_config):
-    """There was no loss, and no word about it."""
-    model = DebertaExtForQuestionAnswering(tiny_config())
-    with pytest.raises(ValueError, match="start_positions and end_positions come together"):
-        model(IDS, start_positions=torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"start_positions must be integers, got torch.float32"):
-        model(IDS, start_positions=torch.zeros(2), end_positions=torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"end_positions must have shape \[2\] or \[2, 1\], got \[3\]"):
-        model(IDS, start_positions=torch.zeros(2).long(), end_positions=torch.zeros(3).long())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -279,6 +252,7 @@ def test_one_end_of_an_answer_is_no_answer(tiny_config):
         (dict(labels=torch.tensor([0, 3])), r"labels must be in \[0, 3\), .* got 3"),
         (dict(labels=torch.zeros(3).long()), r"labels must have shape \[2\] or \[2, 1\], got \[3\]"),
         (dict(input_ids=torch.ones(2, 3, 0).long()), "input_ids of shape .* holds nothing"),
+        (dict(input_ids=IDS), r"multiple choice takes input_ids \[batch, choices, length\], got \[2, 4\]"),
     ],
 )
 def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments, message, tiny_config):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from every_head import AUTO_CLASSES
-from microsoft_checkpoints import POSITIONS, SIZES, WORDS, microsoft, official_pair, write
+from microsoft_checkpoints import POSITIONS, WORDS, microsoft, official_pair, write
 from rounding import equal_outputs
 from tiny_constants import SHARING, SPECIAL
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, DebertaV2Model
@@ -259,33 +259,22 @@ def test_half_precision_tables_are_summed_in_float32(joint):
 # ------- errors
 
 
-def test_one_table_cannot_be_made_of_two(tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(embedding_sharing="es"), r"'es' has one .*word_embeddings.weight, but .* choose 'gdes' or 'nes'"),
+        (dict(dtype="bf16"), "dtype = 'bf16' is no dtype of torch"),
+        (dict(sharing="es"), "from_checkpoints knows no argument 'sharing'"),
+        (dict(generator_checkpoint="larger"), "generator: vocab_size = 70 must be the discriminator's, 64"),
+    ],
+    ids=["two tables", "unknown dtype", "unknown argument", "another vocabulary"],
+)
+def test_pairs_and_arguments_that_do_not_fit_are_refused(fields, message, tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder, _, _ = official_pair(tmp_path / "official")
-    with pytest.raises(ValueError, match=r"'es' has one .*word_embeddings.weight, but .* choose 'gdes' or 'nes'"):
-        DebertaExtForPreTraining.from_checkpoints(folder, embedding_sharing="es")
-
-
-def test_vocabularies_must_be_the_same(tiny_config, tmp_path):
-    DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "a")
-    DebertaExtForMaskedLM(tiny_config(vocab_size=70)).save_pretrained(tmp_path / "b")
-    with pytest.raises(ValueError, match="generator: vocab_size = 70 must be the discriminator's, 64"):
-        DebertaExtForPreTraining.from_checkpoints(tmp_path / "a", tmp_path / "b")
-
-
-def test_microsofts_own_output_is_named(tmp_path):
+    DebertaExtForMaskedLM(tiny_config(vocab_size=70)).save_pretrained("larger")
+    with pytest.raises(ValueError, match=message):
+        DebertaExtForPreTraining.from_checkpoints(folder, **fields)
     (tmp_path / "model_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"rename model_config\.json to config\.json"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path)
-
-
-def test_unknown_dtypes_are_refused(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
-    with pytest.raises(ValueError, match="dtype = 'bf16' is no dtype of torch"):
-        DebertaExtForPreTraining.from_checkpoints(folder, dtype="bf16")
-
-
-def test_unknown_arguments_are_refused(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
-    with pytest.raises(ValueError, match="from_checkpoints knows no argument 'sharing'"):
-        DebertaExtForPreTraining.from_checkpoints(folder, sharing="es")
-    assert SIZES["num_hidden_layers"] == 2

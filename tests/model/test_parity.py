@@ -3,28 +3,11 @@
 
 import pytest
 import torch
-from transformers import (
-    DebertaForMaskedLM,
-    DebertaForQuestionAnswering,
-    DebertaForSequenceClassification,
-    DebertaForTokenClassification,
-    DebertaModel,
-    DebertaV2ForMaskedLM,
-    DebertaV2ForMultipleChoice,
-    DebertaV2ForQuestionAnswering,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-    DebertaV2Model,
-)
+import transformers
+from every_head import AUTO_CLASSES
+from transformers import DebertaForMaskedLM, DebertaModel, DebertaV2ForMaskedLM, DebertaV2Model
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 
 LENGTHS = (1, 2, 7, 63, 128, 300, 513, 700)
 # A table that reaches beyond the longest of them.
@@ -106,19 +89,15 @@ def test_gradients_equal_those_of_transformers(kind, tmp_path, stock_config, sha
             assert (grad - fused[:, index]).norm() <= 1e-6 * grad.norm()
 
 
+TASKS = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
+
+
 @pytest.mark.parametrize(
-    ("theirs", "ours", "kind"),
-    [
-        (DebertaForSequenceClassification, DebertaExtForSequenceClassification, "v1"),
-        (DebertaForTokenClassification, DebertaExtForTokenClassification, "v1"),
-        (DebertaForQuestionAnswering, DebertaExtForQuestionAnswering, "v1"),
-        (DebertaV2ForSequenceClassification, DebertaExtForSequenceClassification, "v2"),
-        (DebertaV2ForTokenClassification, DebertaExtForTokenClassification, "v2"),
-        (DebertaV2ForQuestionAnswering, DebertaExtForQuestionAnswering, "v2"),
-        (DebertaV2ForMultipleChoice, DebertaExtForMultipleChoice, "v2"),
-    ],
+    ("task", "kind"), [*((task, kind) for task in TASKS for kind in ("v1", "v2")), ("MultipleChoice", "v2")]
 )
-def test_head_equals_that_of_transformers(theirs, ours, kind, tmp_path, stock_config, shake, batch, relative_error):
+def test_head_equals_that_of_transformers(task, kind, tmp_path, stock_config, shake, batch, relative_error):
+    theirs = getattr(transformers, f"Deberta{'V2' * (kind == 'v2')}For{task}")
+    ours = AUTO_CLASSES[f"AutoModelFor{task}"]
     num_labels = 2 if "QuestionAnswering" in theirs.__name__ else 3
     stock = shake(theirs(stock_config(kind, num_labels=num_labels, pooler_dropout=0.0)))
     stock.save_pretrained(tmp_path)

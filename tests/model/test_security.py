@@ -137,9 +137,6 @@ JUSTIFIED = {
 def test_shipped_code_touches_what_is_listed_and_nothing_else():
     found = {(file.name, *place) for file in SHIPPED for place in findings(file.read_text(encoding="utf-8"))}
     assert len(SHIPPED) > 15 and found == {*JUSTIFIED}
-
-
-def test_pickle_is_imported_for_its_error_alone():
     tree = ast.parse((CODE / "checkpoint_files.py").read_text(encoding="utf-8"))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"}
     assert used == {"UnpicklingError"}
@@ -211,18 +208,14 @@ def outside_of(paths: set[Path], *folders: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("auto", HEADS)
-def test_a_model_from_the_hub_opens_no_connection_starts_nothing_and_runs_no_pickle(auto, notes):
-    found = notes[0][auto]
+def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(auto, notes):
+    """No connection, no process, no pickle, no environment; beside Python's own files, what transformers reads for a model
+    of its own, and the module cache."""
+    found, folder = notes[0][auto], notes[1]
     assert "error" not in found, found["error"]
-    assert found["module"].startswith("transformers_modules.")
-    other = {name for name, *_ in found["events"] if not name.startswith(FILE_EVENTS) or name in STARTS}
-    assert other == set()
-
-
-@pytest.mark.parametrize("auto", HEADS)
-def test_a_model_from_the_hub_reads_its_folder_and_writes_where_it_is_saved(auto, notes):
-    """Beside Python's own files, what transformers reads for a model of its own, and the module cache."""
-    events, folder = notes[0][auto]["events"], notes[1]
+    assert found["module"].startswith("transformers_modules.") and found["environment"] == []
+    events = found["events"]
+    assert {name for name, *_ in events if not name.startswith(FILE_EVENTS) or name in STARTS} == set()
     transformers_reads = opened(notes[0]["bert"]["events"], writing=False)
     cache, saved = folder / "modules", folder / "saved" / auto
     assert outside_of(opened(events, writing=True), cache, saved) == set()
@@ -233,11 +226,6 @@ def test_a_model_from_the_hub_reads_its_folder_and_writes_where_it_is_saved(auto
     # Renamed, removed, linked, made: every path that is named.
     changed = {Path(arg) for name, args, _ in events if name in CHANGES for arg in args if isinstance(arg, str)}
     assert outside_of(changed, cache, saved) == set()
-
-
-@pytest.mark.parametrize("auto", HEADS)
-def test_code_of_a_model_reads_no_environment(auto, notes):
-    assert notes[0][auto]["environment"] == []
 
 
 def test_the_watch_sees_what_malicious_code_does(notes):

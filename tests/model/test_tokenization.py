@@ -56,45 +56,29 @@ SENTENCES = [
 ]
 
 NASTY = {
-    "empty": "",
-    "only_spaces": "   ",
-    "many_spaces": "  the   quick    fox  ",
-    "newlines_and_tabs": "the\nquick\tbrown\r\nfox\n\n",
-    "control_characters": "\x00the\x01 quick\x07\x7f fox\x1b",
-    "ligatures": "ﬁne ﬂow oﬃce ﬆ",
-    "full_width": "Ｔｈｅ ｑｕｉｃｋ　ｆｏｘ１２３！",
+    "empty": "", "only_spaces": "   ", "many_spaces": "  the   quick    fox  ",
+    "newlines_and_tabs": "the\nquick\tbrown\r\nfox\n\n", "control_characters": "\x00the\x01 quick\x07\x7f fox\x1b",
+    "ligatures": "ﬁne ﬂow oﬃce ﬆ", "full_width": "Ｔｈｅ ｑｕｉｃｋ　ｆｏｘ１２３！",
     "no_break_spaces": "the\u00a0quick\u202ffox\u2007jumps\u00a0",
-    "zero_width": "the\u200bquick\u200dbrown\u200cfox\ufeff",
-    "zero_width_ends": "\u200b\u200bthe fox\u200b",
+    "zero_width": "the\u200bquick\u200dbrown\u200cfox\ufeff", "zero_width_ends": "\u200b\u200bthe fox\u200b",
     "soft_hyphen_and_marks_of_direction": "quick\u00adfox \u200ethe\u200f \u202ethe",
-    "superscripts_and_fractions": "x² + ½ ③ ™ … №5",
-    "one_accent": "De\u0300s Noe\u0308l, ou\u0300",
+    "superscripts_and_fractions": "x² + ½ ③ ™ … №5", "one_accent": "De\u0300s Noe\u0308l, ou\u0300",
     "two_accents": unicodedata.normalize("NFD", SENTENCES[2]),
     "three_accents": unicodedata.normalize("NFD", SENTENCES[4]),
     "accents_out_of_order": "a\u0302\u0323 u\u0309\u0323 e\u0301\u0327",
-    "half_composed": "ê\u0301 â\u0323 ơ\u0301 가\u11a8",
-    "accent_on_ligature": "ﬁ\u0301ne ①\u0336 \u0344 ι\u0344",
-    "accent_on_full_width": "Ａ\u0301ｅ\u0302\u0301",
-    "accent_first": "\u0301the \u0323fox",
-    "stacked_marks": "z\u0334\u0350\u0301a\u0316\u0301l\u0489g\u0360o",
-    "half_width_katakana": "ｶﾞﾗｽ ﾊﾟﾝ",
+    "half_composed": "ê\u0301 â\u0323 ơ\u0301 가\u11a8", "accent_on_ligature": "ﬁ\u0301ne ①\u0336 \u0344 ι\u0344",
+    "accent_on_full_width": "Ａ\u0301ｅ\u0302\u0301", "accent_first": "\u0301the \u0323fox",
+    "stacked_marks": "z\u0334\u0350\u0301a\u0316\u0301l\u0489g\u0360o", "half_width_katakana": "ｶﾞﾗｽ ﾊﾟﾝ",
     "decomposed_kana": unicodedata.normalize("NFD", SENTENCES[5]),
-    "decomposed_hangul": unicodedata.normalize("NFD", SENTENCES[7]),
-    "compatibility_jamo": "ㄱㅏㅋㅋ ㅠㅠ 가ㄳ",
-    "emoji": "👍🏽 the 👩‍👩‍👧‍👦 fox 🏳️‍🌈 1️⃣ ☺️ 🇩🇪",
-    "chinese": "我能吞下玻璃,而不伤身体㍿〇",
-    "arabic_with_vowels": "ٱلسَّلَامُ عَلَيْكُمْ ـــ لا",
-    "arabic_presentation_forms": "ﺎ\u064eﻼ ﷺ",
-    "hebrew_with_points": "שָׁלוֹם \ufb2a\u05b8",
-    "devanagari": "क्षि ज़रूर क़लम क\u093c न\u093c १२३",
-    "bengali_two_part_vowels": "ক\u09c7\u09be ক\u09cb \u09c7\u09d7",
-    "thai": "น้ำ กำ ฉันกิน",
-    "unknown_scripts": "ꙮ 𓀀𓀁 ᚠᛇ the",
-    "mathematical_letters": "𝕿𝖍𝖊 𝓺𝓾𝓲𝓬𝓴 𝛼\u0301",
-    "lower_one_eighth_block": "▁the▁▁fox ▁",
-    "names_of_pieces": "<s> the </s> <unk> <0x41> [the] <pad>",
+    "decomposed_hangul": unicodedata.normalize("NFD", SENTENCES[7]), "compatibility_jamo": "ㄱㅏㅋㅋ ㅠㅠ 가ㄳ",
+    "emoji": "👍🏽 the 👩‍👩‍👧‍👦 fox 🏳️‍🌈 1️⃣ ☺️ 🇩🇪", "chinese": "我能吞下玻璃,而不伤身体㍿〇",
+    "arabic_with_vowels": "ٱلسَّلَامُ عَلَيْكُمْ ـــ لا", "arabic_presentation_forms": "ﺎ\u064eﻼ ﷺ",
+    "hebrew_with_points": "שָׁלוֹם \ufb2a\u05b8", "devanagari": "क्षि ज़रूर क़लम क\u093c न\u093c १२३",
+    "bengali_two_part_vowels": "ক\u09c7\u09be ক\u09cb \u09c7\u09d7", "thai": "น้ำ กำ ฉันกิน",
+    "unknown_scripts": "ꙮ 𓀀𓀁 ᚠᛇ the", "mathematical_letters": "𝕿𝖍𝖊 𝓺𝓾𝓲𝓬𝓴 𝛼\u0301",
+    "lower_one_eighth_block": "▁the▁▁fox ▁", "names_of_pieces": "<s> the </s> <unk> <0x41> [the] <pad>",
     "long_word": "the" * 200,
-}
+}  # fmt: skip
 
 MICROSOFT = dict(
     pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]"
@@ -216,26 +200,25 @@ def test_finish_gives_the_template_and_appends_in_the_official_order():
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("[CLS]", "[SEP]")
 
 
-def test_spm_special_ids_are_those_of_the_pieces_with_mask_appended(spm):
-    tokenizer = tokenizer_from_spm(spm("microsoft"))
-    ids = tokenizer.convert_tokens_to_ids(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"])
-    assert ids == [0, 1, 2, 3, 1500]
-    assert len(tokenizer) == 1501
-
-
 @pytest.mark.criterion("B9.2")
-def test_spm_without_special_pieces_gets_them_in_the_official_order(spm):
-    tokenizer = tokenizer_from_spm(spm("generic"))
-    ids = tokenizer.convert_tokens_to_ids(["[UNK]", "<s>", "</s>", "[MASK]", "[SEP]", "[PAD]", "[CLS]"])
-    assert ids == [0, 1, 2, 1500, 1501, 1502, 1503]
+@pytest.mark.parametrize(
+    ("kind", "tokens", "ids", "size"),
+    [
+        # The pieces', with [MASK] appended.
+        ("microsoft", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 1500], 1501),
+        # Appended in the official order.
+        ("generic", "[UNK] <s> </s> [MASK] [SEP] [PAD] [CLS]", [0, 1, 2, 1500, 1501, 1502, 1503], 1504),
+        # The vocabulary's.
+        ("v1", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 599], 600),
+    ],
+)
+def test_special_tokens_have_the_ids_of_the_files_or_are_appended(kind, tokens, ids, size, spm, v1_files):
+    files = v1_files / "vocab.json", v1_files / "merges.txt"
+    tokenizer = tokenizer_from_vocab_and_merges(*files) if kind == "v1" else tokenizer_from_spm(spm(kind))
+    assert tokenizer.convert_tokens_to_ids(tokens.split()) == ids and len(tokenizer) == size
     assert "<unk>" not in tokenizer.get_vocab()
-    assert plain_ids(tokenizer, "ꙮ")[-1] == tokenizer.unk_token_id == 0
-
-
-def test_v1_special_ids_are_those_of_the_vocabulary(v1_files):
-    tokenizer = tokenizer_from_vocab_and_merges(v1_files / "vocab.json", v1_files / "merges.txt")
-    assert tokenizer.convert_tokens_to_ids(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]) == [0, 1, 2, 3, 599]
-    assert len(tokenizer) == tokenizer.vocab_size == 600
+    if kind == "generic":
+        assert plain_ids(tokenizer, "ꙮ")[-1] == tokenizer.unk_token_id == 0
 
 
 @pytest.mark.criterion("A5.4")
@@ -249,12 +232,16 @@ def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     assert tokenizer("The quick fox")["input_ids"] == [1, *A, 2]
     cut = tokenizer("The quick fox", "jumps over", truncation="only_first", max_length=len(B) + 4)
     assert cut["input_ids"] == [1, A[0], 2, *B, 2]
+    padded = tokenizer(["fox", "The quick fox"], padding=True)
+    assert padded["attention_mask"][0] == [int(token != 0) for token in padded["input_ids"][0]]
+    assert len(padded["input_ids"][0]) == len(A) + 2 and padded["input_ids"][0][-1] == 0
 
 
-def test_v1_mask_eats_the_space_before_it(v1_files):
+def test_v1_mask_takes_the_space_before_it_and_spm_mask_stands_alone(spm, v1_files):
     tokenizer = load_tokenizer(v1_files)
     assert pieces(tokenizer, "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
     assert pieces(tokenizer, "the[MASK]") == ["the", "[MASK]"]
+    assert pieces(tokenizer_from_spm(spm("microsoft")), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
 
 
 @pytest.mark.criterion("A10.5")
@@ -263,10 +250,6 @@ def test_v1_add_prefix_space_reads_words_that_are_already_split(v1_files):
     assert pieces(tokenizer, "the") == ["Ġthe"]
     split = tokenizer(["the", "in"], is_split_into_words=True, add_special_tokens=False)
     assert split["input_ids"] == tokenizer.convert_tokens_to_ids(["Ġthe", "Ġin"])
-
-
-def test_spm_mask_stands_alone_within_a_text(spm):
-    assert pieces(tokenizer_from_spm(spm("microsoft")), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
 
 
 def test_decode_gives_the_text_back(spm, v1_files):
@@ -294,12 +277,13 @@ def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
                 assert piece == spelled or (len(spelled) > len(source) and piece in spelled), text
 
 
-@pytest.mark.parametrize("nasty", NASTY)
-def test_spm_offsets_are_in_order_and_inside_the_text(nasty, spm):
-    last = 0
-    for _, (start, end) in spans(tokenizer_from_spm(spm("bytes")), NASTY[nasty]):
-        assert start <= end and last <= end <= len(NASTY[nasty])
-        last = end
+def test_spm_offsets_are_in_order_and_inside_the_text(spm):
+    tokenizer = tokenizer_from_spm(spm("bytes"))
+    for name, text in NASTY.items():
+        last = 0
+        for _, (start, end) in spans(tokenizer, text):
+            assert start <= end and last <= end <= len(text), name
+            last = end
 
 
 def test_v1_offsets_point_at_the_text_of_the_tokens(v1_files):
@@ -316,27 +300,15 @@ def test_tokenizer_survives_pickle_and_deepcopy(spm):
         assert type(twin) is type(tokenizer) and same(twin, tokenizer)
 
 
-def test_padding_takes_the_pad_token_and_type_0(spm):
-    batch = tokenizer_from_spm(spm("microsoft"))(["the", "the quick brown fox"], padding=True)
-    assert batch["input_ids"][0][3:] == [0] * (len(batch["input_ids"][1]) - 3)
-    assert batch["attention_mask"][0] == [1] * 3 + [0] * (len(batch["input_ids"][1]) - 3)
-
-
 # Against sentencepiece and the stock classes
 
 
 @pytest.mark.parametrize("name", ["microsoft", "bytes", "generic", "symbols"])
-def test_spm_ids_equal_sentencepiece_on_plain_text(name, spm):
+def test_spm_ids_equal_sentencepiece(name, spm):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm(name)))
     tokenizer = tokenizer_from_spm(spm(name))
     assert_equal_to_sentencepiece(tokenizer, processor, plain_lines())
-
-
-@pytest.mark.parametrize("nasty", NASTY)
-@pytest.mark.parametrize("name", ["microsoft", "bytes", "generic", "symbols"])
-def test_spm_ids_equal_sentencepiece_on_nasty_text(name, nasty, spm):
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(spm(name)))
-    assert_equal_to_sentencepiece(tokenizer_from_spm(spm(name)), processor, [NASTY[nasty]], most_ties=1)
+    assert_equal_to_sentencepiece(tokenizer, processor, NASTY.values(), most_ties=1)
 
 
 def test_spm_ids_equal_sentencepiece_on_random_marks(spm):
@@ -412,18 +384,6 @@ def test_spm_ids_equal_sentencepiece_on_real_lines_of_many_languages(tmp_path):
 # Saving and loading
 
 
-def test_save_pretrained_writes_the_class_that_all_versions_load(spm, tmp_path):
-    tokenizer_from_spm(spm("microsoft"), model_max_length=128).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
-    again = load_tokenizer(tmp_path)
-    assert again.model_max_length == 128
-    again.save_pretrained(tmp_path / "again")
-    config = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and config["model_max_length"] == 128
-    assert (tmp_path / "again" / "tokenizer.json").read_text() == (tmp_path / "tokenizer.json").read_text()
-
-
 RELOAD = """
     import json, sys
 
@@ -490,13 +450,12 @@ def test_load_tokenizer_gives_a_saved_one_back_with_its_added_tokens(with_spm, s
     assert again.convert_tokens_to_ids(["<speaker>", "<place>", "<turn>"]) == [1501, 1502, 1503]
     assert (again.model_max_length, again.padding_side) == (64, "left")
     again.save_pretrained(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())["do_lower_case"] is True
-
-
-def test_load_tokenizer_keeps_the_tokens_of_added_tokens_json(spm_folder):
-    folder = spm_folder()
-    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
-    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
+    for folder in (tmp_path, tmp_path / "again"):
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        # All versions load this class.
+        assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and config["model_max_length"] == 64
+    assert config["do_lower_case"] is True
+    assert (tmp_path / "again" / "tokenizer.json").read_text() == (tmp_path / "tokenizer.json").read_text()
 
 
 def test_load_tokenizer_corrects_the_file_that_transformers_5_wrote_for_v1(v1_files, tmp_path):
@@ -509,22 +468,18 @@ def test_load_tokenizer_corrects_the_file_that_transformers_5_wrote_for_v1(v1_fi
         assert tokenizer(*texts).data == original(*texts).data
 
 
-def test_load_tokenizer_warns_of_a_unigram_file_without_normaliser(spm_folder, tmp_path):
-    folder = spm_folder()
-    transformers.DebertaV2Tokenizer.from_pretrained(folder).save_pretrained(tmp_path / "stock")
+def test_load_tokenizer_warns_of_a_unigram_file_without_normaliser_but_not_of_nfkc(spm, spm_folder, tmp_path):
+    tokenizer = tokenizer_from_spm(spm("generic"))
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.save_pretrained(tmp_path / "nfkc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_tokenizer(tmp_path / "nfkc")
+    transformers.DebertaV2Tokenizer.from_pretrained(spm_folder()).save_pretrained(tmp_path / "stock")
     if "Precompiled" in (tmp_path / "stock" / "tokenizer.json").read_text():
         pytest.skip("transformers keeps the SentencePiece normaliser now")
     with pytest.warns(UserWarning, match="no SentencePiece normaliser"):
         check_tokenizer(load_tokenizer(tmp_path / "stock"))
-
-
-def test_load_tokenizer_does_not_warn_of_nfkc(spm, tmp_path):
-    tokenizer = tokenizer_from_spm(spm("generic"))
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.save_pretrained(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("recorded, expected", [(None, 512), (1e30, 512), (1024, 1024)])
@@ -555,16 +510,6 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
 # Errors
 
 
-@pytest.mark.criterion("A10.3")
-def test_check_tokenizer_accepts_more_rows_than_tokens(spm):
-    tokenizer = tokenizer_from_spm(spm("microsoft"))
-    config = SimpleNamespace(vocab_size=1600, pad_token_id=0)
-    check_tokenizer(tokenizer, needs_mask=True)
-    check_tokenizer(tokenizer, config)
-    check_tokenizer(tokenizer, SimpleNamespace(config=config))
-    check_tokenizer(tokenizer, SimpleNamespace(vocab_size=1501, pad_token_id=None))
-
-
 @pytest.mark.criterion("A5.3")
 @pytest.mark.parametrize(
     ("single", "pair", "message"),
@@ -586,34 +531,31 @@ def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
         check_tokenizer(tokenizer)
 
 
-@pytest.mark.criterion("A10.4")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("cls", "cls_token None"),
-        ("pad", r"has no pad_token, expected \[PAD\]"),
-        ("mask", r"has no mask_token, expected \[MASK\]"),
-    ],
-)
-def test_check_tokenizer_reports_an_unset_token(name, message, spm):
-    tokenizer = tokenizer_from_spm(spm("microsoft"))
-    setattr(tokenizer, f"{name}_token", None)
-    with pytest.raises(ValueError, match=message):
-        check_tokenizer(tokenizer, needs_mask=True)
-    if name == "mask":
-        check_tokenizer(tokenizer)
+@pytest.mark.criterion("A10.3", "A10.4")
+def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
+    """The model may have more rows than there are tokens."""
 
+    def tokenizer(kind="microsoft", unset=None):
+        tokenizer = tokenizer_from_spm(spm(kind))
+        if unset is not None:
+            setattr(tokenizer, f"{unset}_token", None)
+        return tokenizer
 
-@pytest.mark.parametrize(
-    ("kind", "rows", "message"),
-    [
-        ("microsoft", 1500, r"1501 tokens with ids up to 1500, but the model only 1500 rows"),
-        ("generic", 1600, r"pads with id 1502, the model expects config.pad_token_id = 0"),
-    ],
-)
-def test_check_tokenizer_reports_ids_that_are_not_the_models(kind, rows, message, spm):
-    with pytest.raises(ValueError, match=message):
-        check_tokenizer(tokenizer_from_spm(spm(kind)), SimpleNamespace(vocab_size=rows, pad_token_id=0))
+    def config(rows, pad=0):
+        return SimpleNamespace(vocab_size=rows, pad_token_id=pad)
+
+    for model in (None, config(1600), SimpleNamespace(config=config(1600)), config(1501, None)):
+        check_tokenizer(tokenizer(), model, needs_mask=True)
+    check_tokenizer(tokenizer(unset="mask"))
+    for wrong, model, message in (
+        (tokenizer(unset="cls"), None, "cls_token None"),
+        (tokenizer(unset="pad"), None, r"has no pad_token, expected \[PAD\]"),
+        (tokenizer(unset="mask"), None, r"has no mask_token, expected \[MASK\]"),
+        (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only 1500 rows"),
+        (tokenizer("generic"), config(1600), r"pads with id 1502, the model expects config.pad_token_id = 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_tokenizer(wrong, model, needs_mask=True)
 
 
 @pytest.mark.criterion("A10.1")
@@ -637,19 +579,15 @@ def test_load_tokenizer_refuses_a_vocabulary_without_cls_and_sep(v1_files, tmp_p
     assert len(tokenizer_from_vocab_and_merges(vocab, [], model_max_length=8)) == 602
 
 
-def test_load_tokenizer_refuses_added_tokens_of_another_model(spm_folder):
+def test_added_tokens_are_kept_and_other_files_refused(spm, spm_folder, tmp_path):
     folder = spm_folder()
+    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
+    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
     (folder / "added_tokens.json").write_text(json.dumps({"[MASK]": 128000}))
     with pytest.raises(ValueError, match=r"'\[MASK\]' is recorded with id 128000, but the vocabulary gives it 1500"):
         load_tokenizer(folder)
-
-
-def test_load_tokenizer_refuses_split_by_punct(spm_folder):
     with pytest.raises(ValueError, match="split_by_punct"):
         load_tokenizer(spm_folder(split_by_punct=True))
-
-
-def test_tokenizer_from_spm_refuses_other_files(spm, tmp_path):
     (tmp_path / "spm.model").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n")
     with pytest.raises(ValueError, match="not a SentencePiece model; is it truncated, or a Git LFS pointer"):
         tokenizer_from_spm(tmp_path / "spm.model")
