@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is looked at before a folder is published: each problem is found, named with its place, and has a way out."""
 
+import itertools
 import json
 import os
 import pickle
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
+from tiny_models import tiny_tokenizer
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
 from hf_deberta_ext.publishing import check_folder
@@ -45,20 +46,12 @@ TOKENS = {
 }
 
 
-def save_tokenizer(folder):
-    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "a", "b"]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), words, strict=False))
-    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A folder as save_pretrained and `deberta-ext card` leave it."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     DebertaExtForSequenceClassification(DebertaExtConfig(**TINY)).save_pretrained(folder)
-    save_tokenizer(folder)
+    tiny_tokenizer("ab").save_pretrained(folder)
     write_model_card(folder, language="en", license="mit")
     return folder
 
@@ -135,25 +128,22 @@ def test_addresses_relative_paths_and_pieces_of_a_vocabulary_are_no_paths_of_a_m
     assert leaks_in(tmp_path, text) == []
 
 
-def test_paths_that_nobody_should_read_are_found_wherever_they_are(tmp_path):
+def test_private_paths_the_users_home_and_temporary_folder_are_found_wherever_they_are(tmp_path, monkeypatch):
     private = f"{SLASH}place/ann/run"
     found = leaks_in(tmp_path, f"from {private}/x.json, {private}\n{private}-other\n", private_paths=[private])
-    assert found == [
-        f"notes.txt:1 has '{private}/x.json', a path on this machine: write a name or a Hub id in its place",
-        f"notes.txt:1 has '{private}', a path on this machine: write a name or a Hub id in its place",
-    ]
-
-
-def test_the_users_home_and_temporary_folder_are_found(tmp_path, monkeypatch):
+    way_out = "a path on this machine: write a name or a Hub id in its place"
+    assert found == [f"notes.txt:1 has '{path}', {way_out}" for path in (f"{private}/x.json", private)]
     monkeypatch.setattr(Path, "home", lambda: Path(SLASH + "u1/ann"))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: SLASH + "scratch/ann")
     assert len(leaks_in(tmp_path, f"{SLASH}u1/ann/x\n{SLASH}scratch/ann/y\n{SLASH}u1/bob")) == 2
 
 
-def test_a_token_of_any_form_is_found_if_it_is_the_users_own(tmp_path):
+def test_a_token_of_any_form_is_found_if_it_is_the_users_own_and_tokens_may_be_searched_alone(tmp_path):
     (problem,) = leaks_in(tmp_path, "my.secret.word", tokens=["my.secret.word"])
     assert "your own token" in problem and "my.secret.word" not in problem
     assert leaks_in(tmp_path, "my-secret-word", tokens=["my.secret.word"]) == []
+    (problem,) = leaks_in(tmp_path, f"{HOME}/ann {TOKENS['GitHub']}", tokens_alone=True)
+    assert "token of GitHub" in problem
 
 
 def test_a_file_is_text_by_what_is_in_it(tmp_path):
@@ -231,37 +221,22 @@ def test_words_of_a_vocabulary_and_names_of_classes_are_no_paths(tmp_path):
         assert len(leaks_in(tmp_path, json.dumps(secret), name=name)) == 1, name
 
 
-def test_names_in_a_json_file_and_paths_within_a_value_are_found(tmp_path):
+def test_names_of_a_json_file_paths_within_a_value_and_a_damaged_file_are_searched(tmp_path):
     text = json.dumps({f"{HOME}/ann/a": 1, "b": f"read from {HOME}/ann/b"}, indent=1)
     first, second = leaks_in(tmp_path, text, name="x.json")
     assert first.startswith(f"x.json:2 has '{HOME}/ann/a'") and second.startswith(f"x.json:3 has '{HOME}/ann/b'")
-
-
-def test_a_damaged_json_file_is_searched_as_a_text(tmp_path):
     (problem,) = leaks_in(tmp_path, '{"a": "' + f"{HOME}/ann", name="config.json")
     assert problem.startswith("config.json:1 has ")
 
 
-def test_the_search_may_be_for_tokens_alone(tmp_path):
-    text = f"{HOME}/ann {TOKENS['GitHub']}"
-    (problem,) = leaks_in(tmp_path, text, tokens_alone=True)
-    assert "token of GitHub" in problem
-
-
-@pytest.mark.parametrize("offset", range(0, 130, 7))
-def test_what_lies_across_two_pieces_is_found_once_and_at_its_line(offset, tmp_path, monkeypatch):
+def test_a_token_across_two_pieces_is_found_once_and_no_path_cut_out_of_an_address(tmp_path, monkeypatch):
     monkeypatch.setattr(leaks, "PIECE", 96)
     monkeypatch.setattr(leaks, "OVERLAP", 48)
-    lines = ["x" * 6] * (offset // 7)
-    found = leaks_in(tmp_path, "\n".join([*lines, TOKENS["Hugging Face"], "y" * 100, f"https://e.org{HOME}/ann"]))
-    assert len(found) == 1 and found[0].startswith(f"notes.txt:{len(lines) + 1} has a token")
-
-
-@pytest.mark.parametrize("size", [95, 96, 97, 192])
-def test_a_path_is_not_cut_out_of_an_address_where_a_piece_ends(size, tmp_path, monkeypatch):
-    monkeypatch.setattr(leaks, "PIECE", 96)
-    monkeypatch.setattr(leaks, "OVERLAP", 48)
-    for before in range(40, 60):
+    for count in range(19):
+        lines = ["x" * 6] * count
+        found = leaks_in(tmp_path, "\n".join([*lines, TOKENS["Hugging Face"], "y" * 100, f"https://e.org{HOME}/ann"]))
+        assert len(found) == 1 and found[0].startswith(f"notes.txt:{count + 1} has a token")
+    for size, before in itertools.product((95, 96, 97, 192), range(40, 60)):
         assert leaks_in(tmp_path, ("." * before + f"https://e.org{HOME}/ann").ljust(size, ".")) == []
 
 
@@ -296,10 +271,12 @@ def only(folder):
     return [problem for problem in code_problems(folder, files_of(folder)) if "older or edited" not in problem]
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
+def test_a_folder_without_a_model_is_refused_and_one_of_another_architecture_needs_no_code(tmp_path):
     (tmp_path / "report.md").write_text("a run")
     (problem,) = code_problems(tmp_path, files_of(tmp_path))
     assert problem.startswith("config.json is not in") and "save the model again" in problem
+    DebertaV2ForSequenceClassification(DebertaV2Config(**TINY)).save_pretrained(tmp_path)
+    assert code_problems(tmp_path, files_of(tmp_path)) == []
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"x"'])
@@ -309,19 +286,17 @@ def test_a_damaged_configuration_is_named(text, folder):
     assert problem.startswith("config.json is no JSON object")
 
 
-def test_a_model_without_weights_is_named(folder):
-    (folder / "model.safetensors").unlink()
-    assert only(folder) == [
-        "model.safetensors is not there, nor other weights: save the model again with model.save_pretrained(folder)"
-    ]
-
-
-def test_an_auto_map_that_lacks_classes_is_named(folder):
+def test_missing_weights_and_classes_of_the_auto_map_are_named(folder):
     config = json.loads((folder / "config.json").read_text())
     del config["auto_map"]["AutoModel"], config["auto_map"]["AutoModelForMaskedLM"]
     (folder / "config.json").write_text(json.dumps(config))
     (problem,) = only(folder)
     assert problem.startswith("config.json: auto_map lacks AutoModel, AutoModelForMaskedLM: save")
+    (folder / "model.safetensors").unlink()
+    assert (
+        "model.safetensors is not there, nor other weights: save the model again with model.save_pretrained(folder)"
+        in only(folder)
+    )
 
 
 @pytest.mark.parametrize(
@@ -401,11 +376,6 @@ def test_code_that_is_not_that_of_the_package_is_named(folder):
     assert problem.startswith("attention_old.py, losses.py: not the code of hf_deberta_ext ") and "--skip_checks" in problem
 
 
-def test_a_folder_of_another_architecture_needs_no_code(tmp_path):
-    DebertaV2ForSequenceClassification(DebertaV2Config(**TINY)).save_pretrained(tmp_path)
-    assert code_problems(tmp_path, files_of(tmp_path)) == []
-
-
 def test_the_parts_of_a_joint_model_are_looked_at_too(tmp_path):
     model = DebertaExtForPreTraining(DebertaExtConfig(**TINY))
     model.save_pretrained(tmp_path)
@@ -424,24 +394,19 @@ def test_the_parts_of_a_joint_model_are_looked_at_too(tmp_path):
         (f"{HOME}/ann/deberta", "is a folder of this machine"),
         ("./deberta", "is a folder of this machine"),
         ("runs/base/last", "is a folder of this machine"),
+        ("there/base", "'there/base' is a folder of this machine"),
         ("C:" + r"\models\deberta", "is a folder of this machine"),
         ("", "names no base model"),
         (None, "names no base model"),
     ],
 )
-def test_an_adapter_names_a_base_model_that_everybody_has(base, problem, tmp_path):
+def test_an_adapter_names_a_base_model_that_everybody_has(base, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "base").mkdir(parents=True)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
     found = code_problems(tmp_path, files_of(tmp_path))
     assert [problem in each and "base_model_name_or_path" in each for each in found] == ([True] if problem else [])
-
-
-def test_a_base_model_that_is_a_folder_here_is_one_whatever_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "base").mkdir(parents=True)
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
-    (problem,) = code_problems(tmp_path, files_of(tmp_path))
-    assert "'runs/base' is a folder of this machine" in problem
 
 
 # ------- sizes and card
@@ -455,7 +420,15 @@ def test_a_file_above_the_hubs_limit_is_named(folder, monkeypatch):
     assert "max_shard_size" in weights
 
 
-def test_a_card_that_is_missing_is_named_with_the_command_that_writes_it(folder):
+def test_a_card_that_is_missing_unreadable_or_an_empty_template_is_named_with_the_command_that_writes_it(folder):
+    with open(folder / "README.md", "a") as file:
+        file.write("\n[More Information Needed]" * 20)
+    problems = readme_problems(folder, files_of(folder))
+    assert len(problems) == 6
+    assert problems[-1] == f"README.md: 15 more; `deberta-ext card {folder} --overwrite` writes it anew"
+    (folder / "README.md").write_bytes(b"---\nlanguage: en\n---\n\xff")
+    (problem,) = readme_problems(folder, files_of(folder))
+    assert problem.startswith("README.md is not UTF-8")
     (folder / "README.md").unlink()
     (problem,) = readme_problems(folder, files_of(folder))
     assert problem == f"README.md, the model card, is not there: write it with `deberta-ext card {folder}`"
@@ -467,39 +440,18 @@ def test_a_card_that_is_missing_is_named_with_the_command_that_writes_it(folder)
         ("![a](figures/loss.bmp)", "shows figures/loss.bmp, which is not published: --include figures/loss.bmp"),
         ("[More Information Needed]", "More Information Needed"),
         ("## Empty\n\n## Full\n\ntext", "the heading 'Empty' has no text"),
-        ("![curves](loss.png)", "shows loss.png, which is not in the folder"),
+        ("![curves](lost.png)", "shows lost.png, which is not in the folder"),
+        ("![a](loss.png) ![b](./loss.png) ![c](https://example.org/x.png)\n<img src='figures/loss.jpg'>", None),
     ],
 )
 def test_a_card_that_is_not_finished_is_named(text, problem, folder):
     (folder / "figures").mkdir()
-    (folder / "figures" / "loss.bmp").write_bytes(b"\0")
-    with open(folder / "README.md", "a") as file:
-        file.write(f"\n{text}\n")
-    (found,) = readme_problems(folder, files_of(folder))
-    assert found.startswith("README.md: line ") and problem in found
-
-
-def test_a_template_that_nobody_has_filled_in_is_summed_up(folder):
-    with open(folder / "README.md", "a") as file:
-        file.write("\n[More Information Needed]" * 20)
-    problems = readme_problems(folder, files_of(folder))
-    assert len(problems) == 6
-    assert problems[-1] == f"README.md: 15 more; `deberta-ext card {folder} --overwrite` writes it anew"
-
-
-def test_pictures_that_go_along_or_are_elsewhere_are_no_problem(folder):
-    (folder / "figures").mkdir()
-    for name in ("loss.png", "figures/loss.jpg"):
+    for name in ("loss.png", "figures/loss.jpg", "figures/loss.bmp"):
         (folder / name).write_bytes(b"\0")
     with open(folder / "README.md", "a") as file:
-        file.write("\n![a](loss.png) ![b](./loss.png) ![c](https://example.org/x.png)\n<img src='figures/loss.jpg'>\n")
-    assert readme_problems(folder, files_of(folder)) == []
-
-
-def test_a_card_that_is_not_utf8_is_named(folder):
-    (folder / "README.md").write_bytes(b"---\nlanguage: en\n---\n\xff")
-    (problem,) = readme_problems(folder, files_of(folder))
-    assert problem.startswith("README.md is not UTF-8")
+        file.write(f"\n{text}\n")
+    found = readme_problems(folder, files_of(folder))
+    assert [each.startswith("README.md: line ") and problem in each for each in found] == ([True] if problem else [])
 
 
 # ------- loading
@@ -523,26 +475,14 @@ def loaded(saved, tmp_path_factory):
     return types.SimpleNamespace(problems=problems, same={f: f.stat().st_mtime_ns for f in folder.rglob("*")} == before)
 
 
-def test_a_whole_model_loads_by_every_auto_class_without_the_package(loaded):
-    assert [problem for problem in loaded.problems if not problem.startswith(("discriminator/", "generator/"))] == []
-
-
-def test_weights_that_are_missing_are_named(loaded):
-    (problem,) = [p for p in loaded.problems if p.startswith("discriminator/AutoModelForSequenceClassification")]
-    assert "1 weights are not in the file: classifier.weight" in problem and "save the model again" in problem
-
-
-def test_a_tokenizer_that_does_not_load_is_named(loaded):
-    (problem,) = [p for p in loaded.problems if p.startswith("discriminator/AutoTokenizer")]
-    assert "save the model again" in problem
-
-
-def test_answers_that_are_not_numbers_are_named(loaded):
-    (problem,) = [p for p in loaded.problems if p.startswith("generator/")]
-    assert "AutoModelForSequenceClassification: logits of two tokens is not finite" in problem
-
-
-def test_loading_leaves_the_folder_as_it_was(loaded):
+def test_a_model_that_does_not_load_without_the_package_is_named_and_its_folder_not_changed(loaded):
+    # The whole one has no problem.
+    lacking, tokenizer, broken = sorted(loaded.problems)
+    assert lacking.startswith("discriminator/AutoModelForSequenceClassification") and "save the model again" in lacking
+    assert "1 weights are not in the file: classifier.weight" in lacking
+    assert tokenizer.startswith("discriminator/AutoTokenizer") and "save the model again" in tokenizer
+    assert broken.startswith("generator/")
+    assert "AutoModelForSequenceClassification: logits of two tokens is not finite" in broken
     assert loaded.same
 
 
@@ -588,10 +528,13 @@ def test_a_process_that_is_killed_or_too_slow_is_named(folder, process):
     assert "took longer than 30 minutes" in load_problems(files_of(folder))[0]
 
 
-def test_nothing_is_loaded_where_something_is_missing(folder, process):
+def test_nothing_is_loaded_where_a_card_is_missing_that_the_hub_does_not_have(folder, process):
     (folder / "README.md").unlink()
     (problem,) = check_folder(folder, files_of(folder))
     assert problem.startswith("README.md") and not hasattr(process, "command")
+    process.result = types.SimpleNamespace(returncode=1, stdout="")
+    problems = check_folder(folder, files_of(folder), needs_card=False)
+    assert hasattr(process, "command") and not any("README.md" in problem for problem in problems)
 
 
 def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
@@ -603,35 +546,23 @@ def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
         assert part in text
 
 
-def test_the_saved_token_is_looked_for_beside_the_given_one(folder, process, monkeypatch):
+def test_the_saved_token_and_the_folder_above_are_looked_for_beside_the_given_token(folder, process, monkeypatch):
     monkeypatch.setattr(checks, "get_token", lambda: "the-saved-one")
-    add_line(folder, "the-saved-one", name="README.md")
-    add_line(folder, "the-given-one", name="README.md")
-    for given, count in (("the-given-one", 2), (None, 1)):
-        problems = [problem for problem in check_folder(folder, files_of(folder), token=given) if "your own" in problem]
-        assert len(problems) == count
+    for line in ("the-saved-one", "the-given-one", f"{folder.parent}/other"):
+        add_line(folder, line, name="README.md")
+    for token, count in (("the-given-one", 2), (None, 1)):
+        *own, path = check_folder(folder, files_of(folder), token=token)
+        assert len(own) == count and all("your own" in problem for problem in own)
+        assert f"{folder.parent}/other" in path and "a path on this machine" in path
 
 
-def test_the_folder_that_the_folder_is_in_is_looked_for(folder, process):
-    add_line(folder, f"{folder.parent}/other", name="README.md")
-    (problem,) = check_folder(folder, files_of(folder))
-    assert f"{folder.parent}/other" in problem and "a path on this machine" in problem
-
-
-def test_a_card_is_not_needed_where_the_hub_has_one(folder, process):
-    (folder / "README.md").unlink()
-    process.result = types.SimpleNamespace(returncode=1, stdout="")
-    assert not any("README.md" in problem for problem in check_folder(folder, files_of(folder), needs_card=False))
-
-
-def test_an_adapter_without_a_configuration_is_not_loaded(tmp_path, process):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
-    assert load_problems(files_of(tmp_path)) == [] and not hasattr(process, "command")
-
-
-def test_of_an_adapter_with_a_configuration_no_weights_are_loaded(folder):
+def test_of_an_adapter_no_weights_are_loaded_with_a_configuration_or_without(folder, tmp_path, process):
+    (tmp_path / "alone").mkdir()
+    for place in (folder, tmp_path / "alone"):
+        (place / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
+    assert load_problems(files_of(tmp_path / "alone")) == [] and not hasattr(process, "command")
+    (folder / "adapter_config.json").rename(folder / "adapter_model.safetensors")
     (folder / "model.safetensors").unlink()
     assert [problem.split(":")[0] for problem in load(str(folder))] == ["AutoModelForSequenceClassification"]
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "ann/deberta"}')
-    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    shutil.copy(tmp_path / "alone" / "adapter_config.json", folder)
     assert load(str(folder)) == [] and code_problems(folder, files_of(folder)) == []

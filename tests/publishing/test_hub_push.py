@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_models import read_back
+from hub_models import job, make_tokenizer, read_back
 from huggingface_hub import ModelCard, ModelCardData
-from local_hub import LocalHub
-from print_fault_table import make_folder, on_disk, online
-from rounding import equal_outputs
+from print_fault_table import make_folder, on_disk
+from rounding import assert_equal_outputs
 from scripts import module_of
-from tiny_models import TINY, save_tokenizer
-from transformers import AutoTokenizer
+from tiny_models import FILES, TINY, save_tokenizer
+from without_package import answers
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import push as command
@@ -33,18 +32,6 @@ REPO = "user/deberta"
 NAMES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # The module, whose name in the package is that of its function.
 MODULE = importlib.import_module("hf_deberta_ext.publishing.push")
-
-
-@pytest.fixture(autouse=True)
-def may_connect():
-    with online():
-        yield
-
-
-@pytest.fixture
-def hub():
-    with LocalHub() as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -119,31 +106,21 @@ def test_the_card_on_the_hub_loads_what_was_pushed(options, revision, hub, send,
     assert on_disk(folder) == before and 'repo = "here"' in (folder / "README.md").read_text()
 
 
-def test_the_same_again_is_no_commit_and_no_upload(hub, send):
+def test_pushing_again_sends_only_what_changed_and_keeps_what_is_only_on_the_hub(hub, send, folder):
     first = send()
     hub.requests.clear()
     report = send()
     assert writes(hub) == [] and report.commit == first.commit
     assert changes(report) == dict.fromkeys(NAMES, "unchanged")
     assert "nothing differs from what is on the Hub, so there is no new commit" in report.notes
-
-
-def test_only_what_changed_is_sent(hub, send, folder):
-    send()
+    hub.commit(REPO, {"notes.txt": b"x"})
     # Of the same sizes: one in git, one in LFS.
     (folder / "tokenizer.json").write_text("[]")
     (folder / "model.safetensors").write_bytes(bytes(reversed((folder / "model.safetensors").read_bytes())))
-    hub.requests.clear()
     report = send()
     expected = dict.fromkeys(NAMES, "unchanged") | {"tokenizer.json": "changed", "model.safetensors": "changed"}
-    assert changes(report) == expected and len(hub.sent("PUT /lfs/")) == 1
+    assert changes(report) == expected and len(hub.sent("PUT /lfs/")) == 1 and not hub.sent("validate-yaml")
     assert hub.repos[REPO].files()["tokenizer.json"] == b"[]"
-
-
-def test_what_is_only_on_the_hub_stays_and_is_named(hub, send):
-    send()
-    hub.commit(REPO, {"notes.txt": b"x"})
-    report = send()
     assert report.kept_on_hub == ("notes.txt",) and "notes.txt" in hub.repos[REPO].files()
 
 
@@ -195,25 +172,20 @@ def test_a_smaller_number_of_files_replaces_a_larger_one(hub, send, folder):
 
 
 def test_files_that_are_none_of_a_model_stay_here_unless_they_are_asked_for(hub, send, folder):
-    (folder / "training_args.bin").write_bytes(b"x")
     (folder / "checkpoint-2").mkdir()
-    (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"x")
-    (folder / "notes.txt").write_text("x")
+    for name in ("training_args.bin", "checkpoint-2/model.safetensors", "notes.txt", ".gitattributes"):
+        (folder / name).write_bytes(b"x")
     report = send(include=["*.txt"])
     assert {*hub.repos[REPO].files()} == NAMES | {".gitattributes", "notes.txt"}
-    assert {*report.left_out} == {"training_args.bin", "checkpoint-2/"}
-
-
-def test_gitattributes_are_the_hubs_own(hub, send, folder):
-    (folder / ".gitattributes").write_text("mine")
-    assert send().left_out == {".gitattributes": "the Hub keeps its own"}
+    assert {*report.left_out} == {"training_args.bin", "checkpoint-2/", ".gitattributes"}
+    assert report.left_out[".gitattributes"] == "the Hub keeps its own"
     assert b"lfs" in hub.repos[REPO].files()[".gitattributes"]
 
 
 @pytest.mark.parametrize(
     ("message", "description", "title", "text"),
     [
-        ("One", None, "One", ""),
+        (" \n", None, "Upload a model with hf_deberta_ext", ""),
         ("One\n\nwhy\n\nand how\n", None, "One", "why\n\nand how"),
         ("\n One\nwhy", "more", "One", "why\n\nmore"),
     ],
@@ -223,12 +195,7 @@ def test_the_first_line_of_a_message_is_the_title(message, description, title, t
     hub.fail("/commit/", kind="cut_after")
     send(commit_message=message, commit_description=description)
     made = hub.repos[REPO].history()[0]
-    assert (made.title, made.description, len(hub.repos[REPO].history())) == (title, text, 2)
-
-
-def test_a_blank_message_is_none(hub, send):
-    send(commit_message=" \n")
-    assert hub.repos[REPO].history()[0].title.startswith("Upload a model with hf_deberta_ext")
+    assert made.title.startswith(title) and made.description == text and len(hub.repos[REPO].history()) == 2
 
 
 def test_without_a_tag_the_report_says_that_the_branch_moves(send):
@@ -241,23 +208,22 @@ def test_without_a_tag_the_report_says_that_the_branch_moves(send):
 # ------- where it goes
 
 
-def test_a_new_repository_is_private_if_asked(hub, send):
-    send(private=True)
-    assert hub.repos[REPO].private
-    send(private=True)
-
-
 @pytest.mark.parametrize("private", [True, False])
-def test_a_repository_that_is_there_keeps_who_may_see_it(private, hub, send):
-    hub.create_repo(REPO, private=not private)
+def test_a_new_repository_is_private_if_asked_and_one_that_is_there_keeps_who_may_see_it(private, hub, send):
+    send(private=not private)
+    assert hub.repos[REPO].private is not private
+    hub.requests.clear()
     flag = "--private" if private else "--public"
     with pytest.raises(ValueError, match=f"{REPO} is there already and {'public' if private else 'private'}.*{flag} out"):
         send(private=private)
+    send(private=not private)
     assert writes(hub) == [] and hub.repos[REPO].private is not private
 
 
-def test_a_branch_that_is_not_there_is_made_from_main(hub, send, folder):
-    first = send()
+def test_a_branch_that_is_not_there_is_made_from_main_even_if_nothing_else_is_to_do(hub, send, folder):
+    first = send(tag="v1")
+    assert send(tag="v1", revision="same").commit == first.commit
+    assert hub.repos[REPO].branches == {"main": first.commit, "same": first.commit}
     hub.commit(REPO, {"notes.txt": b"x"})
     (folder / "config.json").write_text('{"model_type": "bert"}')
     report = send(revision="fast")
@@ -265,12 +231,6 @@ def test_a_branch_that_is_not_there_is_made_from_main(hub, send, folder):
     assert report.url == f"{hub.endpoint}/{REPO}/tree/fast" and report.commit == repo.branches["fast"]
     assert "notes.txt" in repo.files("fast") and b'"bert"' in repo.files("fast")["config.json"]
     assert first.commit in [commit.oid for commit in repo.history()] and b"deberta-ext" in repo.files()["config.json"]
-
-
-def test_a_branch_is_made_even_if_nothing_else_is_to_do(hub, send):
-    first = send(tag="v1")
-    (report,) = [send(tag="v1", revision="fast")]
-    assert hub.repos[REPO].branches == {"main": first.commit, "fast": first.commit} and report.commit == first.commit
 
 
 def test_a_pull_request_leaves_main_as_it_is(hub, send, folder):
@@ -283,22 +243,17 @@ def test_a_pull_request_leaves_main_as_it_is(hub, send, folder):
     assert report.pull_request == f"{hub.endpoint}/{REPO}/discussions/1" and report.pull_request in str(report)
 
 
-def test_a_tag_names_the_commit(hub, send):
+def test_a_tag_names_the_commit_and_is_neither_moved_nor_a_branch(hub, send, folder):
     report = send(tag="v1.0")
     assert hub.repos[REPO].tags == {"v1.0": report.commit} and report.tag == "v1.0"
-    # What it names is just this.
     hub.requests.clear()
-    assert send(tag="v1.0").commit == report.commit and writes(hub) == []
-
-
-def test_a_tag_that_is_taken_is_refused_before_anything_is_sent(hub, send, folder):
-    send(tag="v1.0")
+    assert send(tag="v1.0").commit == report.commit
     (folder / "config.json").write_text('{"model_type": "bert"}')
-    hub.requests.clear()
-    with pytest.raises(
-        ValueError, match=r"user/deberta has a tag v1\.0 already, at the commit \w{12}.*choose another --tag"
-    ):
+    message = r"user/deberta has a tag v1\.0 already, at the commit \w{12}.*choose another --tag"
+    with pytest.raises(ValueError, match=message):
         send(tag="v1.0")
+    with pytest.raises(ValueError, match=r"v1\.0 is a tag of user/deberta, and a push goes to a branch"):
+        send(revision="v1.0")
     assert writes(hub) == []
 
 
@@ -311,18 +266,11 @@ def test_a_tag_that_somebody_makes_meanwhile_is_said_with_its_commit(kind, hub, 
     hub.before(f"POST /api/models/{REPO}/tag/", somebody)
     if kind == "lost":
         hub.fail(f"POST /api/models/{REPO}/tag/", status=500)
-    with pytest.raises(
-        PushError, match=r"somebody else has made it meanwhile, at the commit \w{12}\. The commit \w+ is made.*"
-    ) as f:
+    message = r"somebody else has made it meanwhile, at the commit \w{12}\. The commit \w+ is made.*"
+    with pytest.raises(PushError, match=message) as failed:
         send(tag="v1.0")
-    assert "Choose another --tag" in str(f.value) and "makes the tag alone." not in str(f.value)
-    assert f.value.commit == hub.repos[REPO].branches["main"] and f.value.status == 409
-
-
-def test_a_tag_is_no_branch(hub, send):
-    send(tag="v1.0")
-    with pytest.raises(ValueError, match=r"v1\.0 is a tag of user/deberta, and a push goes to a branch"):
-        send(revision="v1.0")
+    assert "Choose another --tag" in str(failed.value) and "makes the tag alone." not in str(failed.value)
+    assert failed.value.commit == hub.repos[REPO].branches["main"] and failed.value.status == 409
 
 
 # ------- before anything is sent
@@ -360,39 +308,19 @@ def test_a_dry_run_with_a_wrong_token_says_so(send):
         send(dry_run=True, token="hf_wrong")
 
 
-@pytest.fixture
-def problems(monkeypatch):
-    found = ["config.json: one thing", "README.md: another"]
-    asked = []
-    monkeypatch.setattr(MODULE, "check_folder", lambda *arguments, **more: asked.append((*arguments, more)) or found)
-    return found, asked
-
-
-def test_a_folder_with_problems_is_refused_with_all_of_them(problems, hub, send, folder):
+def test_the_problems_of_what_would_be_published_are_listed_by_a_dry_run_and_refuse_a_push(hub, send, folder, monkeypatch):
+    problems, calls = ["config.json: one thing", "README.md: another"], []
+    monkeypatch.setattr(MODULE, "check_folder", lambda *arguments, **more: calls.append((*arguments, more)) or problems)
+    report = send(skip_checks=False, dry_run=True)
+    ((source, files, token, more),) = calls
+    assert (source, {*files}, token, more) == (folder, NAMES, "hf_write", {"needs_card": True})
+    assert report.problems == tuple(problems) and not any("not checked" in note for note in report.notes)
+    assert "problem: config.json: one thing" in str(report) and "would be refused" in str(report)
     with pytest.raises(ValueError) as refused:
         send(skip_checks=False)
     first, *lines = str(refused.value).splitlines()
     assert first == f"{folder} cannot be published as it is, and nothing was sent:"
-    assert lines == [f"- {problem}" for problem in problems[0]]
-    assert writes(hub) == []
-
-
-def test_the_checks_see_what_would_be_published(problems, send, folder):
-    send(skip_checks=False, dry_run=True)
-    ((where, files, token, more),) = problems[1]
-    assert more == {"needs_card": True}
-    assert where == folder and token == "hf_write" and {*files} == NAMES
-
-
-def test_a_dry_run_lists_the_problems(problems, hub, send):
-    report = send(skip_checks=False, dry_run=True)
-    assert report.problems == tuple(problems[0])
-    assert "problem: config.json: one thing" in str(report) and "would be refused" in str(report)
-    assert not any("not checked" in note for note in report.notes) and writes(hub) == []
-
-
-def test_checks_that_are_skipped_are_named(send):
-    assert "the folder was searched for tokens alone, and not checked" in send().notes
+    assert lines == [f"- {problem}" for problem in problems] and writes(hub) == []
 
 
 def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder):
@@ -405,7 +333,8 @@ def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder)
     assert place not in str(refused.value) and writes(hub) == []
     assert len(send(dry_run=True).problems) == 2
     (folder / "tokenizer.json").write_text(json.dumps({"a": place}))
-    assert send().problems == ()
+    report = send()
+    assert report.problems == () and "the folder was searched for tokens alone, and not checked" in report.notes
 
 
 def test_a_card_that_the_hub_refuses_is_refused_before_anything_is_sent(hub, send, folder):
@@ -416,14 +345,6 @@ def test_a_card_that_the_hub_refuses_is_refused_before_anything_is_sent(hub, sen
     assert [request.path for request in writes(hub)] == ["/api/validate-yaml"] and hub.repos == {}
 
 
-def test_a_card_that_is_there_already_is_not_asked_about(hub, send, folder):
-    send()
-    (folder / "config.json").write_text("{}")
-    hub.requests.clear()
-    send()
-    assert not hub.sent("validate-yaml")
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -431,6 +352,7 @@ def test_a_card_that_is_there_already_is_not_asked_about(hub, send, folder):
         (dict(repo_id="a/b/c"), "a/b/c"),
         (dict(repo_id="user/--x"), "user/--x"),
         (dict(source="nowhere"), "nowhere is not a folder"),
+        (dict(source=3), "a folder or a model with save_pretrained, got int"),
         (dict(tokenizer=object()), "save the tokenizer in it"),
         (dict(revision="refs/pr/1"), "must be the name of a branch"),
         (dict(revision="0" * 40), "must be the name of a branch"),
@@ -440,16 +362,11 @@ def test_a_card_that_is_there_already_is_not_asked_about(hub, send, folder):
         (dict(include=["*.nothing"]), "fits no file"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(changed, message, hub, folder):
+def test_arguments_that_are_wrong_or_do_not_go_together_are_refused(changed, message, hub, folder):
     arguments = dict(source=folder, repo_id=REPO, endpoint=hub.endpoint, token="hf_write") | changed
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError if changed.get("source") == 3 else ValueError, match=message):
         push(**arguments)
     assert writes(hub) == []
-
-
-def test_something_that_is_no_model_is_refused():
-    with pytest.raises(TypeError, match="a folder or a model with save_pretrained, got int"):
-        push(3, REPO)
 
 
 # ------- the card of a model
@@ -472,24 +389,20 @@ def card_on(hub):
 WRITTEN = "---\nlicense: mit\n---\n\n# Mine\n\nTrained on tales.\n"
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(dry_run, hub, send_model):
+def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(hub, send_model, monkeypatch):
+    monkeypatch.setattr("hf_deberta_ext.publishing.folder_checks.load_problems", lambda files: [])
     hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
-    report = send_model(tag="v1", dry_run=dry_run)
-    assert card_on(hub) == WRITTEN and "README.md" in report.kept_on_hub
-    assert any("somebody has written the card on the Hub, and it stays" in note for note in report.notes)
-    assert ("model.safetensors" in hub.repos[REPO].files()) != dry_run
+    for dry_run in (True, False):
+        # The checks need no card where the Hub has one.
+        report = send_model(tag="v1", dry_run=dry_run, skip_checks=False)
+        assert card_on(hub) == WRITTEN and "README.md" in report.kept_on_hub and report.problems == ()
+        assert any("somebody has written the card on the Hub, and it stays" in note for note in report.notes)
+        assert ("model.safetensors" in hub.repos[REPO].files()) != dry_run
 
 
 def test_a_card_in_a_folder_replaces_one_on_the_hub(hub, send):
     hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
     assert changes(send())["README.md"] == "changed" and "# A model" in card_on(hub)
-
-
-def test_a_model_passes_the_checks_without_a_card_where_the_hub_has_one(hub, send_model, monkeypatch):
-    monkeypatch.setattr("hf_deberta_ext.publishing.folder_checks.load_problems", lambda files: [])
-    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
-    assert send_model(skip_checks=False).problems == () and card_on(hub) == WRITTEN
 
 
 def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, send_model, model):
@@ -522,63 +435,49 @@ def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag,
     """Its code runs as it stands in the published card."""
     joint = DebertaExtForPreTraining(DebertaExtConfig(**TINY))
     folder = tmp_path / "joint"
-    joint.save_pretrained(folder)
-    joint.export_discriminator().save_pretrained(folder / "discriminator")
-    joint.export_generator().save_pretrained(folder / "generator")
-    for part in ("", "discriminator", "generator"):
-        save_tokenizer(folder / part)
+    parts = {"discriminator": joint.export_discriminator(), "generator": joint.export_generator()}
+    for name, model in {"": joint, **parts}.items():
+        model.save_pretrained(folder / name)
+        save_tokenizer(folder / name)
     write_model_card(folder)
     before = on_disk(folder)
     push(folder, REPO, tag=tag, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
     assert on_disk(folder) == before
     jobs = []
-    for part in ("discriminator", "generator"):
+    for part in parts:
         card = hub.repos[REPO].files()[f"{part}/README.md"].decode()
         code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
         assert f'snapshot_download("{REPO}", revision="{tag or "main"}", allow_patterns="{part}/*")' in code
         jobs.append({"name": part, "kind": "code", "code": code, "show": ["repo", "revision"]})
-    results = read_back(hub, tmp_path / "worker", jobs)
-    for part, result in results.items():
+    for part, result in read_back(hub, tmp_path / "worker", jobs).items():
         assert result.get("repo", "").endswith(f"/{part}") and result["revision"] == "None", result
 
 
 # ------- a model, with all checks, and back
 
 
-def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, tmp_path, monkeypatch):
+def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, model, tmp_path, monkeypatch):
     """Pushed with its tokenizer, checked, tagged; a process that knows only transformers reads it from the server."""
-    model = DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).eval()
-    save_tokenizer(tmp_path / "tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
     report = push(model, REPO, tokenizer=tokenizer, tag="v1.0", token="hf_write", endpoint=hub.endpoint)
     assert os.listdir(tmp_path) == ["tokenizer"] and report.problems == ()
     commit = hub.repos[REPO].history()[0]
-    code = {file.name: file.read_bytes() for file in (ROOT / "hf_deberta_ext" / "model").glob("*.py")}
-    del code["__init__.py"]
-    assert {name: data for name, data in commit.files.items() if name.endswith(".py")} == code
+    assert {name: data for name, data in commit.files.items() if name.endswith(".py")} == FILES
     assert len(json.loads(commit.files["config.json"])["auto_map"]) == 8
 
-    inputs = {"input_ids": [[1, 5, 6, 2]], "attention_mask": [[1, 1, 1, 1]]}
-    kwargs = {"revision": "v1.0"}
+    common = {"source": REPO, "kwargs": {"revision": "v1.0"}}
     jobs = [
-        {
-            "name": "model",
-            "kind": "model",
-            "source": REPO,
-            "auto": "AutoModelForMaskedLM",
-            "inputs": inputs,
-            "kwargs": kwargs,
-        },
-        {"name": "tokenizer", "kind": "tokenizer", "source": REPO, "text": "a b", "kwargs": kwargs},
-        {"name": "config", "kind": "config", "source": REPO, "kwargs": kwargs},
+        job("model", REPO, revision="v1.0"),
+        {"name": "tokenizer", "kind": "tokenizer", "text": "a b"} | common,
+        {"name": "config", "kind": "config"} | common,
         {"name": "card", "kind": "card", "source": REPO},
     ]
     results = read_back(hub, tmp_path / "work", jobs)
     assert not [result for result in results.values() if "error" in result]
-    with torch.no_grad():
-        expected = model(**{name: torch.tensor(value) for name, value in inputs.items()}).logits
-    assert equal_outputs(results["model"]["answers"]["logits"], expected) and results["model"]["missing"] == []
+    expected = answers(model, {name: torch.tensor(value) for name, value in jobs[0]["inputs"].items()})
+    assert_equal_outputs(results["model"]["answers"], expected)
+    assert results["model"]["missing"] == []
     assert results["tokenizer"]["ids"] == tokenizer("a b")["input_ids"]
     assert results["config"]["config"]["model_type"] == "deberta-ext"
     assert 'revision = "v1.0"  # pins weights and code' in results["card"]["text"]
@@ -609,29 +508,17 @@ def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
         parser.parse_args([str(folder), "user/x", "--private", "--public"])
 
 
-@pytest.fixture
-def example(monkeypatch):
-    """The script's main, with its flags."""
-    script = module_of("push_to_hub")
-
-    def run(*flags):
-        monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, flags)])
-        return script.main()
-
-    return run
-
-
 @pytest.mark.parametrize(("extra", "status"), [(["--skip_checks"], 0), ([], 1)])
-def test_the_example_runs_without_the_hub(extra, status, example, folder, monkeypatch, capsys):
+def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, status, folder, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert example(folder, REPO, "--dry_run", *extra) == status
+    script = module_of("push_to_hub")
+    monkeypatch.setattr(sys, "argv", ["push_to_hub.py", str(folder), REPO, "--dry_run", *extra])
+    assert script.main() == status
     shown = capsys.readouterr().out
     assert "4 new; " in shown and "a dry run: nothing was sent" in shown
     assert ("problem: config.json: auto_map lacks AutoConfig" in shown) == (status == 1)
-
-
-def test_an_error_of_the_example_is_one_line(example, folder, capsys):
-    assert example(folder, "no-name", "--dry_run") == 1
+    sys.argv[2] = "no-name"
+    assert script.main() == 1
     assert capsys.readouterr().err == "push_to_hub: repo_id = 'no-name' must be user/name or organisation/name\n"
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from huggingface_hub.utils import get_session
-from local_hub import LocalHub, PullRequest, User
+from local_hub import PullRequest, User
 from print_fault_table import (
     CASES,
     FAULTS,
@@ -21,7 +21,6 @@ from print_fault_table import (
     make_folder,
     no_waiting,
     on_disk,
-    online,
     row,
     run_case,
 )
@@ -55,18 +54,6 @@ WHAT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def may_connect():
-    with online():
-        yield
-
-
-@pytest.fixture
-def hub():
-    with LocalHub() as hub:
-        yield hub
-
-
 @pytest.fixture
 def folder(tmp_path):
     return make_folder(tmp_path / "model")
@@ -97,24 +84,17 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("fault", "stage"), CASES)
-def test_a_folder_is_never_changed_and_pushing_again_succeeds_with_one_commit_in_all(fault, stage, outcomes):
+def test_the_server_has_all_files_or_none_the_folder_its_own_and_pushing_again_succeeds(fault, stage, outcomes):
     outcome = outcomes(fault, stage)
-    assert outcome.same_on_disk
-    assert outcome.again == ""
-    assert (outcome.again_commits, outcome.again_files, [*outcome.again_tags]) == (1, FILES, [TAG])
-
-
-@pytest.mark.parametrize(("fault", "stage"), CASES)
-def test_the_server_has_all_files_or_none(fault, stage, outcomes):
-    outcome = outcomes(fault, stage)
-    assert (outcome.commits, outcome.files) in [(0, set()), (1, FILES)]
+    assert (outcome.server.commits, outcome.server.files) in [(0, set()), (1, FILES)]
+    assert outcome.same_on_disk and outcome.again_message == ""
+    assert outcome.again[1:3] == (1, FILES) and [*outcome.again.tags] == [TAG]
 
 
 @pytest.mark.parametrize(("fault", "stage"), [case for case in CASES if case[0] in SURVIVED])
 def test_a_fault_that_passes_is_survived(fault, stage, outcomes):
     outcome = outcomes(fault, stage)
-    assert outcome.message == ""
-    assert (outcome.commits, [*outcome.tags]) == (1, [TAG])
+    assert (outcome.message, outcome.server.commits, [*outcome.server.tags]) == ("", 1, [TAG])
     # The work was done, and the push has seen it, for commit and tag.
     waits = {"slow": [], "cut after the work": [] if stage in ("commit", "tag") else [1], "429, Retry-After: 20": [21]}
     assert outcome.waits == waits.get(fault, [1])
@@ -123,23 +103,19 @@ def test_a_fault_that_passes_is_survived(fault, stage, outcomes):
 @pytest.mark.parametrize(("fault", "stage"), [case for case in CASES if case[0] not in SURVIVED])
 def test_a_fault_that_stays_is_said_with_what_is_on_the_hub_and_the_way_out(fault, stage, outcomes):
     outcome = outcomes(fault, stage)
-    message = outcome.message
+    message, server = outcome.message, outcome.server
     assert message.startswith(WHAT[stage]) and "\n" not in message and "FOLDER is as it was" in message
-    if "status" in FAULTS[fault]:
-        assert f"{FAULTS[fault]['status']} " in message
+    assert f"{FAULTS[fault].get('status', '')} " in message
     if fault in ("401", "403", "409", "413", "500, for ever"):
         assert FAULTS[fault]["message"].rstrip(".") in message
-    if stage in ("look", "card", "create"):
-        assert "Nothing was changed on the Hub" in message and not outcome.exists
-    elif stage == "tag":
+    if stage == "tag":
         made = re.search("The commit ([0-9a-f]{40}) is made", message)
-        assert outcome.commits == 1 and made and outcome.again_tags == {TAG: made[1]}
+        assert server.commits == 1 and made and outcome.again.tags == {TAG: made[1]}
         assert "Push again: that makes the tag alone" in message
-    else:
-        assert "The repository user/deberta was made, and nothing is in it" in message
-        assert outcome.exists and outcome.commits == 0
-    if stage != "tag":
-        assert WAYS_OUT[fault] in message
+        return
+    exists = stage not in ("look", "card", "create")
+    state = "The repository user/deberta was made, and nothing is in it" if exists else "Nothing was changed on the Hub"
+    assert state in message and WAYS_OUT[fault] in message and (server.exists, server.commits) == (exists, 0)
 
 
 def test_a_row_of_the_table_shows_the_outcome(outcomes):
@@ -154,47 +130,29 @@ def test_a_row_of_the_table_shows_the_outcome(outcomes):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_trying_again_is_not_doubled_where_huggingface_hub_does_it(stage, hub, send):
-    hub.fail(STAGES[stage], status=503, times=None)
-    with no_waiting() as waits, pytest.raises(PushError, match="503"):
-        send(tag=TAG)
-    by_huggingface_hub = stage in ("preupload", "upload")
-    assert len(hub.sent(STAGES[stage])) == (6 if by_huggingface_hub else 4)
-    assert waits == ([1, 2, 4, 8, 8] if by_huggingface_hub else [1, 2, 4])
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_rate_limit_is_waited_for_at_most_one_window(stage, hub, send):
+def test_a_rate_limit_is_waited_for_once_and_huggingface_hubs_own_retries_are_not_doubled(stage, hub, send):
     fault = hub.fail(STAGES[stage], status=429, headers={"Retry-After": "200"}, times=None)
     with no_waiting() as waits, pytest.raises(PushError, match="429 Too Many Requests, the Hub asks to wait 200 s"):
         send(tag=TAG)
     assert (waits, fault.hits) == ([201], 2)
+    fault.status, fault.headers, fault.hits = 503, {}, 0
+    with no_waiting() as waits, pytest.raises(PushError, match="503"):
+        send(tag=TAG)
+    by_huggingface_hub = stage in ("preupload", "upload")
+    assert fault.hits == (6 if by_huggingface_hub else 4)
+    assert waits == ([1, 2, 4, 8, 8] if by_huggingface_hub else [1, 2, 4])
 
 
-def test_the_rate_limit_of_the_hubs_own_header_counts_as_well(hub, send):
+def test_every_wait_is_said_and_that_of_the_hubs_own_header_counts_as_well(hub, send, caplog):
     limit = {"RateLimit": '"api";r=0;t=30', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
-    hub.fail(STAGES["commit"], status=429, headers=limit, times=1)
-    with no_waiting() as waits:
-        send()
-    assert waits == [31]
-
-
-def test_waiting_is_said(hub, send, caplog):
     hub.fail(STAGES["upload"], status=429, headers={"Retry-After": "20"})
     hub.fail(STAGES["commit"], status=502)
-    with no_waiting():
+    hub.fail(STAGES["commit"], status=429, headers=limit)
+    with no_waiting() as waits:
         send()
     messages = [record.getMessage() for record in caplog.records if record.name == hub_requests.__name__]
     assert "asks to wait 20 s" in messages[0] and "502 Bad Gateway" in messages[1] and "again in 1 s" in messages[1]
-
-
-def test_the_session_of_huggingface_hub_is_as_before(hub, send):
-    session = get_session()
-    before = (session.timeout, dict(session.event_hooks))
-    hub.fail(STAGES["commit"], status=403)
-    with pytest.raises(PushError):
-        send()
-    assert (get_session(), session.timeout, dict(session.event_hooks)) == (session, *before)
+    assert waits == [21, 1, 31]
 
 
 @pytest.mark.parametrize("first_to_end", [0, 1])
@@ -219,11 +177,19 @@ def test_two_pushes_at_once_both_go_through_and_leave_the_session_as_it_was(hub,
     send = functools.partial(push, folder, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
     with ThreadPoolExecutor() as pool:
         assert len([*pool.map(send, ["user/one", "user/two"])]) == 2
-    assert (session.timeout, session.event_hooks) == before
     assert all(FILES <= {*hub.repos[name].files()} for name in ("user/one", "user/two"))
+    hub.fail("/commit/", status=403)
+    with pytest.raises(PushError):
+        send("user/three")
+    assert get_session() is session and (session.timeout, session.event_hooks) == before
 
 
-def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
+def test_a_silent_hub_is_named_not_waited_for_for_ever_and_gets_one_commit(hub, send, monkeypatch):
+    monkeypatch.setattr(hub_requests, "SILENCE_SECONDS", 0.5)
+    silence = hub.before(STAGES["preupload"], lambda: time.sleep(1), times=None)
+    with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.5 s"):
+        send()
+    hub.faults.remove(silence)
     monkeypatch.setattr(hub_requests, "SILENCE_SECONDS", 1)
     hub.before(STAGES["commit"], lambda: time.sleep(2))
     with no_waiting() as waits:
@@ -232,13 +198,6 @@ def test_a_silent_hub_is_not_waited_for_for_ever_and_gets_one_commit(hub, send, 
     # The first request wakes up, and comes too late.
     time.sleep(2)
     assert len(ours(hub)) == 1
-
-
-def test_silence_is_named(hub, send, monkeypatch):
-    monkeypatch.setattr(hub_requests, "SILENCE_SECONDS", 0.5)
-    hub.before(STAGES["preupload"], lambda: time.sleep(1), times=None)
-    with no_waiting(), pytest.raises(PushError, match=r"uploading failed: no answer for 0\.5 s"):
-        send()
 
 
 # ------- commits whose answer is lost
@@ -302,29 +261,23 @@ def test_what_somebody_else_pushes_meanwhile_is_not_overwritten(hub, send, folde
     assert json.loads(hub.repos[REPO].files()["config.json"]) == {"model_type": "bert"}
 
 
-def test_a_lost_pull_request_is_found_and_not_opened_twice(hub, send, folder):
+def test_a_lost_pull_request_is_found_and_not_opened_twice_and_one_of_somebody_else_is_not_ours(hub, send, folder):
     send()
     (folder / "config.json").write_text('{"model_type": "bert"}')
     hub.fail(STAGES["commit"], kind="cut_after")
     report = send(create_pr=True)
-    requests = hub.repos[REPO].pull_requests
-    assert [*requests] == [1] and report.commit == requests[1].head
+    repo = hub.repos[REPO]
+    assert [*repo.pull_requests] == [1] and report.commit == repo.pull_requests[1].head
     assert report.pull_request == f"{hub.endpoint}/{REPO}/discussions/1"
 
-
-def test_a_pull_request_of_somebody_else_is_not_taken_for_ours(hub, send, folder):
-    send()
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-    repo = hub.repos[REPO]
-
     def somebody():
-        repo.pull_requests[1] = PullRequest(1, "Theirs", "", "stranger", head=repo.branches["main"])
+        repo.pull_requests[2] = PullRequest(2, "Theirs", "", "stranger", head=repo.branches["main"])
 
     hub.fail(STAGES["commit"], status=500)
     hub.before(f"GET /api/models/{REPO}/refs", somebody, skip=1)
     with no_waiting():
         report = send(create_pr=True)
-    assert report.pull_request.endswith("/discussions/2") and report.commit == repo.pull_requests[2].head
+    assert report.pull_request.endswith("/discussions/3") and report.commit == repo.pull_requests[3].head
 
 
 # ------- other ends
@@ -414,14 +367,12 @@ def test_what_goes_wrong_over_xet_is_said_with_what_is_on_the_hub(error, said, h
         raise error
 
     before = on_disk(folder)
-    monkeypatch.setattr("huggingface_hub._commit_api._upload_files", fail)
-    with pytest.raises(PushError, match=f"uploading failed: {said}") as failed:
+    with monkeypatch.context() as patch, pytest.raises(PushError, match=f"uploading failed: {said}") as failed:
+        patch.setattr("huggingface_hub._commit_api._upload_files", fail)
         send()
     assert "The repository user/deberta was made, and nothing is in it" in str(failed.value)
     assert failed.value.__cause__ is error and on_disk(folder) == before and ours(hub) == []
-    monkeypatch.undo()
-    with online():
-        assert send().commit == ours(hub)[0].oid
+    assert send().commit == ours(hub)[0].oid
 
 
 def test_a_file_that_goes_while_it_is_sent_is_named(hub, send, folder):
@@ -432,15 +383,10 @@ def test_a_file_that_goes_while_it_is_sent_is_named(hub, send, folder):
     assert ours(hub) == []
 
 
-def test_errors_of_other_kinds_pass_through_and_those_of_uploads_do_not():
-    step = hub_requests.RequestSteps(REPO, "FOLDER").step
-
-    def fail(error):
+@pytest.mark.parametrize("error", [KeyError("url"), KeyboardInterrupt()])
+def test_errors_of_other_kinds_pass_through(error):
+    def fail():
         raise error
 
-    with pytest.raises(PushError, match=r"uploading failed: Xet says no\. Nothing was changed"):
-        step("uploading", functools.partial(fail, RuntimeError("Xet says no")))
-    with pytest.raises(KeyError):
-        step("uploading", functools.partial(fail, KeyError("url")))
-    with pytest.raises(KeyboardInterrupt):
-        step("uploading", functools.partial(fail, KeyboardInterrupt()))
+    with pytest.raises(type(error)):
+        hub_requests.RequestSteps(REPO, "FOLDER").step("uploading", fail)

@@ -8,12 +8,12 @@ import re
 import pytest
 import torch
 import without_package
-from hub_models import OLD, TOKENIZER, job, make_tokenizer, read_back
+from hub_models import OLD, TOKENIZER, assert_code_in, job, make_tokenizer, read_back
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from local_hub import LocalHub
 from rounding import assert_equal_outputs, equal_outputs
-from tiny_models import FILES, HEADS, tiny_inputs, tiny_model
+from tiny_models import HEADS, tiny_inputs, tiny_model
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import publishing
@@ -72,18 +72,20 @@ def test_one_commit_holds_weights_configuration_code_tokenizer_and_card(hub, tok
     tokenizer.save_pretrained(tmp_path / "saved")
     saved = {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()}
     assert {name: data for name, data in repo.files().items() if name not in (".gitattributes", "README.md")} == saved
-    assert {name: data for name, data in repo.files().items() if name.endswith(".py")} == FILES
-    assert json.loads(repo.files()["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+    assert_code_in(repo.files())
     assert TOKENIZER <= {*repo.files()} and repo.find("main").lfs == {"model.safetensors"}
 
 
-def test_no_file_names_a_folder_of_this_machine_or_a_token(hub, tokenizer, tmp_path):
+def test_no_file_names_a_folder_of_this_machine_or_a_token_and_pushing_again_sends_nothing(hub, tokenizer, tmp_path):
     tiny_model(DebertaExtForMaskedLM).save_pretrained(tmp_path / "mine")
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path / "mine")
-    model.push_to_hub("name", tokenizer=tokenizer)
+    first = model.push_to_hub("name", tokenizer=tokenizer)
     for name, data in hub.repos["user/name"].files().items():
         if not name.endswith(".safetensors"):
             assert str(tmp_path) not in data.decode() and "hf_write" not in data.decode(), name
+    hub.requests.clear()
+    assert model.push_to_hub("name", tokenizer=tokenizer).oid == first.oid
+    assert not hub.sent("PUT") and not hub.sent("/commit/")
 
 
 def test_owner_privacy_branch_words_and_tags_are_as_asked(hub, model):
@@ -110,19 +112,17 @@ def test_a_pull_request_leaves_the_branch_and_takes_more_commits(hub, model):
     assert len(repo.pull_requests) == 1 and "more" in repo.files("refs/pr/1")["README.md"].decode()
 
 
-def test_others_may_open_a_pull_request_to_a_branch_that_they_may_not_make(hub, model):
-    hub.create_repo("user/name")
+def test_a_token_that_may_not_write_is_refused_except_for_pull_requests(hub, model):
+    with pytest.raises(HfHubHTTPError, match="rights to create a model"):
+        model.push_to_hub("name", token="hf_read")
+    repo = hub.create_repo("user/name")
+    with pytest.raises(HfHubHTTPError, match="you must use a write token"):
+        model.push_to_hub("user/name", token="hf_read")
+    assert len(repo.commits) == 1
     assert model.push_to_hub("user/name", token="hf_stranger", create_pr=True).pr_num == 1
     with pytest.raises(HfHubHTTPError, match="403"):
         model.push_to_hub("user/name", token="hf_stranger", revision="mine")
-    assert [*hub.repos["user/name"].branches] == ["main"]
-
-
-def test_pushing_again_sends_nothing(hub, model, tokenizer):
-    first = model.push_to_hub("name", tokenizer=tokenizer)
-    hub.requests.clear()
-    assert model.push_to_hub("name", tokenizer=tokenizer).oid == first.oid
-    assert not hub.sent("PUT") and not hub.sent("/commit/")
+    assert [*repo.branches] == ["main"]
 
 
 def test_without_a_tokenizer_the_way_to_one_is_told_until_it_is_there(hub, model, tokenizer, caplog, monkeypatch):
@@ -151,9 +151,7 @@ def test_a_configuration_alone_brings_the_code(hub, model, tmp_path):
     model.config.push_to_hub("name")
     model.config.save_pretrained(tmp_path / "saved", push_to_hub=True)
     for repo_id in ("user/name", "user/saved"):
-        files = hub.repos[repo_id].files()
-        assert {name: data for name, data in files.items() if name.endswith(".py")} == FILES
-        assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+        assert_code_in(hub.repos[repo_id].files())
 
 
 # ------- weights of earlier
@@ -194,6 +192,7 @@ def test_the_card_has_the_frame_and_the_words_of_all_our_cards(name, has_tokeniz
     lines = pin_loading_lines(LOADING_LINES.format(repo="name"), "user/name", "main", pinned=False)
     assert lines in code and ("AutoTokenizer" in code) == has_tokenizer
     compile(code, "card", "exec")
+    assert ("AutoModel.from_pretrained" in code) == (name in ("DebertaExtModel", "DebertaExtForReplacedTokenDetection"))
     opening = text.split("\n\n")[1]
     assert "12.3 million parameters" in opening and name in opening
     frame = render_card(title="name", opening=opening, metadata=data, load=code, brings_code=True)
@@ -216,15 +215,12 @@ def test_a_card_that_somebody_has_written_stays_and_gets_the_tags(hub, model):
     hub.create_repo("user/name", {"README.md": written.encode()})
     model.push_to_hub("name")
     assert hub.repos["user/name"].files()["README.md"].decode() == written
+    model.add_model_tags(["own"])
     model.push_to_hub("name", tags=["mine", "new"])
     data, text = metadata_and_text(hub.repos["user/name"].files()["README.md"].decode())
-    assert data == {"license": "mit", "tags": ["mine", "new"]} and text.strip() == "# Mine\n\nTrained on tales."
-
-
-def test_the_models_own_tags_are_added(hub, model):
-    model.add_model_tags(["own"])
-    model.push_to_hub("name", tags=["given"])
-    tags = ModelCard(hub.repos["user/name"].files()["README.md"].decode()).data.tags
+    assert data == {"license": "mit", "tags": ["mine", "own", "new"]} and text.strip() == "# Mine\n\nTrained on tales."
+    model.push_to_hub("other", tags=["given"])
+    tags = ModelCard(hub.repos["user/other"].files()["README.md"].decode()).data.tags
     assert tags == ["deberta", "hf_deberta_ext", "own", "given"] and model.model_tags == ["own"]
 
 
@@ -244,12 +240,6 @@ def test_the_template_of_transformers_and_our_own_first_card_give_way_and_keep_t
     model.push_to_hub("other", tokenizer=tokenizer)
     data, text = metadata_and_text(hub.repos["user/other"].files()["README.md"].decode())
     assert data["license"] == "mit" and "AutoTokenizer" in text
-
-
-def test_a_head_without_an_auto_class_is_loaded_as_the_encoder(hub):
-    tiny_model(DebertaExtForReplacedTokenDetection).push_to_hub("name")
-    card = hub.repos["user/name"].files()["README.md"].decode()
-    assert "AutoModel.from_pretrained" in card and "(DebertaExtForReplacedTokenDetection)" in card
 
 
 # ------- what goes wrong
@@ -288,15 +278,6 @@ def test_a_model_that_cannot_be_saved_makes_no_repository(hub, model):
     with pytest.raises(ValueError, match="hidden_dropout_prob"):
         model.push_to_hub("name")
     assert not hub.repos and not hub.requests
-
-
-def test_a_token_that_may_only_read_is_refused(hub, model):
-    with pytest.raises(HfHubHTTPError, match="rights to create a model"):
-        model.push_to_hub("name", token="hf_read")
-    hub.create_repo("user/name")
-    with pytest.raises(HfHubHTTPError, match="you must use a write token"):
-        model.push_to_hub("user/name", token="hf_read")
-    assert len(hub.repos["user/name"].commits) == 1
 
 
 # ------- read back without the package
@@ -351,45 +332,39 @@ def test_every_head_answers_as_it_did_before_it_was_pushed(published, auto):
     assert_equal_outputs(results[auto]["answers"], answers(models[auto], auto))
 
 
-@pytest.mark.parametrize("name", ["pinned", "short", "tag", "pinned again", "old", "private", "again", "pushed from there"])
-def test_a_pinned_revision_runs_the_code_and_the_weights_of_then(published, name):
-    _, models, _, _, results = published
-    assert "error" not in results[name], results[name]
-    assert_equal_outputs(results[name]["answers"], answers(models["AutoModelForMaskedLM"]))
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        (["pinned", "short", "tag", "pinned again", "old", "private", "again", "pushed from there"], 0),
+        (["main", "newer"], 1),
+        (["branch", "pull request"], None),
+    ],
+    ids=["pinned", "newer code", "another model"],
+)
+def test_a_revision_runs_its_own_code_and_weights(published, names, change):
+    _, models, other, _, results = published
+    expected = answers(other if change is None else models["AutoModelForMaskedLM"])
+    for name in names:
+        assert "error" not in results[name], results[name]
+        if change:
+            assert equal_outputs(results[name]["answers"]["logits"], expected["logits"] + change)
+        else:
+            assert_equal_outputs(results[name]["answers"], expected)
 
 
-@pytest.mark.parametrize("name", ["main", "newer"])
-def test_the_branch_runs_newer_code(published, name):
-    _, models, _, _, results = published
-    expected = answers(models["AutoModelForMaskedLM"])["logits"] + 1
-    assert equal_outputs(results[name]["answers"]["logits"], expected)
-
-
-@pytest.mark.parametrize("name", ["branch", "pull request"])
-def test_branches_and_pull_requests_are_models_of_their_own(published, name):
-    _, _, other, _, results = published
-    assert_equal_outputs(results[name]["answers"], answers(other))
-
-
-def test_a_private_repository_is_refused_without_a_token(published):
-    refused = published[-1]["refused"]
-    assert refused["error"] == "OSError" and "user/secret" in refused["message"]
-
-
-def test_configuration_tokenizer_and_card_are_read_back(published):
+def test_configuration_tokenizer_and_card_are_read_back_and_private_ones_not_without_a_token(published):
     _, _, _, tokenizer, results = published
     assert results["config"]["class"] == DebertaExtConfig.__name__ and results["config"]["config"]["hidden_size"] == 32
     assert results["config"]["auto_map"].keys() == {"AutoConfig", *HEADS}
     assert results["tokenizer"]["ids"] == tokenizer("w7 w9 nothing")["input_ids"]
     assert results["card"]["data"]["pipeline_tag"] == "fill-mask" and "million parameters" in results["card"]["text"]
     assert results["card code"] == {"printed": "", "repo": "user/mlm", "revision": "main"}
+    assert results["refused"]["error"] == "OSError" and "user/secret" in results["refused"]["message"]
 
 
 def test_what_a_process_without_the_package_pushes_has_all_code_and_a_card(published):
     hub, _, _, _, results = published
     for name in ("again", "config"):
-        files = hub.repos[f"user/{name}"].files()
-        assert {file: data for file, data in files.items() if file.endswith(".py")} == FILES
-        assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+        assert_code_in(hub.repos[f"user/{name}"].files())
     assert "A DeBERTa masked language model" in hub.repos["user/again"].files()["README.md"].decode()
     assert results["again as encoder"]["class"] == "DebertaExtModel" and results["again as encoder"]["missing"] == []

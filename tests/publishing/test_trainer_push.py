@@ -12,11 +12,11 @@ import glue_script as glue
 import mlm_script as mlm
 import pytest
 import torch
-from hub_models import TOKENIZER, job, make_trainer, read_back
+from hub_models import TOKENIZER, assert_code_in, job, make_trainer, read_back
 from huggingface_hub import ModelCard, snapshot_download
 from rounding import equal_outputs
 from safetensors.torch import load, load_file
-from tiny_models import FILES, HEADS, tiny_model
+from tiny_models import FILES, tiny_model
 from transformers import Trainer, TrainerCallback
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
@@ -25,15 +25,32 @@ from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 material, text = glue.material, mlm.text
-# What a run's folder has and no push takes.
+REPO = "user/run"
+PLACE = "/" + "home/ann/data.txt"
+SECRET = "hf" + "_" + "aB3" * 12
+# Files of a run's folder that no push takes.
 PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "optimizer.pt"}
 
 
 @pytest.fixture
 def warned(caplog, monkeypatch):
-    """What transformers and this package have warned of."""
+    """The warnings of transformers and this package."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     return caplog
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def trainer(hub, folder):
+    return make_trainer(HubTrainer, folder, hub_strategy="end")
+
+
+def commits(hub):
+    return [commit.title for commit in hub.repos[REPO].history()]
 
 
 def pushes(repo, revision="main"):
@@ -43,8 +60,7 @@ def pushes(repo, revision="main"):
 
 def assert_loads(files):
     """Weights, configuration, code and tokenizer are there, as they were saved."""
-    assert {name: data for name, data in files.items() if name.endswith(".py") and "/" not in name} == FILES
-    assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
+    assert_code_in(files)
     assert {"model.safetensors", *TOKENIZER} <= {*files}
 
 
@@ -88,20 +104,17 @@ def test_every_push_of_a_training_has_the_code(hub, tmp_path, kind):
     assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items() if name in weights)
 
 
-def test_saving_elsewhere_puts_no_code_beside_the_folder(tmp_path):
-    """That is for checkpoints that Trainer saves, which gives the state."""
+def test_code_is_put_beside_a_checkpoint_alone_and_not_over_somebody_elses_file(tmp_path):
+    """Trainer, which gives the state, saves checkpoints so."""
     model = tiny_model(DebertaExtForMaskedLM)
-    for name, state in (("checkpoint-1", {}), ("model", {"state_dict": model.state_dict()})):
-        model.save_pretrained(tmp_path / "mine" / name, **state)
+    state = {"state_dict": model.state_dict()}
+    for name, more in (("checkpoint-1", {}), ("model", state)):
+        model.save_pretrained(tmp_path / "mine" / name, **more)
     assert {file.name for file in (tmp_path / "mine").iterdir()} == {"checkpoint-1", "model"}
-    model.save_pretrained(tmp_path / "mine" / "checkpoint-2", state_dict=model.state_dict())
+    model.save_pretrained(tmp_path / "mine" / "checkpoint-2", **state)
     assert {file.name for file in (tmp_path / "mine").glob("*.py")} == {*FILES}
-
-
-def test_somebody_elses_file_beside_a_checkpoint_stays(tmp_path):
-    model = tiny_model(DebertaExtForMaskedLM)
     (tmp_path / "losses.py").write_text("mine = True\n")
-    model.save_pretrained(tmp_path / "checkpoint-1", state_dict=model.state_dict())
+    model.save_pretrained(tmp_path / "checkpoint-1", **state)
     assert [file.name for file in tmp_path.glob("*.py")] == ["losses.py"]
     assert (tmp_path / "losses.py").read_text() == "mine = True\n"
 
@@ -123,13 +136,16 @@ def test_our_trainers_push_the_model_and_leave_the_rest(hub, tmp_path):
     assert not [*folder.glob(".pushed-*")]
 
 
-def test_a_card_in_the_folder_is_pushed_and_not_replaced(hub, tmp_path):
+def test_a_card_in_the_folder_is_pushed_and_not_replaced_and_old_weights_go(hub, tmp_path):
+    hub.create_repo("user/run", {"pytorch_model.bin": b"old", "model.safetensors.index.json": b"{}", "notes.txt": b"kept"})
     trainer = make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end")
     card = '# Mine\n\n```python\nrepo = "run"  # here\nrevision = None\n```\n'
     (tmp_path / "run" / "README.md").write_text(card)
     trainer.push_to_hub()
     assert (tmp_path / "run" / "README.md").read_text() == card
-    assert_card_of_the_run(hub.repos["user/run"].files(), tmp_path / "run", "user/run")
+    files = hub.repos["user/run"].files()
+    assert_card_of_the_run(files, tmp_path / "run", "user/run")
+    assert "notes.txt" in files and not {"pytorch_model.bin", "model.safetensors.index.json"} & {*files}
 
 
 def test_checkpoints_are_pushed_if_asked_for_without_folders_of_this_machine(hub, tmp_path):
@@ -150,26 +166,16 @@ def test_checkpoints_are_pushed_if_asked_for_without_folders_of_this_machine(hub
     assert not any(str(tmp_path).encode() in data for data in made.files.values())
 
 
-def test_all_checkpoints_are_kept_by_name(hub, tmp_path):
-    make_trainer(HubTrainer, tmp_path / "run", hub_strategy="all_checkpoints").train()
-    files = hub.repos["user/run"].files()
-    assert {"checkpoint-1/optimizer.pt", "checkpoint-2/optimizer.pt", "checkpoint-2/model.safetensors"} <= {*files}
-
-
-def test_a_branch_is_made_for_the_pushes(hub, tmp_path):
-    trainer = make_trainer(HubTrainer, tmp_path / "run", hub_revision="topic", hub_private_repo=True)
+def test_a_branch_is_made_for_the_pushes_and_all_checkpoints_are_kept_by_name(hub, tmp_path):
+    strategy = dict(hub_strategy="all_checkpoints", hub_revision="topic", hub_private_repo=True)
+    trainer = make_trainer(HubTrainer, tmp_path / "run", **strategy)
     trainer.train()
     trainer.push_to_hub()
     repo = hub.repos["user/run"]
     assert repo.private and [*repo.files()] == [".gitattributes"] and len(pushes(repo, "topic")) == 3
-    assert_loads(repo.files("topic"))
-
-
-def test_old_weights_in_the_repository_go_with_the_push(hub, tmp_path):
-    hub.create_repo("user/run", {"pytorch_model.bin": b"old", "model.safetensors.index.json": b"{}", "notes.txt": b"kept"})
-    make_trainer(HubTrainer, tmp_path / "run", hub_strategy="end").push_to_hub()
-    files = hub.repos["user/run"].files()
-    assert "notes.txt" in files and not {"pytorch_model.bin", "model.safetensors.index.json"} & {*files}
+    files = repo.files("topic")
+    assert_loads(files)
+    assert {"checkpoint-1/optimizer.pt", "checkpoint-2/optimizer.pt", "checkpoint-2/model.safetensors"} <= {*files}
 
 
 def test_a_push_that_fails_during_the_training_is_told_and_the_next_one_goes(hub, tmp_path, warned, monkeypatch):
@@ -202,26 +208,119 @@ def test_a_push_does_not_wait_if_told_so(hub, tmp_path):
     assert job.result().oid == hub.repos["user/run"].branches["main"] and hub.repos["user/run"].private
 
 
-class Gate(TrainerCallback):
-    """Opens when the second checkpoint has been written, and perhaps pushed."""
-
-    def __init__(self):
-        self.open = threading.Event()
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            self.open.set()
-
-
 @pytest.mark.parametrize("always", [False, True])
 def test_a_push_that_takes_long_is_not_followed_by_another_unless_asked(hub, tmp_path, always):
-    gate = Gate()
-    hub.before("PUT /lfs/", lambda: gate.open.wait(60))
+    saved = threading.Event()
+
+    class Gate(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                saved.set()
+
+    hub.before("PUT /lfs/", lambda: saved.wait(60))
     trainer = make_trainer(HubTrainer, tmp_path / "run", hub_always_push=always)
-    trainer.add_callback(gate)
+    trainer.add_callback(Gate())
     trainer.train()
     expected = ["Training in progress, step 1", *(["Training in progress, step 2"] if always else [])]
     assert [*pushes(hub.repos["user/run"])] == expected
+
+
+# ------- beside others
+
+
+def test_what_somebody_pushes_beside_is_kept_and_the_push_goes_on_top(hub, trainer):
+    """Without the parent commit nobody would notice; with it, one more look is enough."""
+    hub.before("/commit/", lambda: hub.commit(REPO, {"notes.txt": b"theirs"}, title="Theirs"))
+    trainer.push_to_hub()
+    assert commits(hub) == ["End of training", "Theirs", "initial commit"]
+    assert {"notes.txt", "model.safetensors"} <= {*hub.repos[REPO].files()}
+
+
+@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin"])
+def test_what_somebody_has_changed_meanwhile_is_not_overwritten(name, hub, trainer, folder):
+    hub.before("/commit/", lambda: hub.commit(REPO, {name: b"theirs"}, title="Theirs"))
+    told = rf"the model is in .*run, but was not pushed .*: somebody else has changed {name} in user/run meanwhile"
+    with pytest.raises(OSError, match=told):
+        trainer.push_to_hub()
+    assert commits(hub) == ["Theirs", "initial commit"] and hub.repos[REPO].files()[name] == b"theirs"
+    assert (folder / "model.safetensors").is_file()
+    trainer.push_to_hub()
+    assert commits(hub)[0] == "End of training"
+
+
+def test_a_branch_that_never_rests_is_not_pushed_to_for_ever(hub, trainer):
+    fault = hub.before("/commit/", lambda: hub.commit(REPO, {f"{fault.hits}.txt": b"x"}), times=None)
+    with pytest.raises(OSError, match="somebody else has pushed to user/run meanwhile"):
+        trainer.push_to_hub()
+    assert fault.hits == 2
+
+
+# ------- who may see it
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_repository_that_is_not_as_private_as_asked_is_refused_before_the_training(private, hub, folder):
+    hub.create_repo(REPO, private=not private)
+    state = "public" if private else "private"
+    with pytest.raises(ValueError, match=f"{REPO} is there already and {state}.*--hub_private_repo"):
+        make_trainer(HubTrainer, folder, hub_private_repo=private)
+    assert len(hub.repos[REPO].commits) == 1 and hub.repos[REPO].private is not private
+    make_trainer(HubTrainer, folder).push_to_hub()
+    trainer = make_trainer(HubTrainer, folder, hub_private_repo=not private)
+    with pytest.raises(ValueError, match="is there already and"):
+        trainer.push_to_hub(private=private)
+    trainer.push_to_hub(private=not private)
+    assert hub.repos[REPO].private is not private
+
+
+# ------- tokens and paths
+
+
+def test_a_card_or_results_with_a_path_or_a_token_are_not_pushed(hub, trainer, folder, warned):
+    (folder / "README.md").write_text(f"# A model\n\nRead from {PLACE}.\n")
+    (folder / "all_results.json").write_text(json.dumps({"note": SECRET}))
+    (folder / "eval_results.json").write_text(json.dumps({"accuracy": 1}))
+    trainer.push_to_hub()
+    files = hub.repos[REPO].files()
+    assert {"model.safetensors", "eval_results.json"} <= {*files} and not {"README.md", "all_results.json"} & {*files}
+    assert f"README.md is not pushed: README.md:3 has {PLACE!r}" in warned.text.replace("data.txt.", "data.txt")
+    assert "all_results.json is not pushed" in warned.text and SECRET not in warned.text
+    assert (folder / "README.md").is_file()
+
+
+@pytest.mark.parametrize("text", [PLACE, SECRET, "hf_write"])
+def test_a_model_whose_files_tell_a_path_or_a_token_is_not_pushed(text, hub, trainer, folder):
+    trainer.model.config.task_specific_params = {"note": text}
+    with pytest.raises(
+        OSError, match=r"the model is in .*run, but was not pushed .*config\.json:\d+ has .*deberta-ext push"
+    ):
+        trainer.push_to_hub()
+    assert commits(hub) == ["initial commit"] and (folder / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_that_tells_a_path_is_not_pushed_and_the_training_goes_on(hub, folder, warned):
+    trainer = make_trainer(HubTrainer, folder)
+    trainer.model.config.task_specific_params = {"note": PLACE}
+    trainer.train()
+    assert commits(hub) == ["initial commit"] and trainer.state.global_step == 2
+    assert "there is no push at step 1 to user/run, and the training goes on: config.json:" in warned.text
+    assert not [*folder.glob(".pushed-*")]
+
+
+# ------- the model's own push
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_models_push_does_not_change_who_may_see_a_repository(private, hub, trainer):
+    model = trainer.model
+    hub.create_repo("user/other", private=not private)
+    hub.requests.clear()
+    with pytest.raises(ValueError, match=f"user/other is there already and .*leave private={private} out.*nothing was sent"):
+        model.push_to_hub("user/other", private=private, revision="topic")
+    assert not hub.sent("PUT") and not hub.sent("/commit/") and [*hub.repos["user/other"].branches] == ["main"]
+    model.push_to_hub("user/other", private=not private)
+    model.push_to_hub("user/other")
+    assert hub.repos["user/other"].private is not private and "model.safetensors" in hub.repos["user/other"].files()
 
 
 # ------- the scripts

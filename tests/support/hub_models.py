@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and runs on the tests' own Hub: uploads, trainers that push, and reading back in a process without the package."""
 
+import json
+
 import torch
 from huggingface_hub import HfApi, constants
-from tiny_models import TINY, save_tokenizer, tiny_inputs, tiny_model
+from tiny_models import FILES, HEADS, TINY, save_tokenizer, tiny_inputs, tiny_model
 from transformers import AutoTokenizer, TrainingArguments
 from without_package import run_without_package
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 
-__all__ = ["OLD", "TOKENIZER", "job", "make_tokenizer", "make_trainer", "read_back", "rows", "upload"]
+__all__ = ["OLD", "TOKENIZER", "assert_code_in", "job", "make_tokenizer", "make_trainer", "read_back", "rows", "upload"]
 
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
@@ -22,6 +24,12 @@ def make_tokenizer(folder):
 def read_back(hub, folder, jobs, token="hf_write"):
     """Results of the jobs in a process without the package that knows only this Hub."""
     return run_without_package(jobs, folder, hub.environment(folder / "home", token))
+
+
+def assert_code_in(files):
+    """The files of a model on the Hub have all its code, and an auto_map to it."""
+    assert {name: data for name, data in files.items() if name.endswith(".py") and "/" not in name} == FILES
+    assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
 
 
 def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):

@@ -9,12 +9,13 @@
 Storage is LFS, not Xet: clients must run with HF_HUB_DISABLE_XET=1, as in `LocalHub.environment` and `LocalHub.connect`.
 """
 
+import io
 import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +29,7 @@ __all__ = ["Commit", "Fault", "LocalHub", "PullRequest", "Repo", "Request", "Use
 
 @dataclass(frozen=True)
 class Request:
-    """What came in. `path` is as sent, with its query; `status` is None where the connection was cut before an answer."""
+    """A request. `path` is as sent, with its query; `status` is None where the connection was cut before an answer."""
 
     method: str
     path: str
@@ -37,7 +38,7 @@ class Request:
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests that match, after `skip` of them; `hits` counts those that it met."""
+    """The fate of the next `times` requests that match, after `skip` of them; `hits` counts those that it met."""
 
     match: str | re.Pattern
     status: int | None = None
@@ -49,14 +50,13 @@ class Fault:
     skip: int = 0
     action: Callable[[], object] | None = None
     hits: int = 0
-    seen: int = 0
 
     def meets(self, line: str) -> bool:
-        found = self.match in line if isinstance(self.match, str) else self.match.search(line) is not None
-        if not found or (self.times is not None and self.hits >= self.times):
+        matches = self.match in line if isinstance(self.match, str) else self.match.search(line) is not None
+        if not matches or self.hits == self.times:
             return False
-        self.seen += 1
-        if self.seen <= self.skip:
+        if self.skip:
+            self.skip -= 1
             return False
         self.hits += 1
         return True
@@ -88,18 +88,18 @@ class LocalHub(HubEndpoints):
         self._server.server_close()
         self._thread.join()
 
-    def fail(self, match: str | re.Pattern, **what) -> Fault:
+    def fail(self, match: str | re.Pattern, **fault) -> Fault:
         """Makes requests fail whose "METHOD path" contains `match`; see `Fault`.
 
         Either `status` (with `headers`, `message`, `body`), or `kind`: "cut" closes the connection in the midst of the
         request's body, or of the answer where it has none; "cut_after" does the work and closes without an answer; "slow"
         reads the body, or sends the answer, in small pieces, about a second in all.
         """
-        if (what.get("status") is None) == (what.get("kind") is None):
+        if (fault.get("status") is None) == (fault.get("kind") is None):
             raise ValueError("a fault has either a status or a kind")
-        if what.get("kind") not in (None, "cut", "cut_after", "slow"):
-            raise ValueError(f"no such kind of fault: {what['kind']!r}")
-        self.faults.append(Fault(match, **what))
+        if fault.get("kind") not in (None, "cut", "cut_after", "slow"):
+            raise ValueError(f"no such kind of fault: {fault['kind']!r}")
+        self.faults.append(Fault(match, **fault))
         return self.faults[-1]
 
     def before(self, match: str | re.Pattern, action: Callable[[], object], **when) -> Fault:
@@ -207,16 +207,12 @@ class _Handler(BaseHTTPRequestHandler):
         if size and kind == "cut":
             self.rfile.read(size // 2)
             self._cut()
-        if kind != "slow" or not size:
+        if kind != "slow":
             return self.rfile.read(size)
-        pieces = []
-        for start in range(0, size, step := -(-size // 20)):
-            pieces.append(self.rfile.read(min(step, size - start)))
-            time.sleep(0.05)
-        return b"".join(pieces)
+        return b"".join(self.rfile.read(count) for count in _slowly(size))
 
-    def _cut(self, status: int | None = None):
-        self._note(status)
+    def _cut(self):
+        self._note(None)
         # Closing alone would leave it open for as long as another reference lives.
         self.connection.shutdown(socket.SHUT_RDWR)
         raise _Cut
@@ -233,12 +229,15 @@ class _Handler(BaseHTTPRequestHandler):
             # Before the client can act on the answer, so that a test finds every request of a finished call.
             self._note(answer.status)
         self.end_headers()
-        body = b"" if self.command == "HEAD" else answer.body[:up_to]
-        if slowly:
-            for start in range(0, len(body), step := max(1, -(-len(body) // 20))):
-                self.wfile.write(body[start : start + step])
-                time.sleep(0.05)
-        else:
-            self.wfile.write(body)
+        body = io.BytesIO(b"" if self.command == "HEAD" else answer.body[:up_to])
+        for count in _slowly(len(answer.body)) if slowly else [-1]:
+            self.wfile.write(body.read(count))
         if up_to is not None:
             self._cut()
+
+
+def _slowly(size: int) -> Iterator[int]:
+    """Sizes of 20 pieces, with a pause of 0.05 s before each."""
+    for start in range(20):
+        time.sleep(0.05 if size else 0)
+        yield size * (start + 1) // 20 - size * start // 20

@@ -6,13 +6,11 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from urllib.parse import parse_qs
 
-import yaml
-from local_hub_repos import Commit, PullRequest, Repo, User, blob_id, file_entry, metadata_problem
+from local_hub_repos import Commit, PullRequest, Repo, User, blob_id, card_metadata, file_entry, metadata_problem
 
 __all__ = ["Answer", "Call", "HubEndpoints", "Refusal"]
 
@@ -46,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Call:
-    """A request, taken apart. `path` are its segments, unquoted."""
+    """A request. `path` has its segments, unquoted."""
 
     method: str
     path: tuple[str, ...]
@@ -77,7 +75,6 @@ class HubEndpoints:
         self.repos: dict[str, Repo] = {}
         self.lfs: dict[str, bytes] = {}
         self.lock = threading.RLock()
-        self._expected: dict[str, int] = {}
         self._commits_made = 0
 
     def create_repo(self, repo_id: str, files: Mapping[str, bytes] | None = None, *, private: bool = False) -> Repo:
@@ -90,14 +87,12 @@ class HubEndpoints:
                 self.commit(repo_id, files)
             return repo
 
-    def commit(
-        self, repo_id: str, files: Mapping[str, bytes], *, title="A commit", deleted: Iterable[str] = (), revision="main"
-    ) -> str:
+    def commit(self, repo_id: str, files: Mapping[str, bytes], *, title="A commit", revision="main") -> str:
         """A commit that did not come by HTTP; its id."""
         with self.lock:
             repo = self.repos[repo_id]
-            head = repo.commits[repo.branches[revision]]
-            merged = {path: data for path, data in (head.files | files).items() if path not in {*deleted}}
+            head = repo.find(revision)
+            merged = head.files | files
             lfs = frozenset(path for path, data in merged.items() if self._is_lfs(path, len(data), head))
             self.lfs |= {hashlib.sha256(merged[path]).hexdigest(): merged[path] for path in lfs}
             commit = self._new_commit(repo, head.oid, merged, lfs, title)
@@ -124,12 +119,10 @@ class HubEndpoints:
     # ------- who may do what
 
     def user_of(self, headers: Mapping[str, str]) -> User | None:
-        given = headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if not given:
-            return None
-        if given not in self.users:
+        token = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if token and token not in self.users:
             raise Refusal(401, "Invalid credentials in Authorization header")
-        return self.users[given]
+        return self.users.get(token)
 
     def _readable(self, repo_id: str, call: Call) -> Repo:
         repo = self.repos.get(repo_id)
@@ -165,9 +158,7 @@ class HubEndpoints:
 
     def _route(self, call: Call) -> Answer:
         method, path = call.method, call.path
-        reading = method in ("GET", "HEAD")
-        if path == ("api", "whoami-v2"):
-            return self._who_am_i(call)
+        repo_id = "/".join(path[:2]).removesuffix(".git")
         if path == ("api", "validate-yaml"):
             problem = metadata_problem(call.json()["content"].encode())
             errors = [{"message": problem}] if problem else []
@@ -175,101 +166,64 @@ class HubEndpoints:
         if path == ("api", "repos", "create"):
             return self._create_repo(call)
         if path[:2] == ("api", "models") and len(path) >= 4:
-            repo_id, (verb, *rest) = "/".join(path[2:4]), path[4:] or (None,)
-            return self._model_api(call, repo_id, verb, rest)
+            return self._model_api(call, "/".join(path[2:4]), *(path[4:] or ("revision",)))
         if path[:1] == ("lfs",) and method == "PUT":
             return self._receive(call, path[1])
         if len(path) > 4 and path[1].endswith(".git") and path[2:5] == ("info", "lfs", "objects"):
-            repo_id = "/".join(path[:2]).removesuffix(".git")
-            return (self._lfs_verify if path[5] == "verify" else self._lfs_batch)(call, repo_id)
-        if len(path) > 4 and path[2] == "resolve" and reading:
-            return self._download(call, "/".join(path[:2]), *_revision_and_path(path[3:]))
+            return self._lfs_verify(call, repo_id) if path[5] == "verify" else self._lfs_batch(call, repo_id)
+        if len(path) > 4 and path[2] == "resolve" and method in ("GET", "HEAD"):
+            return self._download(call, repo_id, path[3], "/".join(path[4:]))
         raise Refusal(404, f"the test Hub has no {method} /{'/'.join(path)}")
 
-    def _model_api(self, call: Call, repo_id: str, verb: str | None, rest: list[str]) -> Answer:
-        reading = call.method in ("GET", "HEAD")
+    def _model_api(self, call: Call, repo_id: str, verb: str, *rest: str) -> Answer:
+        revision = "/".join(rest)
         if verb == "preupload":
-            return self._preupload(call, repo_id, "/".join(rest))
+            return self._preupload(call, repo_id, revision)
         if verb == "commit":
-            return self._receive_commit(call, repo_id, "/".join(rest))
-        if verb in ("branch", "tag") and not reading:
+            return self._receive_commit(call, repo_id, revision)
+        if verb in ("branch", "tag") and call.method == "POST":
             repo = self._writable(repo_id, call)
-            return (self._branch if verb == "branch" else self._tag)(call, repo, "/".join(rest))
-        if verb == "settings":
-            self._writable(repo_id, call).private = call.json().get("visibility") == "private"
-            return Answer.of({})
+            return (self._branch if verb == "branch" else self._tag)(call, repo, revision)
         repo = self._readable(repo_id, call)
-        if verb is None or verb == "revision":
-            return self._model_info(call, repo_id, repo, "/".join(rest) or "main")
+        if verb == "revision":
+            return self._model_info(call, repo_id, repo, revision or "main")
         if verb == "refs":
             return self._refs(call, repo)
         if verb == "commits":
-            self._found(repo, "/".join(rest))
-            history = repo.history("/".join(rest))
-            return Answer.of(
-                [
-                    {
-                        "id": c.oid,
-                        "title": c.title,
-                        "message": c.description,
-                        "date": c.date,
-                        "authors": [{"user": c.author}],
-                    }
-                    for c in history
-                ]
-            )
+            self._found(repo, revision)
+            names = ("oid", "id"), ("title", "title"), ("description", "message"), ("date", "date")
+            history = [{key: getattr(commit, name) for name, key in names} for commit in repo.history(revision)]
+            return Answer.of([entry | {"authors": []} for entry in history])
         if verb == "tree":
-            return self._tree(call, repo, *_revision_and_path(rest))
-        if verb == "paths-info":
-            form = parse_qs(call.body.decode())
-            commit = self._found(repo, "/".join(rest))
-            expand = form.get("expand", ["false"])[-1].lower() == "true"
-            return Answer.of([file_entry(repo, commit, p, expand) for p in form.get("paths", []) if p in commit.files])
+            return self._tree(repo, rest[0], "/".join(rest[1:]))
         raise Refusal(404, f"the test Hub has no {call.method} /api/models/{repo_id}/{verb}")
 
-    def _who_am_i(self, call: Call) -> Answer:
-        if call.user is None:
-            raise Refusal(401, "Invalid username or password.")
-        role = "write" if call.user.can_write else "read"
-        about = {"type": "user", "name": call.user.name, "fullname": call.user.name, "isPro": False}
-        orgs = [{"type": "org", "name": name, "roleInOrg": role} for name in call.user.organizations]
-        return Answer.of({**about, "orgs": orgs, "auth": {"accessToken": {"displayName": "test", "role": role}}})
-
-    def _named(self, call: Call) -> str:
-        if call.user is None:
-            raise Refusal(401, "Invalid username or password.")
-        asked = call.json()
-        return f"{asked.get('organization') or call.user.name}/{asked['name']}"
-
     def _create_repo(self, call: Call) -> Answer:
-        repo_id, asked = self._named(call), call.json()
+        if call.user is None:
+            raise Refusal(401, "Invalid username or password.")
+        wishes = call.json()
+        owner = wishes.get("organization") or call.user.name
+        repo_id = f"{owner}/{wishes['name']}"
         url = f"{self.endpoint}/{repo_id}"
         if not (call.user.can_write and call.user.owns(repo_id)):
-            owner = repo_id.partition("/")[0]
             raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
         if repo_id in self.repos:
             raise Refusal(409, f"You already created this model repo: {repo_id}", url=url)
-        self.create_repo(repo_id, private=asked.get("visibility") == "private" or bool(asked.get("private")))
+        self.create_repo(repo_id, private=wishes.get("visibility") == "private" or bool(wishes.get("private")))
         return Answer.of({"url": url, "name": repo_id, "id": repo_id})
 
     def _model_info(self, call: Call, repo_id: str, repo: Repo, revision: str) -> Answer:
         commit, siblings = self._found(repo, revision), []
-        for path, data in commit.files.items():
-            sibling = {"rfilename": path}
-            if call.flag("blobs"):
-                entry = file_entry(repo, commit, path)
-                sibling |= {"size": len(data), "blobId": entry["oid"]}
-                if "lfs" in entry:
-                    lfs = entry["lfs"]
-                    sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
-            siblings.append(sibling)
-        card = re.match(r"---\s*\n(.*?)\n---", commit.files.get("README.md", b"").decode("utf-8", "replace"), re.DOTALL)
-        card_data = (yaml.safe_load(card[1]) if card else None) or {}
-        about = {"_id": blob_id(repo_id.encode())[:24], "id": repo_id, "modelId": repo_id, "author": repo_id.split("/")[0]}
-        about |= {"sha": commit.oid, "private": repo.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
-        about |= {"lastModified": commit.date, "createdAt": "2026-01-01T00:00:00.000Z", "siblings": siblings}
-        about |= {"cardData": card_data, "tags": card_data.get("tags") or [], "pipeline_tag": card_data.get("pipeline_tag")}
-        return Answer.of(about | {"library_name": card_data.get("library_name")})
+        for path in commit.files:
+            entry = file_entry(commit, path)
+            blob = {"size": entry["size"], "blobId": entry["oid"]}
+            if "lfs" in entry:
+                blob["lfs"] = entry["lfs"] | {"sha256": entry["lfs"]["oid"]}
+            siblings.append({"rfilename": path} | (blob if call.flag("blobs") else {}))
+        card = card_metadata(commit.files.get("README.md", b""))
+        about = {"id": repo_id, "author": repo_id.split("/")[0], "sha": commit.oid, "private": repo.private}
+        about |= {"siblings": siblings, "lastModified": commit.date, "cardData": card, "tags": card.get("tags") or []}
+        return Answer.of(about | {name: card.get(name) for name in ("pipeline_tag", "library_name")})
 
     def _refs(self, call: Call, repo: Repo) -> Answer:
         def listed(refs: Mapping[str, str], prefix: str) -> list[dict]:
@@ -281,25 +235,22 @@ class HubEndpoints:
             refs["pullRequests"] = listed(requests, "refs/pr/")
         return Answer.of(refs)
 
-    def _tree(self, call: Call, repo: Repo, revision: str, folder: str) -> Answer:
+    def _tree(self, repo: Repo, revision: str, folder: str) -> Answer:
+        """All files and folders below a folder, as for a client that asks for the whole tree."""
         commit = self._found(repo, revision)
-        inside = [path for path in commit.files if not folder or path.startswith(f"{folder}/")]
-        if folder and not inside:
+        files = [path for path in commit.files if f"/{path}".startswith(f"/{folder}/".replace("//", "/"))]
+        if not files:
             raise Refusal(404, f"{folder} does not exist on {revision!r}", "EntryNotFound")
-        start = len(folder) + 1 if folder else 0
-        folders = {path[: i + start] for path in inside for i, letter in enumerate(path[start:]) if letter == "/"}
-        if not call.flag("recursive"):
-            folders = {path for path in folders if "/" not in path[start:]}
-            inside = [path for path in inside if "/" not in path[start:]]
-        entries = [{"type": "directory", "path": path, "size": 0, "oid": blob_id(path.encode())} for path in sorted(folders)]
-        return Answer.of(entries + [file_entry(repo, commit, path, call.flag("expand")) for path in inside])
+        folders = {path[:end] for path in files for end, letter in enumerate(path) if letter == "/"}
+        entries = [{"type": "directory", "path": path, "oid": blob_id(path.encode())} for path in sorted(folders)]
+        return Answer.of(entries + [file_entry(commit, path) for path in files])
 
     def _preupload(self, call: Call, repo_id: str, revision: str) -> Answer:
         repo = self._writable(repo_id, call, pull_request=call.flag("create_pr"))
         commit, answers = self._found(repo, revision), []
-        for asked in call.json()["files"]:
-            path, there = asked["path"], commit.files.get(asked["path"])
-            is_lfs = self._is_lfs(path, asked["size"], commit)
+        for item in call.json()["files"]:
+            path, there = item["path"], commit.files.get(item["path"])
+            is_lfs = self._is_lfs(path, item["size"], commit)
             # For LFS the id of the content, not of the pointer.
             oid = None if there is None else hashlib.sha256(there).hexdigest() if path in commit.lfs else blob_id(there)
             answers.append({"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid})
@@ -308,22 +259,17 @@ class HubEndpoints:
     def _lfs_batch(self, call: Call, repo_id: str) -> Answer:
         self._writable(repo_id, call, pull_request="ref" not in call.json())
         objects = []
-        for asked in call.json()["objects"]:
-            oid, size = asked["oid"], asked["size"]
-            objects.append({"oid": oid, "size": size})
-            if oid in self.lfs:
-                continue
-            self._expected[oid] = size
-            upload = {"href": f"{self.endpoint}/lfs/{oid}"}
-            verify = {"href": f"{self.endpoint}/{repo_id}.git/info/lfs/objects/verify"}
-            objects[-1]["actions"] = {"upload": upload, "verify": verify}
+        for item in call.json()["objects"]:
+            oid = item["oid"]
+            objects.append({"oid": oid, "size": item["size"]})
+            if oid not in self.lfs:
+                verify = {"href": f"{self.endpoint}/{repo_id}.git/info/lfs/objects/verify"}
+                objects[-1]["actions"] = {"upload": {"href": f"{self.endpoint}/lfs/{oid}"}, "verify": verify}
         return Answer.of({"transfer": "basic", "objects": objects})
 
     def _receive(self, call: Call, oid: str) -> Answer:
         # No token: the address itself is the permission, as with the signed ones of the real Hub.
-        if oid not in self._expected:
-            raise Refusal(403, "AccessDenied")
-        if hashlib.sha256(call.body).hexdigest() != oid or len(call.body) != self._expected[oid]:
+        if hashlib.sha256(call.body).hexdigest() != oid:
             raise Refusal(400, "The Content-SHA256 you specified did not match what we received.")
         self.lfs[oid] = call.body
         return Answer()
@@ -374,23 +320,17 @@ class HubEndpoints:
         for operation in operations:
             kind, value = operation["key"], operation["value"]
             path = value["path"]
+            lfs.discard(path)
             if kind == "file":
                 files[path] = base64.b64decode(value["content"])
-                lfs.discard(path)
             elif kind == "lfsFile":
                 if value["oid"] not in self.lfs:
-                    raise Refusal(
-                        400, "Your push was rejected because an LFS pointer pointed to a file that does not exist."
-                    )
+                    raise Refusal(400, "Your push was rejected: an LFS pointer pointed to a file that does not exist.")
                 files[path] = self.lfs[value["oid"]]
                 lfs.add(path)
             elif kind == "deletedFile":
-                if path not in files:
-                    raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
                 del files[path]
-            else:
-                raise Refusal(400, f"unknown operation {kind!r}")
-        return files, frozenset(lfs & files.keys())
+        return files, frozenset(lfs)
 
     def _branch(self, call: Call, repo: Repo, name: str) -> Answer:
         if name.startswith("refs/"):
@@ -415,23 +355,13 @@ class HubEndpoints:
             refusal.answer.headers["X-Repo-Commit"] = commit.oid
             raise refusal
         data = commit.files[path]
+        headers["ETag"] = f'"{blob_id(data)}"'
         if path in commit.lfs:
             # The real one redirects to its storage; what clients read is in these headers either way.
-            sha256 = hashlib.sha256(data).hexdigest()
-            headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256}"', "ETag": f'"{sha256}"'}
-        headers.setdefault("ETag", f'"{blob_id(data)}"')
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", call.headers.get("Range", ""))
-        if wanted is None:
+            headers["ETag"] = headers["X-Linked-ETag"] = f'"{hashlib.sha256(data).hexdigest()}"'
+            headers["X-Linked-Size"] = str(len(data))
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", call.headers.get("Range", ""))
+        if byte_range is None:
             return Answer(200, data, headers)
-        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
-        if first > last:
-            return Answer(416, b"", headers | {"Content-Range": f"bytes */{len(data)}"})
+        first, last = int(byte_range[1]), min(int(byte_range[2] or len(data)), len(data) - 1)
         return Answer(206, data[first : last + 1], headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
-
-
-def _revision_and_path(segments: Iterable[str]) -> tuple[str, str]:
-    """(revision, path below it): a pull request's name has slashes of its own where a client did not quote them."""
-    first, *rest = segments
-    if first == "refs" and len(rest) >= 2 and rest[0] in ("pr", "heads"):
-        first, rest = "/".join([first, *rest[:2]]), rest[2:]
-    return first, "/".join(rest)

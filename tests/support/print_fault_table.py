@@ -8,7 +8,6 @@ over which the real Hub takes large files, no server here can answer, and only i
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,32 +71,30 @@ CASES += [(fault, stage) for fault in COMMON for stage in MORE_STAGES]
 SURVIVED = {"429, Retry-After: 20", "500", "502, a page of HTML", "cut", "cut after the work", "slow"}
 
 
-@dataclasses.dataclass
-class Outcome:
-    """Result of a push with a fault, and of the next one without.
+class Server(NamedTuple):
+    """The repository after a push: the number of commits of pushes, and the files and tags in it."""
 
-    Attributes:
-        message (`str`): of the error, or "" where the push went through.
-        commits (`int`), files (`set[str]`), tags (`dict`): of the push, on the server; `exists`: the repository is there.
-        same_on_disk (`bool`): every file of the folder has its bytes and time.
-        waits (`list[float]`): seconds that were slept, by push or by huggingface_hub.
-        again (`str`): of the error of the second push, or "".
-        again_commits, again_tags: after it.
+    exists: bool
+    commits: int
+    files: set[str]
+    tags: dict[str, str]
+
+
+class Outcome(NamedTuple):
+    """Result of a push with a fault, and of the next one (`again`) without.
+
+    The messages are those of errors, "" where the push succeeds; `same_on_disk`: every file of the folder has its bytes
+    and time; `waits`: seconds that the first push or huggingface_hub slept.
     """
 
     fault: str
     stage: str
     message: str
-    exists: bool
-    commits: int
-    files: set[str]
-    tags: dict[str, str]
-    same_on_disk: bool
+    server: Server
     waits: list[float]
-    again: str
-    again_commits: int
-    again_files: set[str]
-    again_tags: dict[str, str]
+    same_on_disk: bool
+    again_message: str
+    again: Server
 
 
 def make_folder(folder: Path) -> Path:
@@ -144,49 +142,38 @@ def run_case(fault: str, stage: str, scratch: Path) -> Outcome:
     before = on_disk(folder)
     branch = "fast" if stage == "branch" else None
 
-    def once() -> str:
+    def push_once() -> tuple[str, Server]:
+        message = ""
         try:
             push(folder, REPO, revision=branch, tag=TAG, token="hf_write", endpoint=hub.endpoint, skip_checks=True)
         except PushError as error:
-            return str(error).replace(str(folder), "FOLDER")
-        return ""
-
-    def server() -> tuple[bool, int, set[str], dict[str, str]]:
+            message = str(error).replace(str(folder), "FOLDER")
         repo = hub.repos.get(REPO)
         if repo is None:
-            return False, 0, set(), {}
+            return message, Server(False, 0, set(), {})
         revision = branch if branch in repo.branches else "main"
         commits = [commit for commit in repo.history(revision) if commit.title != "initial commit"]
-        return True, len(commits), {*repo.files(revision)} - {".gitattributes"}, dict(repo.tags)
+        return message, Server(True, len(commits), {*repo.files(revision)} - {".gitattributes"}, dict(repo.tags))
 
-    with LocalHub() as hub, no_waiting() as waits:
+    with LocalHub() as hub, online(), no_waiting() as waits:
         hub.fail((STAGES | MORE_STAGES)[stage], **FAULTS[fault])
-        message = once()
-        exists, commits, files, tags = server()
+        first = push_once()
         first_waits = list(waits)
         hub.faults.clear()
-        again = once()
-        _, again_commits, again_files, again_tags = server()
-    return Outcome(
-        fault, stage, message, exists, commits, files, tags, on_disk(folder) == before, first_waits, again,
-        again_commits, again_files, again_tags,
-    )  # fmt: skip
+        again = push_once()
+    return Outcome(fault, stage, *first, first_waits, on_disk(folder) == before, *again)
 
 
 def row(outcome: Outcome) -> str:
     """One line of the table."""
-    if not outcome.exists:
-        server = "no repository"
-    elif not outcome.commits:
-        server = "an empty repository"
-    else:
-        server = f"{outcome.commits} commit, {len(outcome.files)} files" + (f", {TAG}" if TAG in outcome.tags else "")
-    user = outcome.message or "the push goes through" + (f" after {sum(outcome.waits):.0f} s" if outcome.waits else "")
-    again = (
-        outcome.again or f"{outcome.again_commits} commit, {len(outcome.again_files)} files, {', '.join(outcome.again_tags)}"
-    )
+    server, waits = outcome.server, f" after {sum(outcome.waits):.0f} s" if outcome.waits else ""
+    state = "an empty repository" if server.exists else "no repository"
+    if server.commits:
+        state = f"{server.commits} commit, {len(server.files)} files" + (f", {TAG}" if TAG in server.tags else "")
+    user = outcome.message or f"the push goes through{waits}"
+    again = f"{outcome.again.commits} commit, {len(outcome.again.files)} files, {', '.join(outcome.again.tags)}"
     disk = "as it was" if outcome.same_on_disk else "CHANGED"
-    return f"| {outcome.fault} | {outcome.stage} | {user} | {server} | {disk} | {again} |"
+    return f"| {outcome.fault} | {outcome.stage} | {user} | {state} | {disk} | {outcome.again_message or again} |"
 
 
 @contextlib.contextmanager
@@ -203,10 +190,9 @@ def main():
     print("Large files go over LFS here. The real Hub takes them over Xet, whose errors are tried without a server.\n")
     print("| fault | stage | what the user sees | on the server | on disk | pushed again |")
     print("| --- | --- | --- | --- | --- | --- |")
-    with online():
-        for fault, stage in CASES:
-            with tempfile.TemporaryDirectory() as scratch:
-                print(row(run_case(fault, stage, Path(scratch))), flush=True)
+    for fault, stage in CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            print(row(run_case(fault, stage, Path(scratch))), flush=True)
 
 
 if __name__ == "__main__":
