@@ -100,35 +100,37 @@ def test_what_logits_say():
 
 
 @pytest.mark.criterion("B3.4")
-def test_fields_of_a_configuration():
-    assert Labels(SINGLE, ("a", "b"), order=(1, 0)).config_fields() == dict(
-        num_labels=2, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1}, problem_type=SINGLE
-    )
+def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
+    labels = Labels(SINGLE, ("entailment", "neutral", "contradiction"))
+    ours = labels.in_order_of({"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2})
+    assert ours.order == (2, 1, 0)
+    assert ours.names == labels.names
+    id2label = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    label2id = {name: number for number, name in id2label.items()}
+    assert ours.config_fields() == dict(num_labels=3, id2label=id2label, label2id=label2id, problem_type=SINGLE)
+    assert ours.encode(["entailment"], source="x") == [0]
     assert Labels(REGRESSION).config_fields() == dict(num_labels=1, problem_type=REGRESSION)
 
 
-def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
-    labels = Labels(SINGLE, ("entailment", "neutral", "contradiction"))
-    label2id = {"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2}
-    ours = labels.in_order_of(label2id)
-    assert ours.order == (2, 1, 0)
-    assert ours.names == labels.names
-    assert ours.config_fields()["id2label"] == {0: "contradiction", 1: "neutral", 2: "entailment"}
-    assert ours.encode(["entailment"], source="x") == [0]
-
-
 @pytest.mark.parametrize(
-    "label2id", [None, {}, {"LABEL_0": 0, "LABEL_1": 1}, {"a": 0, "b": 7}, {"a": 0}, {"A": 0, "a": 1, "b": 2}]
+    ("label2id", "trained", "warning"),
+    [
+        (None, True, None),
+        ({}, True, None),
+        ({"LABEL_0": 0, "LABEL_1": 1}, True, None),
+        ({"a": 0, "b": 7}, True, ""),
+        ({"a": 0}, True, ""),
+        ({"A": 0, "a": 1, "b": 2}, True, ""),
+        ({"NEG": 0, "POS": 1}, True, "the labels NEG, POS of the checkpoint become a, b, in this order"),
+        ({"LABEL_0": 0, "LABEL_1": 1}, False, "the checkpoint does not say what its labels are; they are taken for a, b"),
+    ],
 )
-def test_a_checkpoint_without_such_names_changes_nothing(label2id):
-    labels = found("b", "a")
-    assert labels.in_order_of(label2id) == labels
-
-
-def test_other_names_of_a_checkpoint_are_replaced_with_a_warning(warnings):
-    labels = found("b", "a")
-    assert labels.in_order_of({"NEG": 0, "POS": 1}) == labels
-    assert warnings == ["the labels NEG, POS of the checkpoint become a, b, in this order"]
+def test_a_checkpoint_without_such_names_takes_those_of_the_data(label2id, trained, warning, warnings):
+    labels = found("b", "a", trained=trained)
+    assert labels.in_order_of(label2id).names == ("a", "b")
+    assert not trained or labels.in_order_of(label2id) == labels
+    assert not warning or {*warnings} == {warning}
+    assert warning is not None or warnings == []
 
 
 def test_without_training_data_the_checkpoint_says_what_labels_are():
@@ -142,12 +144,6 @@ def test_without_training_data_the_checkpoint_says_what_labels_are():
     nameless = found(1, 0, trained=False).in_order_of({"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2})
     assert nameless.config_fields()["num_labels"] == 3
     assert found(1, 4, trained=False).in_order_of({"LABEL_0": 0}).problem_type == REGRESSION
-
-
-def test_a_checkpoint_without_names_takes_those_of_the_data(warnings):
-    labels = found("b", "a", trained=False).in_order_of({"LABEL_0": 0, "LABEL_1": 1})
-    assert labels.names == ("a", "b")
-    assert warnings == ["the checkpoint does not say what its labels are; they are taken for a, b"]
 
 
 def test_labels_of_a_configuration_alone():
@@ -170,14 +166,15 @@ def test_names_of_a_data_set_are_those_of_its_features():
 
 
 @pytest.mark.criterion("B3.2")
-@pytest.mark.parametrize("nothing", [[-1, -1], [None, None], ["", ""], ["-1", "-1"], [-1.0, None]])
-def test_a_test_set_may_have_no_labels(nothing):
+@pytest.mark.parametrize("nothing", [[-1, -1], [None, None], [None], ["", ""], ["-1", "-1"], [-1.0, None]])
+def test_only_a_test_set_may_have_no_labels(nothing):
     assert found(*nothing, trained=False) is None
-    assert Labels(SINGLE, ("a", "b")).encode(nothing, source="x", test=True) is None
     assert Labels(REGRESSION).encode(nothing, source="x", test=True) is None
-
-
-def test_minus_one_is_a_label_where_the_training_set_has_it():
+    labels = Labels(SINGLE, ("a", "b"))
+    assert labels.encode(nothing, source="x", test=True) is None
+    with pytest.raises(ValueError, match=r"x has no labels \(all are .*\): it is a test file, give it as --test_file"):
+        labels.encode(nothing, source="x")
+    # -1 is a label where the training set has it.
     assert found(-1, 1).encode([-1, -1], source="x", test=True) == [0, 0]
 
 
@@ -257,12 +254,6 @@ def test_wrong_labels_are_named(labels, cells, message):
         labels.encode(cells, source="x")
 
 
-@pytest.mark.parametrize("nothing", [[-1, -1], [None], ["", ""]])
-def test_a_set_to_evaluate_on_must_have_labels(nothing):
-    with pytest.raises(ValueError, match=r"x has no labels \(all are .*\): it is a test file, give it as --test_file"):
-        Labels(SINGLE, ("a", "b")).encode(nothing, source="x")
-
-
 @pytest.mark.parametrize(
     ("cells", "more", "message"),
     [
@@ -277,11 +268,15 @@ def test_a_set_to_evaluate_on_must_have_labels(nothing):
         ([["a"], [["b"]]], {}, r"row 2 of --train_file has the label \[\['b'\]\], expected"),
         ([["a", None]], {}, r"row 1 of --train_file has the label \['a', None\], expected"),
         ([[{"id": 1}]], dict(names=["a", "b"]), r"row 1 of --train_file has the label \[{'id': 1}\], expected"),
+        ([["a"]], dict(later=[["a"], [0.0, 1.0]]), "row 2 of --validation_file has the label"),
+        ([["a"]], dict(later=[["a"], {"id": 1}]), "row 2 of --validation_file has the label"),
     ],
 )
 def test_labels_of_the_wrong_kind_are_refused(cells, more, message):
+    options = dict(more)
+    columns = {"--train_file": cells, "--validation_file": options.pop("later", cells)}
     with pytest.raises(ValueError, match=message):
-        found(*cells, **more)
+        find_labels(columns, trained=True, **options)
 
 
 @pytest.mark.parametrize("names", [None, ["sport", "news"]])
@@ -301,12 +296,6 @@ def test_a_0_or_1_for_each_label_is_refused(cells, names):
     """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
     with pytest.raises(ValueError, match=r"a 0 or 1 for each label.* write the labels that apply, .*\[\] where none does"):
         found(*cells, names=names)
-
-
-def test_objects_and_fractions_in_a_later_column_are_named():
-    for cell in ([0.0, 1.0], {"id": 1}):
-        with pytest.raises(ValueError, match="row 2 of --validation_file has the label"):
-            find_labels({"--train_file": [["a"]], "--validation_file": [["a"], cell]}, trained=True)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

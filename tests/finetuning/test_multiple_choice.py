@@ -89,6 +89,11 @@ COPA_ROW = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It sho
                 ("1", "", ["They run.", "They sit.", "They lie."], None),
             ],
         ),
+        # Endings are in the order of their numbers; labels of CSV are text.
+        (
+            [{"sent1": "a", "sent2": "b", "label": "1"} | {f"ending{number}": str(number) for number in (10, 2, 1, 0)}],
+            [("0", "a", ["b 0", "b 1", "b 2", "b 10"], 1)],
+        ),
         (
             [
                 {"id": 7, "context": "A text.", "question": "Why?", "choices": ["So.", "Or so."], "label": 1},
@@ -116,23 +121,12 @@ COPA_ROW = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It sho
             ],
         ),
     ],
-    ids=["swag", "c3", "clue", "codah", "copa"],
+    ids=["swag", "swag_order", "c3", "clue", "codah", "copa"],
 )
 def test_rows_of_known_data_by_hand(rows, expected):
     read = choice_rows(Dataset.from_list(rows), source="here")
     assert [tuple(row[name] for name in ("id", "context", "choices", "label")) for row in read] == expected
     assert {row["group"] for row in read} == {None}
-
-
-def test_swag_endings_stand_in_the_order_of_their_numbers():
-    row = {"sent1": "a", "sent2": "b"} | {f"ending{number}": str(number) for number in (10, 2, 1, 0)}
-    rows = Dataset.from_list([row])
-    assert choice_rows(rows, source="here")[0]["choices"] == ["b 0", "b 1", "b 2", "b 10"]
-
-
-def test_labels_of_csv_are_text():
-    row = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": "1"}
-    assert choice_rows(Dataset.from_list([row]), source="here")[0]["label"] == 1
 
 
 def test_column_rows_by_hand():
@@ -210,13 +204,9 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     assert [file.name for file in files] == ["predict_answers.json", "predict_answers.tsv"]
     assert json.loads(files[0].read_text(encoding="utf-8")) == {"a": "B", "b": "A", "c": "A"}
     assert files[1].read_text(encoding="utf-8") == "a\tB\nb\tA\nc\tA\n"
-
-
-def test_answers_without_names_are_the_numbers_of_choices(tokenizer, tmp_path):
+    # Without names the answers are the numbers of choices; equal ids are numbered, or the last would stand for all.
     questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
-    measured = encoded(questions, tokenizer).evaluation[""]
-    file, _ = measured.write(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), tmp_path, "eval")
-    # Equal ids are numbered, or the last would stand for all.
+    file, _ = encoded(questions, tokenizer).evaluation[""].write(np.eye(2)[[1, 0, 1]], tmp_path, "eval")
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
 
 
@@ -240,9 +230,6 @@ def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
     assert task.collator([{name: row[name] for name in row if name != "labels"} for row in rows]).keys() == (
         batch.keys() - {"labels"}
     )
-
-
-def test_pad_to_max_length(tokenizer):
     task = encoded([question()], tokenizer, pad_to_max_length=True, max_seq_length=40)
     assert task.collator([task.evaluation[""].rows[0]])["input_ids"].shape == (1, 2, 40)
 
@@ -287,21 +274,6 @@ def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, bui
     largest = max(gradient.abs().max() for gradient in expected_gradients.values())
     for name, gradient in gradients.items():
         assert (gradient - expected_gradients[name]).abs().max() <= 1e-6 * largest, name
-
-
-@pytest.mark.parametrize("family", ["ours", "bert"])
-def test_what_stands_in_the_place_of_missing_choices_does_not_matter(family, build, tokenizer):
-    model = build(family)
-    task = encoded([question(2, 1), question(4, 2)], tokenizer)
-    batch = task.collator([task.evaluation[""].rows[number] for number in range(2)])
-    labels = batch.pop("labels")
-    loss, gradients = losses_and_gradients(model, task.loss(model(**batch), labels))
-    absent = (labels == -100)[..., None] & (batch["attention_mask"] == 1)
-    other = batch | {"input_ids": torch.where(absent, len(tokenizer) - 1, batch["input_ids"])}
-    assert not torch.equal(other["input_ids"], batch["input_ids"])
-    assert losses_and_gradients(model, task.loss(model(**other), labels))[0] == loss
-    changed = losses_and_gradients(model, task.loss(model(**other), labels))[1]
-    assert all(torch.allclose(changed[name], gradient, atol=1e-7) for name, gradient in gradients.items())
 
 
 @pytest.mark.criterion("A15.3")
@@ -364,6 +336,8 @@ def test_the_columns_of_a_file_tell_its_form(row, names, tmp_path):
 
 OWN = {"ctx": "a", "ask": "b", "ways": ["c", "d"], "gold": "B"}
 OWN_COLUMNS = dict(context_column="ctx", question_column="ask", choice_columns=["ways"], label_column="gold")
+APART = {"ask": "x", "a": "y", "b": "z", "label": 0}
+APART_COLUMNS = dict(question_column="ask", choice_columns=["a", "b"])
 
 
 @pytest.mark.parametrize("source", ["file", "hub"])
@@ -485,21 +459,16 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
         ({"ctx": "b", "ways": ["c", "d"], "gold": 0}, r"has no column 'ask'; .*--question_column\)"),
         ({"ctx": "a", "ask": "b", "gold": 0}, r"has no column 'ways'; .*--choice_columns\)"),
         ({"ctx": "a", "ask": "b", "ways": ["c", "d"]}, r"has no column 'gold'; .*--label_column\)"),
+        (APART | {"b": ""}, "row 1 of --train_file rows.jsonl has nothing in the column 'b'"),
+        (APART | {"b": None}, "row 1 of --train_file rows.jsonl has None in the column 'b'"),
+        (APART | {"b": 3}, "row 1 of --train_file rows.jsonl has 3 in the column 'b'"),
     ],
 )
 def test_rows_that_are_wrong_are_named(row, message, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", row)
-    columns = OWN_COLUMNS if {*OWN} & {*row} else {}
+    columns = APART_COLUMNS if row.keys() == APART.keys() else OWN_COLUMNS if {*OWN} & {*row} else {}
     with pytest.raises(ValueError, match=message):
         read_multiple_choice(MultipleChoiceArguments(train_file=[file], **columns))
-
-
-def test_a_choice_in_a_column_of_its_own_must_be_text(tmp_path):
-    columns = dict(question_column="ask", choice_columns=["a", "b"])
-    for cell, message in (("", "nothing in the column 'b'"), (None, "None in the column 'b'"), (3, "3 in the column 'b'")):
-        file = write_lines(tmp_path / "rows.jsonl", {"ask": "x", "a": "y", "b": cell, "label": 0})
-        with pytest.raises(ValueError, match=f"row 1 of --train_file rows.jsonl has {message}"):
-            read_multiple_choice(MultipleChoiceArguments(train_file=[file], **columns))
 
 
 @pytest.mark.parametrize(
@@ -544,14 +513,9 @@ def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(n
         encoded(questions, tokenizer, max_seq_length=needed - 1)
     rows = encoded(questions, tokenizer, max_seq_length=needed).evaluation[""].rows
     assert len(rows[1]["input_ids"][number - 1]) == needed
-
-
-def test_a_question_without_context_needs_no_room_for_it(tokenizer):
-    needed = len(tokenizer("", WORDS)["input_ids"])
-    alone = question(context="", choices=2)
-    alone["choices"] = [WORDS, "it"]
-    rows = encoded([alone], tokenizer, max_seq_length=needed).evaluation[""].rows
-    assert len(rows[0]["input_ids"][0]) == needed
+    # A question without a context needs no room for it.
+    rows = encoded([long | {"context": ""}], tokenizer, max_seq_length=needed - 1).evaluation[""].rows
+    assert len(rows[0]["input_ids"][number - 1]) == needed - 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,15 +93,15 @@ def columns(*rows):
     return Questions(of["id"], of["question"], of["context"], [row["answers"]["text"] for row in rows], spans)
 
 
-def write_nested(file, *rows, **more):
-    """The JSON of SQuAD's authors, a paragraph a row; `more` is added to each question."""
+def write_nested(file, *rows):
+    """The JSON of SQuAD's authors, a paragraph a row."""
     articles = []
     for row in rows:
         answers = [
             dict(text=text, answer_start=start)
             for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
         ]
-        qas = dict(id=row["id"], question=row["question"], answers=answers, is_impossible=not answers) | more
+        qas = dict(id=row["id"], question=row["question"], answers=answers, is_impossible=not answers)
         articles.append(dict(title="t", paragraphs=[dict(context=row["context"], qas=[qas])]))
     text = json.dumps(dict(version="v2.0", data=articles))
     file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
@@ -169,17 +170,23 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     assert windows.null.tolist() == [7, 7]
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 2], [7, 3])
     assert windows.first.tolist()[8:] == [0, 0, 10, 12, 0, 0, 0, 0]
+    # Without [CLS] its place is that of the first token.
+    tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
+    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
+    assert windows.null.tolist() == [3]
 
 
 def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_path):
     """Windows of unequal length were padded on the left, and labels and answers read a few tokens too early."""
     tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
     file = write_lines(tmp_path / "dev.jsonl", one(), one(name="n2", context="a b", answers=(("b", 2),)))
-    flags = dict(train_file=[file], validation_file=[file], max_seq_length=20, doc_stride=1)
+    flags = dict(train_file=[file], validation_file=[file], max_seq_length=20, doc_stride=1, pad_to_multiple_of=8)
     task = data(**flags).encode(tokenizer, BertConfig(max_position_embeddings=20))
+    assert task.metric == "f1"
     rows = [task.train[number] for number in range(2)]
     assert len({len(row["input_ids"]) for row in rows}) == 2
     batch = task.collator([dict(row) for row in rows])
+    assert batch["input_ids"].shape == (2, 16)
     for number, row in enumerate(rows):
         start = row["start_positions"]
         assert batch["input_ids"][number, start] == row["input_ids"][start] != 0
@@ -191,12 +198,6 @@ def test_an_older_head_leaves_neither_its_number_of_labels_nor_their_names(tmp_p
     """An MNLI checkpoint has three labels, question answering two logits: its start and its end."""
     fields = data(validation_file=[write_lines(tmp_path / "dev.jsonl", one())]).config_fields()
     assert fields["num_labels"] == len(fields["id2label"]) == len(fields["label2id"]) == 2
-
-
-def test_without_cls_its_place_is_that_of_the_first_token():
-    tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
-    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
-    assert windows.null.tolist() == [3]
 
 
 def test_padding_to_the_maximum_changes_no_answer():
@@ -226,10 +227,7 @@ def test_questions_are_never_cut(warned, tmp_path):
     assert measured.examples == 2 and metrics == dict(exact_match=50.0, f1=50.0)
     files = measured.write(gold_logits(measured.rows), tmp_path, "eval")
     assert json.loads(files[0].read_text(encoding="utf-8")) == {"long": "", "n1": "d e"}
-
-
-def test_white_space_around_a_question_takes_no_room():
-    """SQuAD 1.1 has a question that begins with 25,000 spaces."""
+    # White space takes no room: SQuAD 1.1 has a question that begins with 25,000 spaces.
     rows, _ = encode_windows(columns(one(" " * 99 + "q\n")), tokenizer=words(), max_length=8, doc_stride=1)
     assert len(rows) == 3
 
@@ -351,11 +349,14 @@ def test_files_of_all_forms_give_the_same_questions(form, tmp_path):
 
 
 def test_columns_may_have_other_names(tmp_path):
-    row = one()
+    """Ids may be numbers; the first answer that the context has is trained on."""
+    row = one(name=7, answers=(("nowhere", 0), ("c", 4)))
     renamed = dict(id=row["id"], q=row["question"], text=row["context"], gold=row["answers"])
     flags = dict(question_column="q", context_column="text", answer_column="gold")
-    found = data(train_file=[write_lines(tmp_path / "a.jsonl", renamed)], **flags)
-    assert found.sets["train"].texts == [["d e"]] and found.num_train == 1 and found.num_evaluation == 0
+    read = data(train_file=[write_lines(tmp_path / "a.jsonl", renamed)], **flags)
+    assert (read.num_train, read.num_evaluation) == (1, 0)
+    train = read.sets["train"]
+    assert (train.ids, train.spans, train.texts) == (["7"], [(4, 5)], [["nowhere", "c"]])
 
 
 def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
@@ -368,10 +369,6 @@ def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
     assert data(train_file=files, max_train_samples=2).sets["train"].ids == ["n1", "n2"]
     both = data(train_file=files[:1], validation_file=files[1:], max_eval_samples=1)
     assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl, b.json")
-
-
-def test_numbers_may_be_ids(tmp_path):
-    assert data(train_file=[write_lines(tmp_path / "a.jsonl", one(name=7))]).sets["train"].ids == ["7"]
 
 
 @pytest.mark.criterion("B4.2")
@@ -414,12 +411,6 @@ def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warne
     assert found.spans == [(4, 5), (2, 4), (2, 3)]
     assert len(warned) == 1 and "2 questions have an answer that does not stand at its answer_start" in warned[0]
     assert "'n1'" in warned[0]
-
-
-def test_the_first_answer_that_is_there_is_trained_on(tmp_path):
-    row = one(answers=(("nowhere", 0), ("c", 4)))
-    found = data(train_file=[write_lines(tmp_path / "a.jsonl", row)]).sets["train"]
-    assert found.spans == [(4, 5)] and found.texts == [["nowhere", "c"]]
 
 
 def test_names_and_negatives_of_the_hub(monkeypatch):
@@ -486,14 +477,6 @@ def test_limits_of_answers_come_from_the_flags(tmp_path):
     _, nbest = measured.write(logits, tmp_path, "eval")
     # The three best starts are "d" and of the others the first, "a" and "b"; the ends "e", "a" and "b".
     assert [entry["text"] for entry in json.loads(nbest.read_text(encoding="utf-8"))["n1"]] == ["a", "b"]
-
-
-def test_batches_are_padded_by_the_collator(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", context="d e", answers=(("d e", 0),)))
-    task = data(train_file=[file], pad_to_multiple_of=8).encode(words(), BertConfig())
-    batch = task.collator([task.train[row] for row in range(2)])
-    assert batch["input_ids"].shape == (2, 16) and batch["start_positions"].tolist() == [6, 3]
-    assert task.metric == "f1"
 
 
 @pytest.mark.parametrize("wanted, taken", [(None, 20), (30, 20), (12, 12)])
@@ -597,21 +580,14 @@ def test_the_dev_set_of_squad_1_is_answered_by_its_labels():
 # ------- mistakes
 
 
-def test_slow_tokenizers_are_refused(tmp_path):
-    class Slow:
-        is_fast = False
-
-    read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())])
-    with pytest.raises(ValueError, match="Slow does not tell which characters its tokens come from: give a fast tokenizer"):
-        read.encode(Slow(), BertConfig())
-
-
-def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
-    read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())], max_seq_length=20, doc_stride=16)
-    with pytest.raises(
-        ValueError, match=r"--max_seq_length 20 leaves no more than --doc_stride 16 tokens .* smaller --doc_s"
-    ):
-        read.encode(words(), BertConfig())
+@pytest.mark.parametrize("tokenizer, flags, message", [
+    (SimpleNamespace(is_fast=False), {}, "does not tell which characters its tokens come from: give a fast tokenizer"),
+    (words(), dict(max_seq_length=20, doc_stride=16), "--max_seq_length 20 leaves no more than --doc_stride 16 .* smaller"),
+])  # fmt: skip
+def test_tokenizers_and_strides_that_give_no_windows_are_refused(tokenizer, flags, message, tmp_path):
+    read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())], **flags)
+    with pytest.raises(ValueError, match=message):
+        read.encode(tokenizer, BertConfig())
 
 
 @pytest.mark.criterion("A14.1")
@@ -648,6 +624,9 @@ def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, warned
     assert len(warned) == 1 and "has an answer to each question" in warned[0]
 
 
+IMPOSSIBLE = dict(id="n1", question="q", is_impossible=True, answers=[dict(text="a", answer_start=0)])
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("a.csv", "id,question,context,answers\nn1,q,a b,b\n", r"\(id 'n1'\) has 'b' in the column 'answers', expected"),
     ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', r"article 1 is not as SQuAD's are \(KeyError: 'qas'\)"),
@@ -656,28 +635,13 @@ def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, warned
     ("a.jsonl", "", "has no rows"),
     ("a.json", "{", "not JSON"),
     ("a.jsonl", "{", "not JSON"),
+    ("a.json", json.dumps({"data": [{"paragraphs": [{"context": "a", "qas": [IMPOSSIBLE]}]}]}),
+     "question 'n1' is_impossible, yet has answers"),
 ])  # fmt: skip
 def test_files_with_mistakes_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=rf"--train_file.* {message}"):
         data(train_file=[str(tmp_path / name)])
-
-
-def test_nested_questions_that_are_impossible_have_no_answers(tmp_path):
-    with pytest.raises(ValueError, match="question 'n1' is_impossible, yet has answers"):
-        data(train_file=[write_nested(tmp_path / "a.json", one(), is_impossible=True)])
-
-
-def test_there_must_be_data_of_one_kind(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no data: give --task_name \(squad, squad_v2\), --dataset_name"):
-        data()
-    with pytest.raises(ValueError, match="--task_name sst2 is not known; there are squad, squad_v2"):
-        data(task_name="sst2")
-    with pytest.raises(ValueError, match="give --dataset_name squad or files, not both"):
-        data(dataset_name="squad", train_file=[write_lines(tmp_path / "a.jsonl", one())])
-    # No test reaches for the network.
-    with pytest.raises(ValueError, match=r"'rajpurkar/squad' cannot be loaded.*--train_file"):
-        data(dataset_name="squad")
 
 
 @pytest.mark.parametrize("flags, message", [
@@ -686,7 +650,12 @@ def test_there_must_be_data_of_one_kind(tmp_path):
     (dict(max_answer_length=0), "--max_answer_length must be at least 1, got 0"),
     (dict(null_score_diff_threshold=float("nan")), "--null_score_diff_threshold is NaN"),
     (dict(max_seq_length=0), "--max_seq_length must be at least 1"),
+    ({}, r"there is no data: give --task_name \(squad, squad_v2\), --dataset_name"),
+    (dict(task_name="sst2"), "--task_name sst2 is not known; there are squad, squad_v2"),
+    (dict(dataset_name="squad", train_file=["a.jsonl"]), "give --dataset_name squad or files, not both"),
+    # No test reaches for the network.
+    (dict(dataset_name="squad"), r"'rajpurkar/squad' cannot be loaded.*--train_file"),
 ])  # fmt: skip
-def test_flags_out_of_range_are_refused(flags, message):
+def test_flags_that_are_wrong_by_themselves(flags, message):
     with pytest.raises(ValueError, match=message):
-        QuestionAnsweringArguments(**flags)
+        data(**flags)

@@ -99,17 +99,11 @@ def test_race_rows_by_hand():
     ]
 
 
-def test_the_example_id_says_more_than_the_file():
+def test_schools_are_those_of_the_example_ids_or_of_the_file():
     examples = rows({}, {"example_id": "17"})
     assert [row["group"] for row in choice_rows(examples, source="here", level="middle")] == ["high", "middle"]
-
-
-def test_rows_need_no_example_id():
-    examples = rows({}, {}).remove_columns("example_id")
-    assert [(row["id"], row["group"]) for row in choice_rows(examples, source="here")] == [
-        ("row1-0", None),
-        ("row2-0", None),
-    ]
+    examples = choice_rows(examples.remove_columns("example_id"), source="here")
+    assert [(row["id"], row["group"]) for row in examples] == [("row1-0", None), ("row2-0", None)]
 
 
 # ------- files and folders
@@ -167,35 +161,26 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "columns, message",
     [
-        ({"answer": "D"}, r"row 2 of here \(high7.txt\) has 'D' in the column 'answer', expected .* letters A, B, C"),
-        ({"answer": "AB"}, "'AB'"),
-        ({"answer": "b"}, "'b'"),
-        ({"article": " "}, "nothing in the column 'article'"),
-        ({"article": None}, "row 2 of here has None in the column 'article'"),
-        ({"question": ""}, "nothing in the column 'question'"),
-        ({"options": ["red", None, "green"]}, "None as choice 2 in the column 'options'"),
-        ({"options": ["red", "", "green"]}, "'' as choice 2"),
-        ({"options": None}, "expected a list"),
+        ({"answer": ["B", "D"]}, r"row 2 of here \(high7.txt\) has 'D' in the column 'answer', expected .* letters A, B, C"),
+        ({"answer": ["B", "AB"]}, "'AB'"),
+        ({"answer": ["B", "b"]}, "'b'"),
+        ({"answer": [1, 1]}, "has 1 in the column 'answer', expected one of the letters A, B, C"),
+        ({"article": ["A", " "]}, "nothing in the column 'article'"),
+        ({"article": ["A", None]}, "row 2 of here has None in the column 'article'"),
+        ({"question": ["A", ""]}, "nothing in the column 'question'"),
+        ({"options": [ROW["options"], ["red", None, "green"]]}, "None as choice 2 in the column 'options'"),
+        ({"options": [ROW["options"], ["red", "", "green"]]}, "'' as choice 2"),
+        ({"options": [ROW["options"], None]}, "expected a list"),
+        ({"options": None}, "here has no column 'options'; it has 'example_id', 'article'"),
     ],
-    ids=[
-        "beyond", "two_letters", "small", "blank_article", "no_article", "no_question", "none", "empty", "no_list",
-    ],
-)  # fmt: skip
-def test_rows_that_are_wrong_are_named(change, message):
+)
+def test_rows_that_are_wrong_are_named(columns, message):
+    cells = {name: [cell] * 2 for name, cell in ROW.items()} | columns
+    examples = Dataset.from_dict({name: values for name, values in cells.items() if values is not None})
     with pytest.raises(ValueError, match=message):
-        choice_rows(rows({}, change), source="here")
-
-
-def test_answers_that_are_numbers_are_refused():
-    with pytest.raises(ValueError, match="has 1 in the column 'answer', expected one of the letters A, B, C"):
-        choice_rows(rows({"answer": 1}), source="here")
-
-
-def test_missing_columns_are_named_with_those_that_are_there():
-    with pytest.raises(ValueError, match="here has no column 'options'; it has 'example_id', 'article'"):
-        choice_rows(rows({}).remove_columns("options"), source="here")
+        choice_rows(examples, source="here")
 
 
 @pytest.mark.parametrize(
@@ -206,21 +191,21 @@ def test_missing_columns_are_named_with_those_that_are_there():
         ({"options": ["a", "b"]}, "list of lists"),
         ({"questions": "Who?"}, "list of texts"),
         ({"article": 3}, "must have a text"),
+        (None, "is not JSON"),
     ],
-    ids=["too_few", "absent", "no_lists", "one_question", "number"],
+    ids=["too_few", "absent", "no_lists", "one_question", "number", "no_json"],
 )
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
-    write_raw(tmp_path, "3.txt", **fields)
+    write_raw(tmp_path, "3.txt", **fields or {})
+    if fields is None:
+        (tmp_path / "3.txt").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=f"--train_file: .*3.txt .*{message}"):
         read_raw_race(tmp_path, source="--train_file")
 
 
-def test_a_folder_without_articles_or_json_is_refused(tmp_path):
+def test_a_folder_without_articles_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
         read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
-    (tmp_path / "3.txt").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"3\.txt is not JSON"):
-        read_raw_race(tmp_path, source="--train_file")
 
 
 # ------- the real data

@@ -105,25 +105,16 @@ def test_labels_stand_in_one_order_whatever_the_order_of_the_data():
     assert sorted_labels(["VERB", "NOUN", "-LRB-", "O"]) == ["O", "-LRB-", "NOUN", "VERB"]
 
 
-def test_are_entities():
-    assert are_entities(["O", "B-PER", "S-x-y"]) and not are_entities(["O", "NOUN"]) and not are_entities([])
-    with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
-        are_entities(["O", "B-PER", "PER"])
-
-
-def test_labels_become_those_of_the_model(tmp_path):
-    data = data_of(tmp_path)
+@pytest.mark.parametrize("rows", [None, 1])
+def test_labels_of_all_rows_become_those_of_the_model(rows, tmp_path):
+    data = data_of(tmp_path, max_train_samples=rows)
     assert data.config_fields() == {
         "num_labels": 4,
         "id2label": {0: "O", 1: "B-LOC", 2: "B-PER", 3: "I-PER"},
         "label2id": {"O": 0, "B-LOC": 1, "B-PER": 2, "I-PER": 3},
     }
-    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("token-classification", "train.jsonl", 2, 0)
-
-
-def test_labels_do_not_depend_on_how_many_rows_are_taken(tmp_path):
-    data = data_of(tmp_path, max_train_samples=1)
-    assert data.num_train == 1 and data.labels == ["O", "B-LOC", "B-PER", "I-PER"]
+    assert (data.name, data.dataset, data.num_train) == ("token-classification", "train.jsonl", rows or 2)
+    assert data.num_evaluation == 0
 
 
 def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiece):
@@ -173,11 +164,14 @@ def test_other_columns_and_several_files(tmp_path):
 
 
 def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
-    task = data_of(tmp_path).encode(wordpiece, None)
+    # A sentence without a token is not trained on: a batch of them alone would have no mean loss.
+    task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
     assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[:5] == ["[CLS]", "ada", "love", "##lace", "s"]
     # smiles and sleeps are cut into letters.
     assert task.train["word_tokens"][:] == [[1, 2, 4], [1, 2]]
     assert task.train["labels"][:] == [[-100, 2, 3, -100, 0, *[-100] * 6], [-100, 1, 0, *[-100] * 6]]
+    task = data_of(tmp_path, pad_to_max_length=True, max_seq_length=30).encode(wordpiece, None)
+    assert task.collator([task.train[1]])["input_ids"].shape == (1, 30)
 
 
 def test_label_all_tokens_goes_on_with_the_inside_of_the_entity(tmp_path, wordpiece):
@@ -214,12 +208,6 @@ def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, word
     )
 
 
-def test_sentences_that_teach_nothing_are_not_trained_on(tmp_path, wordpiece):
-    """A batch of them alone would have no mean loss."""
-    task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
-    assert len(task.train) == 2
-
-
 def test_metrics_of_each_type_when_asked(tmp_path, wordpiece):
     data = data_of(tmp_path, split="validation", return_entity_level_metrics=True)
     measured = data.encode(wordpiece, None).evaluation[""]
@@ -232,12 +220,15 @@ def test_metrics_of_each_type_when_asked(tmp_path, wordpiece):
 
 
 def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
+    assert are_entities(["O", "B-PER", "S-x-y"]) and not are_entities(["O", "NOUN"]) and not are_entities([])
     rows = [{"tokens": ["Ada", "smiles", "\u200b"], "ner_tags": ["NOUN", "VERB", "NOUN"]}]
     data = data_of(tmp_path, rows, split="validation")
     task = data.encode(wordpiece, None)
     assert task.metric == "accuracy"
     right = logits_of(task.evaluation[""].rows["word_tokens"], [["NOUN", "VERB", "NOUN"]], data.labels)
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
+    with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
+        are_entities(["O", "B-PER", "PER"])
 
 
 def test_predictions_can_be_read_again(tmp_path, wordpiece):
@@ -280,11 +271,6 @@ def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
     assert batch["labels"].tolist() == [[-100, 1, *[-100] * 6], [-100, 1, 0, 1, *[-100] * 4]]
 
 
-def test_pad_to_max_length(tmp_path, wordpiece):
-    task = data_of(tmp_path, pad_to_max_length=True, max_seq_length=30).encode(wordpiece, None)
-    assert task.collator([task.train[1]])["input_ids"].shape == (1, 30)
-
-
 # ------- byte-level tokenizers
 
 
@@ -298,27 +284,26 @@ def test_words_are_read_as_within_a_text(tmp_path):
     assert task.train[0]["input_ids"] == within
 
 
-@pytest.mark.parametrize("load", [load_tokenizer, AutoTokenizer.from_pretrained], ids=["ours", "auto"])
-def test_the_space_before_words_is_saved(load, tmp_path):
-    tokenizer = byte_level()
-    take_prefix_space(tokenizer)
-    tokenizer.save_pretrained(tmp_path)
-    expected = tokenizer(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"]
-    assert load(tmp_path)(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
-
-
-def test_the_space_before_words_is_saved_by_classes_that_rebuild_themselves(tmp_path):
+def roberta():
+    """A tokenizer of a class that rebuilds itself when it is loaded."""
     source = byte_level()
     state = json.loads(source.backend_tokenizer.to_str())
     vocab = source.get_vocab()
     vocab |= {word: len(vocab) + number for number, word in enumerate(["<s>", "</s>", "<pad>", "<unk>", "<mask>"])}
-    tokenizer = RobertaTokenizer(vocab=vocab, merges=[tuple(merge) for merge in state["model"]["merges"]])
+    return RobertaTokenizer(vocab=vocab, merges=[tuple(merge) for merge in state["model"]["merges"]])
+
+
+@pytest.mark.parametrize(
+    "build, load",
+    [(byte_level, load_tokenizer), (byte_level, AutoTokenizer.from_pretrained), (roberta, AutoTokenizer.from_pretrained)],
+    ids=["ours", "auto", "rebuilt"],
+)
+def test_the_space_before_words_is_saved(build, load, tmp_path):
+    tokenizer = build()
     take_prefix_space(tokenizer)
-    expected = tokenizer(" Ada Lovelace smiles")["input_ids"]
     tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(loaded) is RobertaTokenizer
-    assert loaded(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
+    expected = tokenizer(" Ada Lovelace smiles")["input_ids"]
+    assert load(tmp_path)(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
 
 
 def test_other_tokenizers_stay_as_they_are(wordpiece):
@@ -412,20 +397,24 @@ def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_t
 
 
 @pytest.mark.parametrize(
-    "row, message",
+    "row, flags, message",
     [
-        ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* has 1 words in 'tokens', but 2 labels in 'ner_tags'"),
-        ({"tokens": [], "ner_tags": []}, "row 2 of --train_file train.jsonl has no words in the column 'tokens'"),
-        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "row 2 of .* has the word None"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the label None in the column 'ner_tags'"),
-        ({"tokens": ["a"], "ner_tags": [""]}, "row 2 of .* has the label ''"),
-        ({"tokens": ["a"], "ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
-        ({"tokens": None, "ner_tags": ["O"]}, "row 2 of .* has None in the column 'tokens', expected a list"),
+        ({"tokens": ["a"], "ner_tags": ["O", "O"]}, {}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
+        ({"tokens": [], "ner_tags": []}, {}, "row 2 of --train_file train.jsonl has no words in the column 'tokens'"),
+        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, {}, "row 2 of .* has the word None"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, {}, "row 2 of .* has the label None in the column 'ner_tags'"),
+        ({"tokens": ["a"], "ner_tags": [""]}, {}, "row 2 of .* has the label ''"),
+        ({"tokens": ["a"], "ner_tags": None}, {}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
+        ({"tokens": None, "ner_tags": ["O"]}, {}, "row 2 of .* has None in the column 'tokens', expected a list"),
+        ({"words": ["a"], "tags": ["O"]}, {}, r"no column 'tokens'; it has 'words', 'tags' .*--text_column_name"),
+        ({"words": ["a"], "tags": ["O"]}, {"text_column_name": "words"}, r"no column 'ner_tags'; .*--label_column_name"),
+        ({"tokens": ["a"], "ner_tags": ["X"]}, {"return_entity_level_metrics": True}, "no entities, the labels are O, X"),
     ],
 )
-def test_rows_that_are_wrong_are_named(row, message, tmp_path):
+def test_rows_that_are_wrong_are_named(row, flags, message, tmp_path):
+    rows = [{"tokens": ["a"], "ner_tags": ["O"]}, row] if "tokens" in row else [row]
     with pytest.raises(ValueError, match=message):
-        data_of(tmp_path, [{"tokens": ["a"], "ner_tags": ["O"]}, row])
+        data_of(tmp_path, rows, **flags)
 
 
 @pytest.mark.parametrize(
@@ -442,34 +431,12 @@ def test_numbers_without_names_are_refused(tags, names, message, tmp_path):
         data_of(tmp_path, [{"tokens": ["a", "b"], "ner_tags": tags}], label_names=names)
 
 
-def test_missing_columns_are_named_with_the_flag_that_names_another(tmp_path):
-    rows = [{"words": ["a"], "tags": ["O"]}]
-    with pytest.raises(ValueError, match=r"no column 'tokens'; it has 'words', 'tags' .*--text_column_name"):
-        data_of(tmp_path, rows)
-    with pytest.raises(ValueError, match=r"no column 'ner_tags'; .*--label_column_name"):
-        data_of(tmp_path, rows, text_column_name="words")
-
-
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_label_that_is_not_trained_on_is_named_with_its_row(split, tmp_path):
     file = write_lines(tmp_path / "other.jsonl", *[ROWS[0], {"tokens": ["a"], "ner_tags": ["B-ORG"]}])
     message = f"row 2 of the data of --{split}_file has the label 'B-ORG', .* O, B-LOC, B-PER, I-PER"
     with pytest.raises(ValueError, match=message):
         data_of(tmp_path, **{f"{split}_file": [file]})
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("a O\nb\n", "line 2 of .* is 'b', but the lines before it have a word and its tag"),
-        ("a\nb O\n", "line 2 of .* is 'b O', but the lines before it have a word alone"),
-        ("\n-DOCSTART- O\n\n", "has no words"),
-    ],
-)
-def test_conll_files_that_are_wrong_are_named(text, message, tmp_path):
-    (tmp_path / "rows.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_conll(tmp_path / "rows.txt", source="--train_file")
 
 
 CONLL_U = """# newdoc
@@ -485,32 +452,35 @@ CONLL_U = """# newdoc
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
 
 
-@pytest.mark.parametrize("text", [CONLL_U, GERMEVAL, "1 Ada B-PER\n2 smiles O\n"], ids=["conll_u", "germeval", "spaces"])
-def test_files_that_number_their_words_are_refused(text, tmp_path):
-    """The numbers were read as the words."""
-    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"--train_file: .*rows.conll numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
-    ):
-        read_conll(tmp_path / "rows.conll", source="--train_file")
-
-
 def test_numbers_may_be_words(tmp_path):
     text = "1 CD O\n2 CD O\nmen NNS O\n\n1 CD O\n"
     (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
     assert read_conll(tmp_path / "rows.conll", source="--train_file").words == [["1", "2", "men"], ["1"]]
 
 
-def test_conll_files_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / "latin.txt").write_bytes("é O".encode("latin-1"))
-    (tmp_path / "plain.txt.gz").write_bytes(b"a O")
-    for name, message in (
-        ("latin.txt", "UTF-8"),
-        ("plain.txt.gz", "is damaged or is not gzip"),
-        ("none.txt", "there is no file"),
-    ):
-        with pytest.raises(ValueError, match=f"--train_file: .*{message}"):
-            read_conll(tmp_path / name, source="--train_file")
+NUMBERED = r"numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("rows.txt", b"a O\nb\n", "line 2 of .* is 'b', but the lines before it have a word and its tag"),
+        ("rows.txt", b"a\nb O\n", "line 2 of .* is 'b O', but the lines before it have a word alone"),
+        ("rows.txt", b"\n-DOCSTART- O\n\n", "has no words"),
+        # The numbers were read as the words.
+        ("rows.conll", CONLL_U.encode(), NUMBERED),
+        ("rows.conll", GERMEVAL.encode(), NUMBERED),
+        ("rows.conll", b"1 Ada B-PER\n2 smiles O\n", NUMBERED),
+        ("latin.txt", "é O".encode("latin-1"), "UTF-8"),
+        ("plain.txt.gz", b"a O", "is damaged or is not gzip"),
+        ("none.txt", None, "there is no file"),
+    ],
+)
+def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"--train_file.*{message}"):
+        read_conll(tmp_path / name, source="--train_file")
 
 
 def test_files_without_labels_are_for_prediction_alone(tmp_path):
@@ -522,13 +492,11 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
 
 
-def test_unknown_tasks_no_data_and_types_of_no_entities_are_refused(tmp_path):
+def test_unknown_tasks_and_no_data_are_refused():
     with pytest.raises(ValueError, match="--task_name sst2 is not known; there are conll2003, wnut17"):
         TokenClassificationData(TokenClassificationArguments(task_name="sst2"))
     with pytest.raises(ValueError, match="there is no data: give --task_name"):
         TokenClassificationData(TokenClassificationArguments())
-    with pytest.raises(ValueError, match="--return_entity_level_metrics: there are no entities, the labels are X"):
-        data_of(tmp_path, [{"tokens": ["a"], "ner_tags": ["X"]}], return_entity_level_metrics=True)
 
 
 def test_a_tokenizer_that_does_not_know_its_words_is_refused(tmp_path, wordpiece, monkeypatch):
