@@ -15,6 +15,7 @@ from task_files import TINY_BERT, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
+from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
@@ -47,10 +48,10 @@ def made(task, labels, offset=0):
 # ------- by hand
 
 
-@pytest.mark.parametrize("name", GLUE)
+@pytest.mark.parametrize("name", [*GLUE, *SUPERGLUE])
 def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
-    assert GLUE[name].metric in TASK_METRICS[name]
-    assert {*GLUE[name].files} == {*GLUE[name].test}
+    assert (GLUE | SUPERGLUE)[name].metric in TASK_METRICS[name]
+    assert name in SUPERGLUE or {*GLUE[name].files} == {*GLUE[name].test}
 
 
 @pytest.mark.parametrize(
@@ -113,20 +114,19 @@ def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoi
     assert scores == pytest.approx(dict(accuracy=0.6, f1=0.75, combined_score=0.675))
 
 
-def test_labels_of_a_task_may_be_names_numbers_or_texts_of_numbers(tmp_path, tokenizer):
-    (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\nx\ty\tnot_entailment\nx\ty\t0\n", encoding="utf-8")
-    (tmp_path / "b.csv").write_text("sentence1,sentence2,label\nx,y,1\n", encoding="utf-8")
-    data = read(task_name="rte", train_file=[str(tmp_path / "a.tsv")], validation_file=[str(tmp_path / "b.csv")])
-    ours = encoded(data, tokenizer)
-    assert ours.train["labels"][:] == [1, 0]
-    assert ours.evaluation[""].rows["labels"][:] == [1]
-
-
-def test_stsb_is_a_regression_from_csv_too(tmp_path, tokenizer):
-    (tmp_path / "a.csv").write_text("sentence1,sentence2,label\nx,y,4.5\nx,y,0\n", encoding="utf-8")
-    data = read(task_name="stsb", train_file=[str(tmp_path / "a.csv")])
-    assert data.config_fields() == dict(num_labels=1, problem_type="regression")
-    assert encoded(data, tokenizer).train["labels"][:] == [4.5, 0.0]
+@pytest.mark.parametrize(
+    ("task", "name", "text", "labels"),
+    [
+        ("rte", "a.tsv", "sentence1\tsentence2\tlabel\nx\ty\tnot_entailment\nx\ty\t0\n", [1, 0]),
+        ("rte", "a.csv", "sentence1,sentence2,label\nx,y,1\nx,y,0\n", [1, 0]),
+        ("stsb", "a.csv", "sentence1,sentence2,label\nx,y,4.5\nx,y,0\n", [4.5, 0.0]),
+    ],
+)
+def test_labels_of_a_task_may_be_names_numbers_or_texts_of_numbers(task, name, text, labels, tmp_path, tokenizer):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    data = read(task_name=task, train_file=[str(tmp_path / name)])
+    assert (data.config_fields()["problem_type"] == "regression") == (task == "stsb")
+    assert encoded(data, tokenizer).train["labels"][:] == labels
 
 
 # ------- the Hub
@@ -160,12 +160,9 @@ def test_a_task_by_name_is_read_from_the_hub(hub, tokenizer, tmp_path):
     ours = encoded(data, tokenizer)
     assert {name: one.examples for name, one in ours.evaluation.items()} == {"": 3, "mm": 2}
     assert {name: (one.examples, one.metrics) for name, one in ours.test.items()} == {"": (2, None), "mm": (1, None)}
-
-
-def test_ax_is_predicted_and_nothing_else(hub, tokenizer, tmp_path):
+    # AX is predicted and nothing else.
     hub["nyu-mll/glue", "ax"] = {"test": made(GLUE["ax"], [-1, -1])}
-    data = read(task_name="ax")
-    ours = encoded(data, tokenizer)
+    ours = encoded(read(task_name="ax"), tokenizer)
     assert (ours.train, ours.evaluation, [*ours.test]) == (None, {}, [""])
     assert ours.test[""].write(np.eye(3)[[0, 1]], tmp_path, "predict")[0].name == "AX.tsv"
 
@@ -214,18 +211,14 @@ def test_xnli_from_files_has_sets_by_name(tmp_path, tokenizer):
         (dict(task_name="xnli", language="de", train_file=["x.csv"]), "named by NAME=FILE"),
         (dict(task_name="sst2", eval_languages=["de"]), "are those of --task_name xnli"),
         (dict(task_name="sst-2"), "there is no task 'sst-2' here"),
+        (dict(task_name="cola", label_names=["a", "b"]), "the labels of cola are known: leave --label_names out"),
+        (dict(task_name="cola", problem_type="regression"), "the labels of cola are known: leave --problem_type out"),
     ],
 )
-def test_flags_that_do_not_fit_the_task(flags, message):
+def test_flags_that_do_not_fit_the_task(flags, message, tmp_path):
+    files = [write_lines(tmp_path / "a.jsonl", *made(GLUE["cola"], [0, 1]))] if flags["task_name"] == "cola" else []
     with pytest.raises(ValueError, match=message):
-        read(**flags)
-
-
-@pytest.mark.parametrize("flag", [dict(label_names=["a", "b"]), dict(problem_type="regression")])
-def test_the_labels_of_a_task_are_known(tmp_path, flag):
-    train = write_lines(tmp_path / "a.jsonl", *made(GLUE["cola"], [0, 1]))
-    with pytest.raises(ValueError, match=f"the labels of cola are known: leave --{next(iter(flag))} out"):
-        read(task_name="cola", train_file=[train], **flag)
+        read(**{"train_file": files} | flags)
 
 
 # ------- real data

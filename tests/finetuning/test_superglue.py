@@ -135,14 +135,17 @@ def test_marks_stand_around_words(text, spans, marked):
 
 
 def test_multirc_by_hand(data, tokenizer, tmp_path):
-    task = encoded(data("multirc", validation=MULTIRC, test=MULTIRC), tokenizer)
-    assert task.metric == "f1_a"
-    measured = task.evaluation[""]
+    # Without numbers, the answers are grouped by their texts.
+    without_numbers = [{name: cell for name, cell in row.items() if name != "idx"} for row in MULTIRC]
     # Right, wrong, right, right: of three questions one has a mistake. Label 1: two found, three predicted, two to be found.
     answers = logits(1, 1, 1, 0)
-    scores = measured.metrics(answers, np.array(measured.rows["labels"]))
-    assert scores["exact_match"] == pytest.approx(2 / 3)
-    assert scores["f1_a"] == pytest.approx(0.8)
+    for rows in (without_numbers, MULTIRC):
+        task = encoded(data("multirc", validation=rows, test=rows), tokenizer)
+        assert task.metric == "f1_a"
+        measured = task.evaluation[""]
+        scores = measured.metrics(answers, np.array(measured.rows["labels"]))
+        assert scores["exact_match"] == pytest.approx(2 / 3)
+        assert scores["f1_a"] == pytest.approx(0.8)
     name, written = lines(task.test[""].write(answers, tmp_path, "predict"))
     assert name == "MultiRC.jsonl"
     first = [{"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 1}]}]
@@ -150,13 +153,6 @@ def test_multirc_by_hand(data, tokenizer, tmp_path):
         {"idx": 0, "passage": {"questions": [*first, {"idx": 1, "answers": [{"idx": 2, "label": 1}]}]}},
         {"idx": 1, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 0}]}]}},
     ]
-
-
-def test_multirc_without_numbers_is_grouped_by_its_texts(data, tokenizer):
-    rows = [{name: cell for name, cell in row.items() if name != "idx"} for row in MULTIRC]
-    measured = encoded(data("multirc", validation=rows), tokenizer).evaluation[""]
-    scores = measured.metrics(logits(1, 1, 1, 0), np.array(measured.rows["labels"]))
-    assert scores["exact_match"] == pytest.approx(2 / 3)
 
 
 def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, tmp_path):
@@ -174,18 +170,16 @@ def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, 
     outputs = np.array([[0, 1.0], [0, -1], [0, 3], [5, -1], [6, -1]])
     labels = np.array(measured.rows["labels"])
     assert measured.metrics(outputs, labels) == dict(exact_match=0.5, f1=0.5)
-    assert measured.metrics(np.array([[0, 9.0], [0, -1], [0, 3], [5, -1], [6, -1]]), labels) == dict(exact_match=1.0, f1=1.0)
+    right = np.array([[0, 9.0], [0, -1], [0, 3], [5, -1], [6, -1]])
+    assert measured.metrics(right, labels) == dict(exact_match=1.0, f1=1.0)
     expected = [{"idx": 7, "label": "Paris"}, {"idx": 8, "label": "US"}]
     assert lines(task.test[""].write(outputs, tmp_path, "predict")) == ("ReCoRD.jsonl", expected)
     assert lines(measured.write(outputs, tmp_path, "eval")) == ("eval_predictions.jsonl", expected)
-
-
-def test_record_follows_the_order_of_a_checkpoint(data, tokenizer, tmp_path):
-    task = encoded(data("record", validation=RECORD), tokenizer, {"true": 0, "false": 1})
-    measured = task.evaluation[""]
+    # A checkpoint with another order of the labels.
+    measured = encoded(data("record", validation=RECORD), tokenizer, {"true": 0, "false": 1}).evaluation[""]
     assert measured.rows["labels"][:] == [0, 1, 1, 0, 0]
-    outputs = np.array([[9.0, 0], [-1, 0], [3, 0], [-1, 5], [-1, 6]])
-    assert measured.metrics(outputs, np.array(measured.rows["labels"])) == dict(exact_match=1.0, f1=1.0)
+    scores = measured.metrics(right[:, ::-1], np.array(measured.rows["labels"]))
+    assert scores == dict(exact_match=1.0, f1=1.0)
 
 
 def test_the_first_queries_are_counted_not_their_entities(data, tokenizer):
@@ -217,48 +211,29 @@ def test_files_for_the_server(data, tokenizer, tmp_path, task, answers, labels):
     assert written == [{"idx": 5, "label": labels[0]}, {"idx": 6, "label": labels[1]}]
 
 
+COPA = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect"}
+
+
 def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, tmp_path):
-    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "idx": 0}
-    ours = data("copa", train=[{**row, "label": 0}], validation=[{**row, "label": 0}], test=[row, {**row, "idx": 1}])
+    """The numbers of its rows were counted from 0."""
+    row = {**COPA, "idx": 7, "label": 0}
+    ours = data("copa", train=[row], validation=[row], test=[{**COPA, "idx": 7}, {**COPA, "idx": 3}])
     assert (ours.name, ours.pipeline, ours.num_train, ours.num_evaluation) == ("copa", "multiple-choice", 1, 1)
     task = encoded(ours, tokenizer)
     assert len(task.train) == 1
     written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
-    assert written == ("COPA.jsonl", [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}])
-
-
-def test_copa_answers_bear_the_numbers_of_the_data(data, tokenizer, tmp_path):
-    """They were counted from 0."""
-    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect"}
-    task = encoded(data("copa", test=[{**row, "idx": 7}, {**row, "idx": 3}]), tokenizer)
-    written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
     assert written == ("COPA.jsonl", [{"idx": 7, "label": 1}, {"idx": 3, "label": 0}])
-    task = encoded(data("copa", test=[row, row]), tokenizer)
+    task = encoded(data("copa", test=[COPA, COPA]), tokenizer)
     _, written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
     assert [line["idx"] for line in written] == [0, 1]
-    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        task.test[""].write(np.full((2, 2), np.nan), tmp_path, "predict")
 
 
 def test_copa_takes_its_labels_from_the_column_that_is_named(data):
-    row = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "gold": 1}
-    ours = data("copa", train=[{**row, "label": 0}], label_column="gold")
-    assert [one["label"] for one in ours.questions["train"]] == [1]
-    with pytest.raises(ValueError, match=r"has no column 'best'; .*--label_column"):
-        data("copa", train=[row], label_column="best")
-
-
-@pytest.mark.parametrize("name", SUPERGLUE)
-def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
-    assert SUPERGLUE[name].metric in TASK_METRICS[name]
+    ours = data("copa", train=[{**COPA, "gold": 1, "label": 0}], label_column="gold")
+    assert [row["label"] for row in ours.questions["train"]] == [1]
 
 
 # ------- the authors' files
-
-
-def test_labels_may_be_true_and_false(data, tokenizer):
-    rows = [{"question": "q", "passage": "p", "label": label} for label in (True, False)]
-    assert encoded(data("boolq", train=rows), tokenizer).train["labels"][:] == [1, 0]
 
 
 def test_multirc_of_its_authors_is_that_of_the_hub(data, tokenizer):
@@ -303,11 +278,14 @@ def test_wsc_of_its_authors_holds_its_spans_apart(data):
     assert part.rows["marked_text"][0] == "# Ann # said * she * left"
 
 
-def test_spans_of_csv_are_numbers(tmp_path):
-    text = "text,span1_text,span1_index,span2_text,span2_index,label\nAnn saw it,Ann,0,it,2,1\nAnn saw it,saw,1,it,2,0\n"
+def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
+    """The server would have had "5"."""
+    text = "idx,text,span1_text,span1_index,span2_text,span2_index\n5,Ann saw it,Ann,0,it,2\n6,Ann saw it,saw,1,it,2\n"
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
-    ours = read_superglue(TextClassificationArguments(task_name="wsc", train_file=[str(tmp_path / "a.csv")]))
-    assert ours.parts["train"][""].rows["marked_text"][0] == "# Ann # saw * it *"
+    ours = read_superglue(TextClassificationArguments(task_name="wsc", test_file=[str(tmp_path / "a.csv")]))
+    assert ours.parts["test"][""].rows["marked_text"][0] == "# Ann # saw * it *"
+    _, written = lines(encoded(ours, tokenizer).test[""].write(logits(1, 0), tmp_path, "predict"))
+    assert written == [{"idx": 5, "label": "True"}, {"idx": 6, "label": "False"}]
 
 
 @pytest.mark.parametrize(("task", "column", "rows"), [("multirc", "passage", MULTIRC), ("wsc", "target", None)])
@@ -319,53 +297,14 @@ def test_a_column_of_the_authors_name_that_does_not_nest_is_left_alone(data, tas
 # ------- errors
 
 
-@pytest.mark.parametrize(
-    ("task", "rows", "message"),
-    [
-        ("multirc", [{"passage": "x", "label": 0}], "has no column 'paragraph'"),
-        ("multirc", [{"passage": {"text": "x"}, "idx": 0}], "row 1 of --validation_file is not as the authors of multirc"),
-        ("multirc", [{"passage": {"text": "x", "questions": ["why"]}, "idx": 0}], "row 1 of --validation_file is not as"),
-        ("record", [{"passage": "x", "qas": "x", "label": 0}], "has no column 'query'"),
-        (
-            "record",
-            [{"passage": "x", "qas": [{"query": "@placeholder", "idx": 0}], "idx": 0}],
-            "row 1 .* is not as the authors",
-        ),
-        ("record", [{"passage": {"text": "x", "entities": [{"start": "a", "end": 1}]}, "qas": [], "idx": 0}], "is not as"),
-        (
-            "record",
-            [{"passage": {"text": "x", "entities": []}, "qas": ["why"], "idx": 0}],
-            "is not as the authors of record",
-        ),
-        ("wsc", [{"text": "a b", "target": {"span1_text": "a"}}, {"text": "a b"}], "row 2 .* is not as the authors of wsc"),
-    ],
-)
-def test_rows_that_nest_otherwise_are_named(data, task, rows, message):
-    """They were a TypeError or KeyError without a row."""
-    with pytest.raises(ValueError, match=message):
-        data(task, validation=rows)
-
-
-def test_answers_to_csv_bear_numbers(tokenizer, tmp_path):
-    """The server would have had "5"."""
-    (tmp_path / "a.csv").write_text("question,passage,idx\nq,p,5\n", encoding="utf-8")
-    ours = read_superglue(TextClassificationArguments(task_name="boolq", test_file=[str(tmp_path / "a.csv")]))
-    _, written = lines(encoded(ours, tokenizer).test[""].write(logits(1), tmp_path, "predict"))
-    assert written == [{"idx": 5, "label": "true"}]
-
-
-def test_spans_that_are_no_numbers_are_named(data):
-    row = {"text": "a b", "span1_text": "a", "span1_index": "first", "span2_text": "b", "span2_index": 1, "label": 0}
-    with pytest.raises(ValueError, match="row 1 of --validation_file has 'first' in the column 'span1_index'"):
-        data("wsc", validation=[row])
-
-
-@pytest.mark.parametrize("call", ["metrics", "write"])
-def test_record_has_no_best_entity_among_nan(data, tokenizer, tmp_path, call):
-    measured = encoded(data("record", validation=RECORD), tokenizer).evaluation[""]
-    outputs = np.full((5, 2), np.nan)
+@pytest.mark.parametrize(("task", "rows", "scores"), [("record", RECORD, 5), ("copa", [{**COPA, "label": 0}] * 2, 2)])
+def test_nan_has_no_best_answer(data, tokenizer, tmp_path, task, rows, scores):
+    measured = encoded(data(task, validation=rows), tokenizer).evaluation[""]
+    outputs = np.full((scores, 2), np.nan)
     with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        measured.metrics(outputs, np.zeros(5, int)) if call == "metrics" else measured.write(outputs, tmp_path, "eval")
+        measured.metrics(outputs, np.zeros(scores, int))
+    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
+        measured.write(outputs, tmp_path, "eval")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +330,21 @@ def test_record_has_no_best_entity_among_nan(data, tokenizer, tmp_path, call):
         ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file has no entities"),
         ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
         ("record", [{**RECORD[0], "answers": []}], "--validation_file has no labels"),
-        ("copa", [{"premise": "x", "choice1": "y", "choice2": "z", "question": "how", "label": 0}], "cause or effect"),
+        ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
+        (
+            "wsc",
+            [{"text": "a b", "span1_text": "a", "span1_index": "first", "span2_text": "b", "span2_index": 1, "label": 0}],
+            "row 1 of --validation_file has 'first' in the column 'span1_index'",
+        ),
+        # Rows that nest otherwise were a TypeError or KeyError without a row.
+        ("multirc", [{"passage": "x", "label": 0}], "has no column 'paragraph'"),
+        ("multirc", [{"passage": {"text": "x"}, "idx": 0}], "row 1 of --validation_file is not as the authors of multirc"),
+        ("multirc", [{"passage": {"text": "x", "questions": ["why"]}, "idx": 0}], "row 1 of --validation_file is not as"),
+        ("record", [{"passage": "x", "qas": "x", "label": 0}], "has no column 'query'"),
+        ("record", [{"passage": "x", "qas": [{"query": "@placeholder", "idx": 0}], "idx": 0}], "row 1 .* is not as"),
+        ("record", [{"passage": {"text": "x", "entities": [{"start": "a", "end": 1}]}, "qas": [], "idx": 0}], "is not as"),
+        ("record", [{"passage": {"text": "x", "entities": []}, "qas": ["why"], "idx": 0}], "the authors of record"),
+        ("wsc", [{"text": "a b", "target": {"span1_text": "a"}}, {"text": "a b"}], "row 2 .* is not as the authors of wsc"),
     ],
 )
 def test_what_is_wrong_with_data_is_said(data, task, rows, message):
@@ -399,14 +352,23 @@ def test_what_is_wrong_with_data_is_said(data, task, rows, message):
         data(task, validation=rows)
 
 
-def test_columns_of_a_task_are_its_own(data):
-    with pytest.raises(ValueError, match="the columns of boolq are known: leave --text_columns out"):
-        data("boolq", validation=[{"question": "x", "passage": "y", "label": 0}], text_columns=["question"])
-    row = {"premise": "x", "choice1": "y", "choice2": "z", "question": "cause", "label": 0}
-    with pytest.raises(ValueError, match="the columns of copa are known: leave --text_columns out"):
-        data("copa", validation=[row], text_columns=["premise"])
-    with pytest.raises(ValueError, match="the labels of copa are known: leave --label_names and --problem_type out"):
-        data("copa", validation=[row], label_names=["a", "b"], problem_type="single_label_classification")
+@pytest.mark.parametrize(
+    ("task", "flags", "message"),
+    [
+        ("boolq", dict(text_columns=["question"]), "the columns of boolq are known: leave --text_columns out"),
+        ("copa", dict(text_columns=["premise"]), "the columns of copa are known: leave --text_columns out"),
+        (
+            "copa",
+            dict(label_names=["a", "b"], problem_type="single_label_classification"),
+            "the labels of copa are known: leave --label_names and --problem_type out",
+        ),
+        ("copa", dict(label_column="best"), r"has no column 'best'; .*--label_column"),
+    ],
+)
+def test_columns_of_a_task_are_its_own(data, task, flags, message):
+    row = COPA if task == "copa" else {"question": "x", "passage": "y"}
+    with pytest.raises(ValueError, match=message):
+        data(task, validation=[{**row, "label": 0}], **flags)
 
 
 # ------- real data
