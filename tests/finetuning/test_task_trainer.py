@@ -84,17 +84,19 @@ def trainer(folder, model, task, **arguments):
     return TaskTrainer(model, SiftArguments(**(common | arguments)), task=task)
 
 
+def first_step(folder, model, task, accumulation, **arguments):
+    """The log of a step of 16 rows, in micro-batches, at a learning rate of zero."""
+    ours = trainer(
+        folder, model, task, learning_rate=0.0, gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=16 // accumulation, **arguments,
+    )  # fmt: skip
+    ours.train()
+    return next(entry for entry in ours.state.log_history if "loss" in entry)
+
+
 def bert(**more):
     sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=64)
     return BertConfig(**(sizes | dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) | more))
-
-
-@pytest.fixture
-def config_of(tiny_config, stock_config):
-    def build(family):
-        return {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]()
-
-    return build
 
 
 # ------- the loss
@@ -104,16 +106,12 @@ def config_of(tiny_config, stock_config):
 @exact_accumulation
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("family", ["ours", "v2", "bert"])
-def test_accumulation_changes_neither_loss_nor_gradient(family, kind, config_of, tmp_path):
+def test_accumulation_changes_neither_loss_nor_gradient(family, kind, tiny_config, stock_config, tmp_path):
     """Stock heads take num_items_in_batch and ignore it: Trainer alone would report 2 and 4 times the loss."""
+    make_config = {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]
     logged = []
     for steps in (1, 2, 4):
-        ours = trainer(
-            tmp_path / str(steps), get_model(kind, config_of(family)), encoded(kind), learning_rate=0.0,
-            gradient_accumulation_steps=steps, per_device_train_batch_size=16 // steps,
-        )  # fmt: skip
-        ours.train()
-        entry = next(entry for entry in ours.state.log_history if "loss" in entry)
+        entry = first_step(tmp_path / str(steps), get_model(kind, make_config()), encoded(kind), steps)
         logged.append((entry["loss"], entry["grad_norm"]))
     assert logged[0][1] > 0
     for other in logged[1:]:
@@ -131,12 +129,8 @@ def test_a_task_may_bring_its_loss(weight, tmp_path):
 
     logged = []
     for steps, own in ((1, None), (1, loss), (4, loss)):
-        ours = trainer(
-            tmp_path / "run", get_model("sequence", bert()), encoded(loss=own), learning_rate=0.0, sift_weight=weight,
-            gradient_accumulation_steps=steps, per_device_train_batch_size=16 // steps, sift_init_size=0.5, sift_steps=0,
-        )  # fmt: skip
-        ours.train()
-        entry = next(entry for entry in ours.state.log_history if "loss" in entry)
+        more = dict(sift_weight=weight, sift_init_size=0.5, sift_steps=0)
+        entry = first_step(tmp_path / "run", get_model("sequence", bert()), encoded(loss=own), steps, **more)
         logged.append((entry["loss"], entry["grad_norm"]))
         assert ("sift_loss" in entry) == (weight > 0)
     assert logged[0] == pytest.approx(logged[1], rel=1e-5)
@@ -181,14 +175,6 @@ def test_all_sets_are_evaluated_during_the_training_and_choose_the_best(tmp_path
     logged = [entry["eval_mm_accuracy"] for entry in ours.state.log_history if "eval_mm_accuracy" in entry]
     assert len(logged) == 2 and ours.state.best_metric == max(logged)
     assert sum("eval_accuracy" in entry for entry in ours.state.log_history) == 2
-
-
-def test_a_best_metric_that_is_not_measured_is_refused(tmp_path):
-    sets = {"": evaluation_set(rows("sequence", 6, 1), accuracy)}
-    more = dict(eval_strategy="steps", eval_steps=1, metric_for_best_model="f1", max_steps=3)
-    ours = trainer(tmp_path, get_model("sequence", bert()), encoded(evaluation=sets), **more)
-    with pytest.raises(ValueError, match=r"--metric_for_best_model f1 is not among .*: eval_loss, eval_accuracy"):
-        ours.train()
 
 
 def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
@@ -236,15 +222,10 @@ def test_weight_zero_of_the_adversarial_loss_is_plain_training(tmp_path):
     states = []
     for kind in (TaskTrainer, transformers.Trainer):
         model = get_model("sequence", bert(hidden_dropout_prob=0.1))
-        arguments = SiftArguments(
-            output_dir=str(tmp_path), report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", max_steps=3,
-            learning_rate=1e-2,
-        )  # fmt: skip
         task = encoded()
-        if kind is TaskTrainer:
-            ours = TaskTrainer(model, arguments, task=task)
-        else:
-            ours = transformers.Trainer(model, arguments, data_collator=task.collator, train_dataset=task.train)
+        ours = trainer(tmp_path, model, task, max_steps=3, learning_rate=1e-2)
+        if kind is transformers.Trainer:
+            ours = kind(model, ours.args, data_collator=task.collator, train_dataset=task.train)
         ours.train()
         states.append(model.state_dict())
     for name, value in states[0].items():
@@ -273,22 +254,22 @@ def test_a_learning_rate_that_diverges_is_named(tmp_path):
     assert "torch.float32 parameters" in str(error.value) and ours.state.global_step < 20
 
 
+NO_CLASSES = "--label_smoothing_factor is for labels of classes"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("batch_eval_metrics", True), ("eval_do_concat_batches", False), ("prediction_loss_only", True)]
+    ("name", "value", "fields", "loss", "message"),
+    [
+        ("batch_eval_metrics", True, {}, None, "--batch_eval_metrics must be False, got True: metrics"),
+        ("eval_do_concat_batches", False, {}, None, "--eval_do_concat_batches must be True, got False: metrics"),
+        ("prediction_loss_only", True, {}, None, "--prediction_loss_only must be False, got True: metrics"),
+        ("label_smoothing_factor", 0.1, {}, lambda outputs, labels: outputs["logits"].mean(), NO_CLASSES),
+        ("label_smoothing_factor", 0.1, dict(problem_type="regression"), None, NO_CLASSES),
+    ],
 )
-def test_arguments_that_would_lose_predictions_are_refused(name, value, tmp_path):
-    with pytest.raises(ValueError, match=f"--{name} must be {not value}, got {value}: metrics"):
-        trainer(tmp_path, get_model("sequence", bert()), encoded(), **{name: value})
-
-
-def test_label_smoothing_is_refused_where_it_would_have_no_effect_or_no_meaning(tmp_path):
-    regression = bert(problem_type="regression")
-    for model, task in (
-        (get_model("sequence", bert()), encoded(loss=lambda outputs, labels: outputs["logits"].mean())),
-        (get_model("sequence", regression), encoded()),
-    ):
-        with pytest.raises(ValueError, match="--label_smoothing_factor is for labels of classes"):
-            trainer(tmp_path, model, task, label_smoothing_factor=0.1)
+def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, value, fields, loss, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, get_model("sequence", bert(**fields)), encoded(loss=loss), **{name: value})
 
 
 def test_the_card_of_the_run_is_not_replaced(tmp_path):
