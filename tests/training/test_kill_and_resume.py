@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from small_pretraining import Rows, build, train
 
 from hf_deberta_ext.finetuning.reports import report_seeds
+from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 from hf_deberta_ext.training.run_folder import resume_checkpoint
@@ -86,16 +87,6 @@ def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_a
     assert_same_end(stopped, undisturbed)
 
 
-@pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt", "model.safetensors", STATE])
-def test_a_run_goes_on_from_the_checkpoint_before_the_one_that_is_cut(lost, stopped, undisturbed):
-    (stopped / "checkpoint-6" / lost).unlink()
-    last = resume_checkpoint(stopped, "last")
-    assert last == str(stopped / "checkpoint-4")
-    train(stopped, last)
-    assert_same_end(stopped, undisturbed)
-    assert checkpoint_problem(stopped / "checkpoint-6") is None
-
-
 def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed):
     """A file of code without our mark is taken for somebody else's, and nothing is saved over it."""
     cut = stopped / "checkpoint-6"
@@ -104,25 +95,23 @@ def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed)
     assert code
     for file in code:
         file.write_text("", encoding="utf-8")
-    train(stopped, resume_checkpoint(stopped, "last"))
+    last = resume_checkpoint(stopped, "last")
+    assert last == str(stopped / "checkpoint-4")
+    train(stopped, last)
     assert_same_end(stopped, undisturbed)
-    assert all(file.stat().st_size for file in code)
+    assert all(file.stat().st_size for file in code) and checkpoint_problem(cut) is None
 
 
 @pytest.mark.parametrize("resume", [4, 8])
-def test_weights_that_are_tied_are_not_told_as_missing(resume, stopped, undisturbed, caplog, monkeypatch):
-    """Trainer named the decoder's table at every resume of a masked-language model."""
+def test_a_checkpoint_lacks_no_weights_that_are_tied_and_is_not_trained_on_without_others(
+    resume, stopped, undisturbed, caplog, monkeypatch
+):
+    """Trainer named the decoder's table at every resume of a masked-language model, and went on with what it had drawn."""
     shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     train(stopped, stopped / f"checkpoint-{resume}")
     assert "missing keys" not in caplog.text
     assert_same_end(stopped, undisturbed)
-
-
-@pytest.mark.parametrize("resume", [4, 8])
-def test_a_checkpoint_that_lacks_weights_is_not_trained_on(resume, stopped, undisturbed):
-    """A pre-training went on with what it had drawn."""
-    shutil.copytree(undisturbed / "checkpoint-8", stopped / "checkpoint-8")
     file, name = stopped / f"checkpoint-{resume}" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
     save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: it is not the model that was"):
@@ -170,26 +159,19 @@ def test_the_best_checkpoint_stays(tmp_path):
     assert steps(tmp_path / "run") == [2, 8]
 
 
-def test_a_folder_that_is_named_after_no_step_is_left_alone(tmp_path):
-    """int("best") ended the run at its first save."""
-    (tmp_path / "run" / "checkpoint-best").mkdir(parents=True)
-    train(tmp_path / "run", save_total_limit=1)
-    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-best"]
-
-
 def test_a_limit_keeps_the_newest_checkpoints_and_is_saved_as_it_was_given(tmp_path):
-    trainer = train(tmp_path / "run", save_total_limit=1)
-    assert steps(tmp_path / "run") == [8] and trainer.args.save_total_limit == 1
-    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-8"):
-        assert torch.load(folder / "training_args.bin", weights_only=False).save_total_limit == 1
-    left = [path.name for path in (tmp_path / "run").rglob(".*")]
-    assert left == []
+    """A folder that is named after no step is left alone: int("best") ended the run at its first save."""
+    folder = tmp_path / "run"
+    (folder / "checkpoint-best").mkdir(parents=True)
+    trainer = train(folder, save_total_limit=1)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-best"]
+    assert trainer.args.save_total_limit == 1 and not [*folder.rglob(".*")]
+    for place in (folder, folder / "checkpoint-8"):
+        assert torch.load(place / "training_args.bin", weights_only=False).save_total_limit == 1
 
 
 def test_the_checkpoint_that_a_run_was_resumed_from_may_go(stopped):
     """As with --save_total_limit: what it says is read before the training."""
-    from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
-
     trainer = build(stopped, save_total_limit=1)
     trainer.eval_dataset = Rows(2)
     metrics = train_and_evaluate(trainer, str(stopped / "checkpoint-6"))
@@ -199,8 +181,6 @@ def test_the_checkpoint_that_a_run_was_resumed_from_may_go(stopped):
 
 
 def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_of_one_that_was_not(tmp_path):
-    from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
-
     names = []
     for resume in (None, "last"):
         trainer = build(tmp_path / "run", max_steps=2)

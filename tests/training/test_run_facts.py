@@ -39,19 +39,15 @@ def test_hardware_is_described_without_the_name_of_the_machine(tmp_path):
     assert platform.node() not in json.dumps(facts) and str(tmp_path) not in json.dumps(facts)
 
 
-def test_half_precision_and_resumed_runs_are_said(tmp_path):
+def test_half_precision_resumed_runs_and_accelerators_are_named(tmp_path, monkeypatch):
     results = {"train_runtime": 2.0, "train_resumed_at_step": 50}
     facts = hardware_facts(arguments(tmp_path, bf16=True), parameters="bfloat16", results=results)
     assert facts["precision"] == "bfloat16 parameters, bf16 autocast"
     assert facts["seconds of training, from step 50 on"] == 2.0 and "seconds of training" not in facts
-    assert not any(name.startswith("seconds") for name in hardware_facts(arguments(tmp_path)))
-
-
-def test_an_accelerator_is_named_and_counted(tmp_path, monkeypatch):
     args = arguments(tmp_path)
-    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
-    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
-    monkeypatch.setattr(TrainingArguments, "world_size", 8)
+    for name, value in dict(device=torch.device("cuda", 0), n_gpu=1, world_size=8).items():
+        monkeypatch.setattr(TrainingArguments, name, value)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     facts = hardware_facts(args)
     assert facts["device"].startswith("8 x NVIDIA H100 80GB HBM3, ") and facts["processes"] == 8
+    assert not any(name.startswith("seconds") for name in facts)

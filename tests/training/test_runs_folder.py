@@ -35,11 +35,9 @@ def checkpoint(folder, step):
 
 
 def test_new_runs_begin_in_folders_without_results(tmp_path):
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    (begun / ARGUMENTS_FILE).write_text("{}", encoding="utf-8")
-    (begun / TOKENIZER_FOLDER).mkdir()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "begun" / TOKENIZER_FOLDER).mkdir(parents=True)
+    (tmp_path / "begun" / ARGUMENTS_FILE).write_text("{}", encoding="utf-8")
     for name in ("missing", "empty", "begun"):
         for resume in (None, False, "false", "False"):
             assert resume_checkpoint(tmp_path / name, resume) is None
@@ -54,42 +52,27 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
     assert resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-9")) == str(tmp_path / "checkpoint-9")
 
 
-def test_a_checkpoint_that_was_cut_off_by_a_kill_is_passed_over(tmp_path):
-    whole = checkpoint(tmp_path, 9)
-    for step, state in ((10, ""), (11, '{"log_history": [')):
-        (checkpoint(tmp_path, step) / "trainer_state.json").write_text(state, encoding="utf-8")
-    (tmp_path / "checkpoint-12").mkdir()
-    assert resume_checkpoint(tmp_path, "last") == str(whole)
-    with pytest.raises(ValueError, match=f"go on from {whole} with"):
-        resume_checkpoint(tmp_path, None)
-    with pytest.raises(
-        ValueError, match=r"checkpoint-10 is not a complete checkpoint: its trainer_state\.json is missing or truncated"
-    ):
-        resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-10"))
-
-
 @pytest.mark.criterion("B5")
 def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
-    made = checkpoint(tmp_path, 10)
-    with pytest.raises(ValueError, match=f"is not empty: go on from {made} with --resume_from_checkpoint last, or choose"):
-        resume_checkpoint(tmp_path, None)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ValueError, match="is not empty: choose another --output_dir"):
-        resume_checkpoint(other, None)
-    with pytest.raises(ValueError, match="is not empty"):
-        resume_checkpoint(other / "notes.txt", None)
-
-
-def test_resuming_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint"):
-        resume_checkpoint(tmp_path, "last")
-    (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(ValueError, match=r"checkpoint-5 is not a complete checkpoint: its trainer_state\.json is missing"):
-        resume_checkpoint(tmp_path, "last")
-    with pytest.raises(ValueError, match="elsewhere is not a complete checkpoint"):
-        resume_checkpoint(tmp_path, str(tmp_path / "elsewhere"))
+    newest = checkpoint(tmp_path, 9)
+    # Incomplete checkpoints are passed over.
+    (checkpoint(tmp_path, 10) / "trainer_state.json").write_text('{"log_history": [', encoding="utf-8")
+    (tmp_path / "checkpoint-12").mkdir()
+    (tmp_path / "other" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "other" / "notes.txt").write_text("mine", encoding="utf-8")
+    assert resume_checkpoint(tmp_path, "last") == str(newest)
+    no_state = r"is not a complete checkpoint: its trainer_state\.json is missing"
+    for folder, resume, message in (
+        (tmp_path, None, f"is not empty: go on from {newest} with --resume_from_checkpoint last, or choose"),
+        (tmp_path, str(tmp_path / "checkpoint-10"), f"checkpoint-10 {no_state} or truncated"),
+        (tmp_path, str(tmp_path / "elsewhere"), "elsewhere is not a complete checkpoint"),
+        (tmp_path / "other", None, "is not empty: choose another --output_dir"),
+        (tmp_path / "other" / "notes.txt", None, "is not empty"),
+        (tmp_path / "other", "last", f"checkpoint-5 {no_state}"),
+        (tmp_path / "missing", "last", "there is no checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resume_checkpoint(folder, resume)
 
 
 def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
@@ -107,27 +90,22 @@ def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
 NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
 
 
+@pytest.mark.criterion("P12")
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_checkpoint_without_one_of_its_files_is_passed_over(name, tmp_path):
-    """As a kill leaves it that comes while Trainer removes the folder, file by file."""
+def test_a_checkpoint_without_all_of_one_of_its_files_is_passed_over(name, tmp_path):
+    """As a kill leaves it that comes while Trainer writes a file, or removes the folder, file by file."""
     before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
     assert checkpoint_problem(cut) is None and sorted(os.listdir(cut)) == NEEDED
+    content = (cut / name).read_bytes()
+    for size in (0, len(content) // 2, len(content) - 1):
+        (cut / name).write_bytes(content[:size])
+        assert "truncated" in checkpoint_problem(cut) and name in checkpoint_problem(cut), size
+        assert resume_checkpoint(tmp_path, "last") == str(before), size
     (cut / name).unlink()
     assert checkpoint_problem(cut).startswith(f"its {name} is missing")
     assert resume_checkpoint(tmp_path, "last") == str(before)
     with pytest.raises(ValueError, match=f"checkpoint-4 is not a complete checkpoint: its {name} is missing"):
         resume_checkpoint(tmp_path, str(cut))
-
-
-@pytest.mark.criterion("P12")
-@pytest.mark.parametrize("kept", ["nothing", "half", "all but a byte"])
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_checkpoint_with_a_file_that_is_cut_is_passed_over(name, kept, tmp_path):
-    before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
-    content = (cut / name).read_bytes()
-    (cut / name).write_bytes(content[: {"nothing": 0, "half": len(content) // 2, "all but a byte": len(content) - 1}[kept]])
-    assert "truncated" in checkpoint_problem(cut) and name in checkpoint_problem(cut)
-    assert resume_checkpoint(tmp_path, "last") == str(before)
 
 
 @pytest.mark.criterion("P12")
@@ -177,32 +155,26 @@ def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
         resume_checkpoint(tmp_path, str(made))
 
 
-def test_a_run_killed_while_it_writes_its_arguments_begins_anew(tmp_path, monkeypatch):
-    """Arguments that were cut were neither read when the run was resumed nor told from those of another run."""
-    monkeypatch.setattr(os, "replace", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        begin_run(tmp_path / "run", dict(seed=1), resuming=False)
-    monkeypatch.undo()
-    assert not (tmp_path / "run" / ARGUMENTS_FILE).exists()
-    assert resume_checkpoint(tmp_path / "run", None) is None
-    begin_run(tmp_path / "run", dict(seed=1), resuming=False)
-    assert os.listdir(tmp_path / "run") == [ARGUMENTS_FILE]
-
-
-def stopped(*args, **kwargs):
-    raise KeyboardInterrupt
-
-
 def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
-    file = tmp_path / "results.json"
+    """Arguments that were cut were neither read when the run was resumed nor told from those of another run."""
+
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    folder, file = tmp_path / "run", tmp_path / "results.json"
     replace_text(file, "old")
-    monkeypatch.setattr(os, "replace", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        replace_text(file, "new")
-    monkeypatch.undo()
-    assert file.read_text(encoding="utf-8") == "old"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            replace_text(file, "new")
+        with pytest.raises(KeyboardInterrupt):
+            begin_run(folder, dict(seed=1), resuming=False)
+    assert file.read_text(encoding="utf-8") == "old" and not (folder / ARGUMENTS_FILE).exists()
+    assert resume_checkpoint(folder, None) is None
     replace_text(file, "newer")
-    assert file.read_text(encoding="utf-8") == "newer" and os.listdir(tmp_path) == ["results.json"]
+    begin_run(folder, dict(seed=1), resuming=False)
+    assert file.read_text(encoding="utf-8") == "newer"
+    assert sorted(os.listdir(tmp_path)) == ["results.json", "run"] and os.listdir(folder) == [ARGUMENTS_FILE]
 
 
 def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -288,17 +260,14 @@ def test_weights_that_did_not_change_are_not_touched(tmp_path):
     assert has_weights(tmp_path)
 
 
-def test_the_card_of_a_run_stays_when_its_model_is_saved_again(tmp_path):
-    (tmp_path / "README.md").write_text("the run's", encoding="utf-8")
-    with replaced_model(tmp_path) as part:
-        (part / "README.md").write_text("a template", encoding="utf-8")
-        (part / "adapter_model.safetensors").touch()
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "the run's"
-
-
-def test_a_model_that_could_not_be_saved_leaves_the_one_before(tmp_path):
+def test_the_card_of_a_run_stays_and_a_model_that_could_not_be_saved_leaves_the_one_before(tmp_path):
     saved(tmp_path, "old", "model.safetensors")
+    (tmp_path / "README.md").write_text("the run's", encoding="utf-8")
     with pytest.raises(OSError, match="no space"), replaced_model(tmp_path) as part:
         saved(part, "new", "model.safetensors")
         raise OSError("no space")
     assert which(tmp_path) == "old"
+    with replaced_model(tmp_path) as part:
+        (part / "README.md").write_text("a template", encoding="utf-8")
+        (part / "adapter_model.safetensors").touch()
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "the run's"

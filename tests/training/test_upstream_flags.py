@@ -28,16 +28,12 @@ DATA = dict(
 )  # fmt: skip
 CORE = {
     "run_glue": MODEL | DATA | dict(task_name="sst2", ignore_mismatched_sizes="true"),
-    "run_squad": MODEL
-    | DATA
-    | dict(
+    "run_squad": MODEL | DATA | dict(
         version_2_with_negative="true", null_score_diff_threshold="0.5", doc_stride="32", n_best_size="5",
         max_answer_length="20",
     ),
     "run_race": MODEL | DATA,
-    "run_ner": MODEL
-    | DATA
-    | dict(
+    "run_ner": MODEL | DATA | dict(
         text_column_name="words", label_column_name="tags", label_all_tokens="true", return_entity_level_metrics="true",
     ),
     # Either files or a data set, which is the same flag there.
@@ -97,13 +93,9 @@ def test_pretraining_answers_flags_that_are_gone(name, script, monkeypatch, caps
 
 
 @pytest.mark.parametrize("script", PRETRAINING)
-def test_texts_of_pretraining_are_files_or_a_data_set(script, monkeypatch):
+def test_texts_of_pretraining_are_files_or_a_data_set_and_slips_get_the_nearest_flag(script, monkeypatch):
     for flag in ("train_data", "train_file", "dataset_name"):
         assert flags_of(script, [f"--{flag}", "texts", "--output_dir", "out"], monkeypatch)["train_data"] == ["texts"]
-
-
-@pytest.mark.parametrize("script", PRETRAINING)
-def test_pretraining_answers_slips_with_the_nearest_flag(script, monkeypatch):
     with pytest.raises(SystemExit, match=rf"{script}: error: unknown flag --masking_rat3: is it --masking_rate\?"):
         flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--masking_rat3", "0.1"], monkeypatch)
 
