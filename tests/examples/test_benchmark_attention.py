@@ -16,16 +16,12 @@ pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "benchmark_attention.py"
+benchmark = module_of("benchmark_attention")
 TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab-size", "100", "--repeats", "1", "--threads", "1"]
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    return module_of("benchmark_attention")
-
-
 @pytest.fixture
-def refused(benchmark, monkeypatch, capsys):
+def refused(monkeypatch, capsys):
     """refused(*arguments): what the script says before it exits with code 2."""
 
     def run(*arguments):
@@ -45,20 +41,9 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
     texts = folder / "texts.txt"
     texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        *TINY,
-        "--shapes",
-        "1x24",
-        "--backends",
-        "auto",
-        "eager",
-        "triton",
-        "--batches",
-        "2",
-    ]
-    command += ["--parts", "attention", "model", "padded", "--lengths-from", str(texts), "--output-dir", str(folder / "out")]
+    flags = ["--shapes", "1x24", "--batches", "2", "--lengths-from", texts, "--output-dir", folder / "out"]
+    flags += ["--backends", "auto", "eager", "triton", "--parts", "attention", "model", "padded"]
+    command = [sys.executable, SCRIPT, *TINY, *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -74,28 +59,23 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.criterion("P10")
-def test_spread_is_median_and_outer_tenths(benchmark):
+def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths():
     assert benchmark.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
-
-
-@pytest.mark.criterion("P10")
-def test_ratios_are_of_calls_of_the_same_turn(benchmark):
     times = {"transformers": [4.0, 6.0, 40.0], "auto": [2.0, 2.0, 10.0], "BERT + SDPA": [1.0, 2.0, 4.0]}
     compared = benchmark.compare("auto", times)
-    assert compared["seconds"] == 2.0
     # 4/2, 6/2, 40/10 and 2/1, 2/2, 10/4.
     assert [compared[f"speedup{end}"] for end in ("", "_p10", "_p90")] == pytest.approx([3.0, 2.2, 3.8])
-    assert compared["over_floor"] == 2.0
+    assert compared["seconds"] == compared["over_floor"] == 2.0
 
 
-def test_text_lengths_are_of_words_or_of_tokens(benchmark, tmp_path):
+def test_text_lengths_are_of_words_or_of_tokens(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("one\n\none two three four\n" + "word " * 1000, encoding="utf-8")
     assert benchmark.text_lengths(file, None) == [3, 7, benchmark.LONGEST]
 
 
 @pytest.mark.criterion("P10")
-def test_memory_counts_what_is_held_at_a_time(benchmark):
+def test_memory_counts_what_is_held_at_a_time():
     def forward():
         # 4000 and 8000 bytes at a time, then 4000 alone.
         first, second = torch.empty(1000), torch.empty(2000)
@@ -107,7 +87,7 @@ def test_memory_counts_what_is_held_at_a_time(benchmark):
 
 
 @pytest.mark.criterion("A1.7", "P10")
-def test_different_outputs_end_the_run(benchmark):
+def test_different_outputs_end_the_run():
     states = torch.ones(1, 2, 3)
     batches = [{"attention_mask": torch.tensor([[1, 0]])}]
     padding = torch.tensor([0.0, 1.0])[None, :, None]
@@ -119,33 +99,22 @@ def test_different_outputs_end_the_run(benchmark):
 # A run
 
 
-def test_run_leaves_tables_and_figures(finished):
+@pytest.mark.criterion("A1.7")
+def test_a_run_leaves_tables_and_figures_whose_ratios_follow_from_the_times(finished):
     folder, printed, rows = finished
-    for part in ("attention", "model", "padded"):
-        assert (folder / f"{part}.png").stat().st_size > 0
-        assert f"\n{part}\n" in printed
-        assert {row["mode"] for row in rows[part]} == {"inference", "training"}
     assert f"torch {torch.__version__}" in (folder / "environment.txt").read_text(encoding="utf-8")
-
-
-def test_every_side_has_a_row(finished, benchmark):
-    _, _, rows = finished
     backends = ["auto", "eager", "triton"]
-    assert list(rows["model"][0]) == list(benchmark.COLUMNS)
-    expected = dict(
+    sides_of = dict(
         attention=["transformers", *backends, "SDPA without positions"],
         model=["transformers", *backends, "BERT + SDPA"],
         padded=["transformers", "auto, padded", "auto, unpadded", "BERT + SDPA"],
     )
-    for part, sides in expected.items():
+    assert list(rows["model"][0]) == list(benchmark.COLUMNS)
+    for part, sides in sides_of.items():
+        assert (folder / f"{part}.png").stat().st_size > 0 and f"\n{part}\n" in printed
         assert [row["side"] for row in rows[part]] == 2 * sides
-
-
-@pytest.mark.criterion("A1.7")
-def test_ratios_follow_from_the_times(finished):
-    for part in finished[2].values():
         for mode in ("inference", "training"):
-            measured = [row for row in part if row["mode"] == mode and not row["skipped"]]
+            measured = [row for row in rows[part] if row["mode"] == mode and not row["skipped"]]
             seconds = {row["side"]: float(row["seconds"]) for row in measured}
             *_, floor = seconds
             for row in measured:
@@ -156,22 +125,15 @@ def test_ratios_follow_from_the_times(finished):
                 assert int(row["extra_bytes"]) > 0
 
 
-def test_a_side_that_cannot_run_says_why(finished):
+def test_a_run_says_what_it_skipped_compared_and_counted(finished):
     _, printed, rows = finished
     for part in ("attention", "model"):
         skipped = [row for row in rows[part] if row["skipped"]]
         assert {row["side"] for row in skipped} == {"triton"} and "cannot serve" in skipped[0]["skipped"]
     assert "not measured: triton, training" in printed
-
-
-def test_memory_is_compared_with_eager(finished):
-    for row in finished[2]["attention"]:
+    for row in rows["attention"]:
         if row["side"] == "eager":
             assert row["backend"] == "eager" and float(row["bytes_over_eager"]) == 1
-
-
-def test_padding_is_counted(finished):
-    _, printed, rows = finished
     assert "padded: 2 batches of 32 texts" in printed
     # 3, 8, 12 and 6 tokens.
     assert 0.2 < float(rows["padded"][0]["padding"]) < 0.7
@@ -202,20 +164,13 @@ def test_bad_arguments_are_refused_before_measuring(arguments, message, refused,
     assert not folder.exists()
 
 
-def test_texts_without_a_text_are_refused(refused, tmp_path):
+def test_texts_without_a_text_and_foreign_folders_are_refused_and_left_alone(refused, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in refused("--lengths-from", tmp_path / "empty.txt", "--output-dir", tmp_path / "out")
-
-
-def test_foreign_folder_is_refused_and_left_alone(refused, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     assert "add --overwrite" in refused("--output-dir", tmp_path)
-    assert "is a file" in refused("--output-dir", tmp_path / "thesis.txt", "--overwrite")
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_overwrite_takes_a_folder_with_files(benchmark, tmp_path):
-    (tmp_path / "model.csv").write_text("old", encoding="utf-8")
+    assert "is a file" in refused("--output-dir", tmp_path / "empty.txt", "--overwrite")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    # With --overwrite a folder with files is taken.
     benchmark.claim_output_dir(tmp_path, overwrite=True)
     benchmark.claim_output_dir(tmp_path / "a" / "b", overwrite=False)
     assert (tmp_path / "a" / "b").is_dir()

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of SiFT runs, and says what it measured."""
 
-from pathlib import Path
-
 import pytest
+import torch
 from scripts import module_of
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "benchmark_sift.py"
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    return module_of("benchmark_sift")
+benchmark = module_of("benchmark_sift")
 
 
 @pytest.mark.criterion("A13.8")
-def test_each_side_of_each_model_and_shape_is_measured(benchmark, capsys):
+def test_each_side_of_each_model_and_shape_is_measured(capsys):
     ratios = benchmark.main(["--layers", "1", "--shapes", "2x8", "1x16", "--repeats", "1"])
     assert {*ratios} == {
         (model, shape, side) for model in ("deberta-ext", "bert") for shape in ("2x8", "1x16") for side in benchmark.SIDES
@@ -25,9 +19,7 @@ def test_each_side_of_each_model_and_shape_is_measured(benchmark, capsys):
     assert len(rows) == len(ratios) and all(row.count("|") == 7 for row in rows)
 
 
-def test_a_step_trains(benchmark):
-    import torch
-
+def test_a_step_trains():
     model = benchmark.build("bert", 1, 16)
     before = model.classifier.weight.detach().clone()
     benchmark.measure(model, (2, 8), 1)
@@ -35,7 +27,7 @@ def test_a_step_trains(benchmark):
 
 
 @pytest.mark.parametrize(("flags", "message"), [(["--shapes", "8"], "must be positive"), (["--shapes", "axb"], "as 8x128")])
-def test_shapes_that_are_none(benchmark, flags, message, capsys):
+def test_shapes_that_are_none(flags, message, capsys):
     with pytest.raises(SystemExit):
         benchmark.main(flags)
     assert message in capsys.readouterr().err

@@ -14,12 +14,8 @@ pytest.importorskip("matplotlib")
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
+script = module_of("compare_checkpoints")
 GOOD, BAD = ["good", "fine", "lovely"], ["bad", "poor", "awful"]
-
-
-@pytest.fixture(scope="module")
-def script():
-    return module_of("compare_checkpoints")
 
 
 def rows(count, seed=0):
@@ -56,7 +52,7 @@ def task(tmp_path, tiny_config):
     }
 
 
-def run(script, flags):
+def run(flags):
     script.main([str(part) for name, values in flags.items() for part in (name, *values)])
 
 
@@ -76,13 +72,13 @@ def results(flags):
     ],
     ids=["more", "noise", "equal", "one_seed"],
 )
-def test_difference_is_compared_with_two_standard_errors(values, first, expected, script):
+def test_difference_is_compared_with_two_standard_errors(values, first, expected):
     assert script.difference(values, first) == expected
 
 
-def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(script, task, tmp_path, capsys):
+def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path, capsys):
     task |= {"--random": [f"new weights={tmp_path / 'mlm'}"]}
-    run(script, task)
+    run(task)
     printed = capsys.readouterr().out
     scores = results(task)["scores"]
     assert [*scores] == ["RTD", "MLM", "new weights"]
@@ -95,28 +91,28 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(script, task, t
         assert line in table
     assert (tmp_path / "out" / "results.png").read_bytes()[:4] == b"\x89PNG"
     # The same command again trains nothing and gives the same, and a checkpoint can be added.
-    run(script, task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
+    run(task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
     again = results(task)["scores"]
     assert again == scores | {"again": again["again"]} and again["again"] == scores["RTD"]
 
 
-def refused(script, flags):
+def refused(flags):
     with pytest.raises(SystemExit) as stop:
-        run(script, flags)
+        run(flags)
     assert stop.value.code == 2
     return str(stop.value.__cause__)
 
 
-def test_other_settings_data_or_weights_in_a_folder_are_refused(script, task, tmp_path):
+def test_other_settings_data_or_weights_in_a_folder_are_refused(task, tmp_path):
     quick = task | {"--num_train_epochs": [1], "--seeds": [1], "--max_train_samples": [32]}
-    run(script, quick)
-    assert "learning_rate" in refused(script, quick | {"--learning_rate": [1e-3]})
+    run(quick)
+    assert "learning_rate" in refused(quick | {"--learning_rate": [1e-3]})
     write_tsv(tmp_path / "dev.tsv", rows(41, seed=1))
-    assert "the data are not those" in refused(script, quick)
+    assert "the data are not those" in refused(quick)
     write_tsv(tmp_path / "dev.tsv", rows(40, seed=1))
     config = DebertaExtForMaskedLM.from_pretrained(tmp_path / "mlm").config
     DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "mlm")
-    assert "'MLM' is not the checkpoint" in refused(script, quick)
+    assert "'MLM' is not the checkpoint" in refused(quick)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +126,14 @@ def test_other_settings_data_or_weights_in_a_folder_are_refused(script, task, tm
         ({"--max_length": [64]}, "--max_seq_length"),
     ],
 )
-def test_flags_that_are_wrong_are_named(flags, message, script, task, tmp_path):
+def test_flags_that_are_wrong_are_named(flags, message, task, tmp_path):
     flags = {name: [str(value).format(mlm=tmp_path / "mlm") for value in values] for name, values in flags.items()}
-    assert message in refused(script, task | flags)
+    assert message in refused(task | flags)
     assert not (tmp_path / "out").exists()
 
 
-def test_models_that_do_not_fit_are_named_before_anything_is_trained(script, task, tmp_path):
+def test_models_that_do_not_fit_are_named_before_anything_is_trained(task, tmp_path):
     config = json.loads((tmp_path / "mlm" / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "mlm" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}), encoding="utf-8")
-    assert "layer.1" in refused(script, task)
+    assert "layer.1" in refused(task)
     assert not (tmp_path / "out" / "RTD" / "seed-1").exists()

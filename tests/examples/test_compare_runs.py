@@ -2,18 +2,12 @@
 """The table and the figure of several runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 from scripts import module_of
 
 pytest.importorskip("matplotlib")
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "compare_runs.py"
-
-
-@pytest.fixture(scope="module")
-def compare_runs():
-    return module_of("compare_runs")
+compare_runs = module_of("compare_runs")
 
 
 def finished(folder, *values):
@@ -23,7 +17,7 @@ def finished(folder, *values):
     return folder
 
 
-def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_path, capsys):
+def test_table_gives_last_values_and_the_spread_over_seeds(tmp_path, capsys):
     a, b, c = (finished(tmp_path / name, 9.0, last) for name, last in dict(a=4.0, b=6.0, c=7.0).items())
     runs = [f"EMD={a}", f"EMD={b}", f"no EMD={c}"]
     output = ["--output_dir", str(tmp_path / "out")]
@@ -36,7 +30,7 @@ def test_table_gives_last_values_and_the_spread_over_seeds(compare_runs, tmp_pat
     assert summary["EMD"]["eval_mlm_perplexity"]["values"] == [4.0, 6.0]
 
 
-def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(compare_runs, tmp_path, monkeypatch):
+def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(compare_runs, "plot_embedding_similarity", lambda values, path: drawn.update({path.name: values}))
     logs = {
@@ -60,7 +54,7 @@ def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(com
         (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; it logged eval_loss, eval_mlm_perplexity, step"),
     ],
 )
-def test_what_cannot_be_compared_is_named(runs, metrics, message, compare_runs, tmp_path):
+def test_what_cannot_be_compared_is_named(runs, metrics, message, tmp_path):
     folder = finished(tmp_path / "run", 2.0)
     with pytest.raises(SystemExit, match=message):
         compare_runs.main(["--runs", *(run.format(folder=folder) for run in runs), "--metrics", *metrics])

@@ -4,7 +4,6 @@
 import json
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +13,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 pytest.importorskip("tqdm")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "masking_statistics.py"
+example = module_of("masking_statistics")
 MASKERS = ["token", "word", "ngram", "span", "official token", "official ngram"]
-
-
-@pytest.fixture(scope="module")
-def example():
-    return module_of("masking_statistics")
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +27,28 @@ def texts(tmp_path_factory):
     return path
 
 
-def run(example, *arguments):
+def run(*arguments):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["masking_statistics.py", *map(str, arguments)])
         example.main()
 
 
 @pytest.fixture(scope="module", params=["byte-level-bpe", "unigram"])
-def report(example, texts, tmp_path_factory, request):
+def report(texts, tmp_path_factory, request):
     """What a run on the file writes, and its folder."""
     folder = tmp_path_factory.mktemp("statistics")
     sizes = ["--vocab_size", 400, "--tokens", 5000, "--length", 256, "--epochs", 12]
-    run(example, "--texts", texts, "--tokenizer", request.param, *sizes, "--output_dir", folder)
+    run("--texts", texts, "--tokenizer", request.param, *sizes, "--output_dir", folder)
     return json.loads((folder / "masking_statistics.json").read_text(encoding="utf-8")), folder
 
 
-def test_words_of_spans_are_counted_by_hand(example):
+def test_words_of_spans_are_counted_by_hand():
     unit_ids = torch.tensor([-1, 0, 0, 1, 2, 2, 3, -1, 4])
     span_ids = torch.tensor([0, 1, 1, 1, 0, 0, 2, 0, 3])
     assert example.words_of_spans(unit_ids, span_ids).tolist() == [2, 1, 1]
 
 
-def test_sequences_are_full_and_the_rest_is_left_out(example):
+def test_sequences_are_full_and_the_rest_is_left_out():
     class Tokenizer:
         cls_token_id, sep_token_id = 1, 2
 
@@ -66,7 +60,7 @@ def test_sequences_are_full_and_the_rest_is_left_out(example):
     assert example.full_sequences(["10 11 12", "13 14 15"], Tokenizer(), 4, 5).tolist() == [[1, 10, 11, 12, 2]]
 
 
-def test_the_report_has_all_maskers_with_the_rates_and_shares_asked_for(report):
+def test_the_report_has_rates_shares_lengths_and_places_of_all_maskers(report):
     report, _ = report
     assert [*report["maskers"]] == MASKERS
     assert report["tokens"] == report["sequences"] * 254 <= 5000 < report["tokens"] + 254
@@ -74,10 +68,6 @@ def test_the_report_has_all_maskers_with_the_rates_and_shares_asked_for(report):
         assert row["rate"] == pytest.approx(0.15, abs=0.01), name
         assert (row["mask"], row["random"], row["kept"]) == pytest.approx((0.8, 0.1, 0.1), abs=0.05)
         assert row["mask"] + row["random"] + row["kept"] == pytest.approx(1)
-
-
-def test_the_report_tells_lengths_and_places(report):
-    report, _ = report
     rows = report["maskers"]
     assert [len(rows[name]["lengths_in_words"]) for name in MASKERS] == [1, 1, 3, 10, 1, 3]
     assert rows["token"]["mean_length"] == 1 < rows["ngram"]["mean_length"] < 2 < rows["span"]["mean_length"] < 4
@@ -89,11 +79,11 @@ def test_the_report_tells_lengths_and_places(report):
     assert rows["official token"]["coverage"][-1] == 0 < rows["token"]["coverage"][-1]
 
 
-def test_the_figure_is_drawn_and_the_table_printed(report, example, texts, tmp_path, capsys):
+def test_the_figure_is_drawn_and_the_table_printed(report, texts, tmp_path, capsys):
     _, folder = report
     assert (folder / "masking_statistics.png").read_bytes()[:4] == b"\x89PNG"
     sizes = ["--vocab_size", 400, "--tokens", 300, "--length", 64, "--epochs", 1]
-    run(example, "--texts", texts, *sizes, "--output_dir", tmp_path)
+    run("--texts", texts, *sizes, "--output_dir", tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("248 tokens in 4 sequences of 64")
     assert [line.split("  ")[0] for line in lines[1:8]] == ["masker", *MASKERS]
@@ -107,16 +97,11 @@ def test_the_figure_is_drawn_and_the_table_printed(report, example, texts, tmp_p
         (["--epochs", 0], "--epochs at least 1"),
         (["--length", 10], "--length must be at least 18"),
         (["--tokenizer", "no_such_folder/here"], "no_such_folder/here"),
+        (["--texts", "none.txt"], "none.txt"),
         (["--vocab_size", 10], "vocab_size must be at least 261"),
     ],
 )
-def test_what_cannot_be_done_is_an_error_of_one_line(example, texts, tmp_path, capsys, arguments, message):
+def test_what_cannot_be_done_is_an_error_of_one_line(texts, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit:
-        run(example, "--texts", texts, "--vocab_size", 400, *arguments, "--output_dir", tmp_path)
+        run("--texts", texts, "--vocab_size", 400, *arguments, "--output_dir", tmp_path)
     assert exit.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_missing_file_is_an_error_of_one_line(example, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        run(example, "--texts", tmp_path / "none.txt", "--output_dir", tmp_path)
-    assert "none.txt" in capsys.readouterr().err
