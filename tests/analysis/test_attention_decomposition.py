@@ -59,19 +59,13 @@ def test_parts_by_hand(by_hand):
 def test_profile_by_hand(by_hand):
     # Two of three tokens are (1, -1), so their mean is (1/3, -1/3).
     profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), reach=2)
-    assert profile.distances.tolist() == [-2, -1, 0, 1, 2]
+    assert profile.distances.tolist() == [-2, -1, 0, 1, 2] and profile.p2p is None
     expected = torch.tensor([[-2.0, -1, 0, 1, 2]]) / 3 * 6**-0.5
-    torch.testing.assert_close(profile.c2p, expected)
-    torch.testing.assert_close(profile.p2c, expected)
-    torch.testing.assert_close(profile.total, 2 * expected)
-    assert profile.p2p is None
-
-
-def test_profile_reaches_beyond_the_text_and_is_constant_beyond_the_table(by_hand):
-    profile = position_profile(by_hand, torch.tensor([[1]]), reach=6)
-    values = profile.c2p[0] * 6**0.5
+    for values, factor in ((profile.c2p, 1), (profile.p2c, 1), (profile.total, 2)):
+        torch.testing.assert_close(values, factor * expected)
+    # It reaches beyond the text, and is constant beyond the table; without a reach it ends where the table does.
+    values = position_profile(by_hand, torch.tensor([[1]]), reach=6).c2p[0] * 6**0.5
     torch.testing.assert_close(values, torch.tensor([-4.0, -4, -4, -3, -2, -1, 0, 1, 2, 3, 3, 3, 3]))
-    # Without a reach it ends where the table does.
     assert position_profile(by_hand, torch.tensor([[1]])).distances.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
 
@@ -162,15 +156,11 @@ def test_padding_at_an_end_is_left_out(side, tiny_config, shake):
     torch.testing.assert_close(whole[:, real][:, :, real], parts.probabilities, atol=1e-5, rtol=1e-4)
 
 
-def test_any_head_gives_the_parts_of_its_encoder(tiny_config, shake):
+def test_a_head_gives_its_encoders_parts_and_a_joint_model_the_discriminators(tiny_config, shake):
+    fields = dict(embedding_sharing="gdes", generator={"num_hidden_layers": 2}, special_token_ids=[0, 1, 2, 3, 4])
     for model_class in (DebertaExtForMaskedLM, DebertaExtForSequenceClassification):
         model = shake(model_class(tiny_config("v3")))
-        expected = attention_parts(model.deberta, IDS)
-        assert torch.equal(attention_parts(model, IDS).logits, expected.logits)
-
-
-def test_a_joint_model_gives_the_discriminators_and_its_generators_when_given(tiny_config, shake):
-    fields = dict(embedding_sharing="gdes", generator={"num_hidden_layers": 2}, special_token_ids=[0, 1, 2, 3, 4])
+        assert torch.equal(attention_parts(model, IDS).logits, attention_parts(model.deberta, IDS).logits)
     model = shake(DebertaExtForPreTraining(tiny_config("v3", **fields)))
     parts = attention_parts(model, IDS)
     assert torch.equal(parts.logits, attention_parts(model.discriminator.deberta, IDS).logits)
@@ -240,14 +230,6 @@ def test_the_model_is_left_as_it_was(function, tiny_config, shake):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("layer", [3, -4])
-def test_a_layer_that_is_not_there_is_refused(layer, tiny_config):
-    model = DebertaExtModel(tiny_config("v3"))
-    for function in (attention_parts, position_profile):
-        with pytest.raises(ValueError, match=rf"there is no layer {layer}: the model has layers 0 to 2"):
-            function(model, IDS, layer=layer)
-
-
 @pytest.mark.parametrize(
     "inputs, message",
     [
@@ -267,12 +249,6 @@ def test_inputs_that_are_not_one_text_are_refused(inputs, message, tiny_config):
         attention_parts(DebertaExtModel(tiny_config("v3")), inputs)
 
 
-def test_a_text_longer_than_the_absolute_positions_is_refused(tiny_config):
-    model = DebertaExtModel(tiny_config("v3", position_biased_input=True, max_position_embeddings=6, position_buckets=4))
-    with pytest.raises(ValueError, match="the input has 8 tokens, but the absolute position table ends at"):
-        attention_parts(model, IDS)
-
-
 def test_models_of_others_are_refused(tiny_config):
     stock = DebertaV2Model(DebertaV2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
     for model in (stock, torch.nn.Linear(2, 2), "name"):
@@ -283,8 +259,21 @@ def test_models_of_others_are_refused(tiny_config):
         position_profile(two, IDS)
 
 
-def test_a_profile_needs_relative_positions_and_a_reach(tiny_config):
-    with pytest.raises(ValueError, match="the model has no relative positions"):
-        position_profile(DebertaExtModel(tiny_config("v3", relative_attention=False, position_biased_input=True)), IDS)
-    with pytest.raises(ValueError, match="reach = 0 must be at least 1"):
-        position_profile(DebertaExtModel(tiny_config("v3")), IDS, reach=0)
+ABSOLUTE = dict(relative_attention=False, position_biased_input=True)
+SHORT = dict(position_biased_input=True, max_position_embeddings=6, position_buckets=4)
+
+
+@pytest.mark.parametrize(
+    "function, fields, options, message",
+    [
+        (attention_parts, {}, dict(layer=3), "there is no layer 3: the model has layers 0 to 2"),
+        (attention_parts, {}, dict(layer=-4), "there is no layer -4"),
+        (position_profile, {}, dict(layer=3), "there is no layer 3: the model has layers 0 to 2"),
+        (attention_parts, SHORT, {}, "the input has 8 tokens, but the absolute position table ends at"),
+        (position_profile, ABSOLUTE, {}, "the model has no relative positions"),
+        (position_profile, {}, dict(reach=0), "reach = 0 must be at least 1"),
+    ],
+)
+def test_layers_lengths_and_distances_that_the_model_has_not_are_refused(function, fields, options, message, tiny_config):
+    with pytest.raises(ValueError, match=message):
+        function(DebertaExtModel(tiny_config("v3", **fields)), IDS, **options)

@@ -148,12 +148,18 @@ def test_generator_and_discriminator_in_two_folders_give_what_the_joint_model_gi
     assert values[0] == pytest.approx(values[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mlm", "classifier", "base", "rtd"])
+@pytest.mark.parametrize("kind", ["mlm", "classifier", "base", "rtd", "no_positions"])
 def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path, capsys):
     assert explain("--model", folders / kind, "--text", TEXT, "--output_dir", tmp_path) == 0
     printed = capsys.readouterr()
     expected = {"attention.png", "position_profile.png", "explain.json"}
-    expected |= {"replacement_probabilities.png"} if kind == "rtd" else set()
+    if kind == "rtd":
+        expected |= {"replacement_probabilities.png"}
+    if kind == "no_positions":
+        expected -= {"position_profile.png"}
+        assert "no position_profile: the model has no relative positions" in printed.err
+    attention = numbers_of(tmp_path)["attention"]
+    assert {"probabilities", "c2c"} < {*attention} and ("c2p" in attention) == (kind != "no_positions")
     assert files_in(tmp_path) == expected == {Path(line).name for line in printed.out.splitlines()}
     assert ("no replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
     assert "no embedding_similarity: it needs a generator and a discriminator" in printed.err
@@ -169,13 +175,6 @@ def test_official_checkpoints_are_read_as_they_are(kind, heads, tmp_path, capsys
     assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", out) == 0
     assert {"attention.png", "position_profile.png"} <= files_in(out)
     assert ("replacement_probabilities.png" in files_in(out)) == ("rtd" in heads)
-
-
-def test_a_model_without_relative_positions_has_one_part(folders, tmp_path, capsys):
-    assert explain("--model", folders / "no_positions", "--text", TEXT, "--output_dir", tmp_path) == 0
-    assert "no position_profile: the model has no relative positions" in capsys.readouterr().err
-    assert {"probabilities", "c2c"} < {*numbers_of(tmp_path)["attention"]}
-    assert "c2p" not in numbers_of(tmp_path)["attention"]
 
 
 def test_layer_head_and_reach_are_chosen(folders, tmp_path):
@@ -217,11 +216,6 @@ def test_a_repository_is_read_at_the_revision_that_is_asked_for(folders, tmp_pat
     # The model of "main" has not the head for it.
     assert done.returncode == 0, done.stderr
     assert numbers_of(figures)["model"] == "user/name" and len(numbers_of(figures)["replacement_probabilities"]) == 4
-
-
-def test_the_text_has_a_default(folders, tmp_path):
-    assert explain("--model", folders / "base", "--attention", "--output_dir", tmp_path) == 0
-    assert numbers_of(tmp_path)["text"] == "a new store opened beside the new mall"
 
 
 # ------- curves
@@ -292,12 +286,10 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
     assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
 
 
-def test_figures_are_pictures_for_screens_and_for_print_by_default(folders, tmp_path):
-    assert (
-        main(["explain", "--model", str(folders / "base"), "--attention", "--text", TEXT, "--output_dir", str(tmp_path)])
-        == 0
-    )
+def test_the_text_and_the_formats_for_screens_and_for_print_have_defaults(folders, tmp_path):
+    assert main(["explain", "--model", str(folders / "base"), "--attention", "--output_dir", str(tmp_path)]) == 0
     assert files_in(tmp_path) == {"attention.png", "attention.svg", "explain.json"}
+    assert numbers_of(tmp_path)["text"] == "a new store opened beside the new mall"
 
 
 def test_figures_of_one_text_are_added_to_a_folder_and_those_of_another_refused(folders, tmp_path, capsys):
@@ -341,7 +333,7 @@ def test_what_cannot_be_drawn_is_named_and_nothing_is_written(kind, flags, messa
     assert printed.out == "" and not out.exists()
 
 
-def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatch):
+def test_a_model_must_be_there_and_be_ours(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     BertConfig(vocab_size=9).save_pretrained("bert")
     DebertaExtConfig(**TINY).save_pretrained("no_weights")
@@ -358,6 +350,7 @@ def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatc
         ("--model", "bert/config.json"): "--model bert/config.json is a file: give the folder",
         ("--model", "no_weights"): "no_weights",
         ("--model", "cut"): "is not a valid JSON file",
+        ("--model", "x", "--formats", "bmp"): "invalid choice: 'bmp'",
     }
     for flags, message in cases.items():
         assert explain(*flags) == 2, flags
@@ -366,23 +359,20 @@ def test_a_model_must_be_there_and_be_ours(folders, tmp_path, capsys, monkeypatc
     assert not Path("figures").exists()
 
 
-def test_weights_of_another_model_are_not_drawn_with_random_numbers_among_them(folders, tmp_path, capsys):
-    """As of a joint model whose config.json does not say so."""
-    config = json.loads((folders / "base" / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (tmp_path / "model.safetensors").write_bytes((folders / "joint" / "model.safetensors").read_bytes())
-    save_tokenizer(tmp_path)
-    assert explain("--model", tmp_path, "--output_dir", tmp_path / "figures") == 2
-    error = capsys.readouterr().err
-    assert "are these the weights of another model?" in error or "are not those of its config.json" in error
-    assert error.count("\n") == 1 and not (tmp_path / "figures").exists()
-
-
-def test_a_tokenizer_that_does_not_fit_is_refused(folders, tmp_path, capsys):
-    tiny_model(DebertaExtModel, vocab_size=40).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    assert explain("--model", tmp_path, "--text", TEXT, "--output_dir", tmp_path / "figures") == 2
-    assert "40" in capsys.readouterr().err and not (tmp_path / "figures").exists()
+def test_weights_or_a_tokenizer_of_another_model_are_refused(folders, tmp_path, capsys):
+    """As of a joint model whose config.json does not say so: numbers drawn at random would be among its weights."""
+    joint, small = tmp_path / "joint", tmp_path / "small"
+    shutil.copytree(folders / "base", joint)
+    shutil.copy(folders / "joint" / "model.safetensors", joint)
+    tiny_model(DebertaExtModel, vocab_size=40).save_pretrained(small)
+    save_tokenizer(small)
+    capsys.readouterr()
+    errors = []
+    for folder in (joint, small):
+        assert explain("--model", folder, "--text", TEXT, "--output_dir", tmp_path / "figures") == 2
+        errors.append(capsys.readouterr().err)
+    assert "are these the weights of another model?" in errors[0] or "are not those of its config.json" in errors[0]
+    assert errors[0].count("\n") == 1 and "40" in errors[1] and not (tmp_path / "figures").exists()
 
 
 def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
@@ -392,17 +382,7 @@ def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path
     assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
 
 
-def test_a_wrong_flag_is_wrong_usage(capsys):
-    assert explain("--model", "x", "--formats", "bmp") == 2
-    assert "invalid choice: 'bmp'" in capsys.readouterr().err
-
-
 # ------- the example
-
-
-@pytest.fixture(scope="module")
-def example():
-    return module_of("explain")
 
 
 @pytest.fixture
@@ -413,7 +393,8 @@ def verbosity():
     logging.set_verbosity(before)
 
 
-def test_the_example_does_what_the_command_does(example, verbosity, folders, tmp_path, capsys):
+def test_the_example_does_what_the_command_does(verbosity, folders, tmp_path, capsys):
+    example = module_of("explain")
     arguments = ["--model", str(folders / "base"), "--text", TEXT, "--attention", "--output_dir"]
     assert example.main([*arguments, str(tmp_path / "example")]) == 0
     assert explain(*arguments, tmp_path / "command") == 0

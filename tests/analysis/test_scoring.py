@@ -59,6 +59,9 @@ def masked_lm(tiny_config, shake, tokenizer):
     return shake(DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer))))
 
 
+BERT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+
+
 # ------- by hand
 
 
@@ -67,20 +70,15 @@ def known_logits(tokenizer, text):
     return [(ids[place] - 20) / 8 + place / 4 for place in range(1, len(ids) - 1)]
 
 
-def test_probabilities_are_sigmoids_of_the_logits_of_real_tokens(tokenizer):
+def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_being_original(tokenizer):
     found = token_replacement_probabilities(Known(), tokenizer, TEXTS, batch_size=2)
-    assert len(found) == len(TEXTS)
-    for text, scores in zip(TEXTS, found, strict=True):
+    likelihoods = pseudo_log_likelihood(Known(), tokenizer, TEXTS)
+    for text, scores, likelihood in zip(TEXTS, found, likelihoods, strict=True):
+        logits = known_logits(tokenizer, text)
         assert [score.token for score in scores] == tokenizer.tokenize(text)
-        expected = [1 / (1 + math.exp(-logit)) for logit in known_logits(tokenizer, text)]
-        assert [score.probability for score in scores] == pytest.approx(expected, rel=1e-5)
-
-
-def test_likelihood_of_a_discriminator_is_that_of_all_tokens_being_original(tokenizer):
-    for text, score in zip(TEXTS, pseudo_log_likelihood(Known(), tokenizer, TEXTS), strict=True):
-        expected = [-math.log1p(math.exp(logit)) for logit in known_logits(tokenizer, text)]
-        assert score.total == pytest.approx(sum(expected), rel=1e-5)
-        assert score.tokens == len(expected) and score.mean == score.total / score.tokens
+        assert [score.probability for score in scores] == pytest.approx([1 / (1 + math.exp(-x)) for x in logits], rel=1e-5)
+        assert likelihood.total == pytest.approx(sum(-math.log1p(math.exp(x)) for x in logits), rel=1e-5)
+        assert likelihood.tokens == len(logits) and likelihood.mean == likelihood.total / likelihood.tokens
 
 
 @pytest.mark.criterion("A10.2")
@@ -159,7 +157,7 @@ def test_the_side_on_which_a_tokenizer_pads_does_not_matter(tokenizer, discrimin
 
 
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
-def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, discriminator, tokenizer):
+def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, discriminator, tokenizer, monkeypatch):
     discriminator.train()
     discriminator.deberta.encoder.eval()
     modes = [module.training for module in discriminator.modules()]
@@ -167,14 +165,11 @@ def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, dis
     score(discriminator, tokenizer, TEXTS)
     assert [module.training for module in discriminator.modules()] == modes
     assert torch.is_grad_enabled() and all(parameter.grad is None for parameter in discriminator.parameters())
-
-
-def test_a_model_that_fails_gets_its_mode_back(tokenizer, discriminator, monkeypatch):
+    # Also when the model fails.
     monkeypatch.setattr(type(discriminator), "forward", lambda *args, **kwargs: 1 / 0)
-    discriminator.train()
     with pytest.raises(ZeroDivisionError):
-        token_replacement_probabilities(discriminator, tokenizer, "the fox")
-    assert discriminator.training
+        score(discriminator, tokenizer, "the fox")
+    assert [module.training for module in discriminator.modules()] == modes
 
 
 def test_a_joint_model_scores_as_its_discriminator(tokenizer, tiny_config, shake):
@@ -208,10 +203,7 @@ def slow_pseudo_log_likelihood(model, tokenizer, text):
 @pytest.mark.parametrize("kind", ["emd", "no_emd", "objectives", "bert"])
 def test_likelihood_of_masked_language_models_equals_the_slow_loop(kind, tokenizer, tiny_config, shake):
     if kind == "bert":
-        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
-        model = reference = shake(
-            BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
-        )
+        model = reference = shake(BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **BERT)))
     else:
         plain = dict(emd_layers=1, emd_input="hidden") if kind == "no_emd" else {}
         config = tiny_config(vocab_size=len(tokenizer), **plain)
@@ -228,8 +220,7 @@ def test_likelihood_of_masked_language_models_equals_the_slow_loop(kind, tokeniz
 
 
 def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
-    sizes = dict(embedding_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
-    model = shake(ElectraForPreTraining(ElectraConfig(vocab_size=len(tokenizer), **sizes)))
+    model = shake(ElectraForPreTraining(ElectraConfig(vocab_size=len(tokenizer), embedding_size=32, **BERT)))
     (scores,) = token_replacement_probabilities(model, tokenizer, TEXTS[:1])
     with torch.no_grad():
         logits = model(**tokenizer(TEXTS[0], return_tensors="pt")).logits[0, 1:-1]
@@ -263,12 +254,8 @@ LONG = "the lazy fox " * 40
 @pytest.mark.parametrize("kind", ["known_positions", "absolute", "emd", "tokenizer"])
 def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokenizer, tiny_config, shake, monkeypatch):
     config = tiny_config(vocab_size=len(tokenizer), position_biased_input=kind == "absolute")
-    model = {
-        "known_positions": Known,
-        "absolute": lambda: shake(DebertaExtForReplacedTokenDetection(config)),
-        "emd": lambda: shake(DebertaExtForMaskedLM(config)),
-        "tokenizer": lambda: shake(DebertaExtForReplacedTokenDetection(config)),
-    }[kind]()
+    model_class = DebertaExtForMaskedLM if kind == "emd" else DebertaExtForReplacedTokenDetection
+    model = Known() if kind == "known_positions" else shake(model_class(config))
     limit = 50 if kind == "tokenizer" else 64
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
     length = len(tokenizer(LONG)["input_ids"])
@@ -289,16 +276,16 @@ def test_relative_positions_alone_set_no_limit(tokenizer, discriminator, monkeyp
 
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
 def test_models_and_texts_that_do_not_fit_are_named(score, tokenizer, discriminator, tiny_config):
-    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
-    classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
-    with pytest.raises(ValueError, match="BertForSequenceClassification gives logits"):
-        score(classifier, tokenizer, TEXTS[0])
-    with pytest.raises(ValueError, match="text 1 must be a str, got list"):
-        score(discriminator, tokenizer, ["the fox", ["the", "fox"]])
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        score(discriminator, tokenizer, TEXTS, 0)
-    with pytest.raises(ValueError, match=r"the tokenizer has .* tokens .* but the model only 30 rows"):
-        score(DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30)), tokenizer, TEXTS)
+    classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **BERT))
+    small = DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30))
+    for model, texts, batch_size, message in (
+        (classifier, TEXTS[0], 1, "BertForSequenceClassification gives logits"),
+        (discriminator, ["the fox", ["the", "fox"]], 1, "text 1 must be a str, got list"),
+        (discriminator, TEXTS, 0, "batch_size must be at least 1, got 0"),
+        (small, TEXTS, 1, r"the tokenizer has .* tokens .* but the model only 30 rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score(model, tokenizer, texts, batch_size)
 
 
 def test_a_masked_language_model_is_no_discriminator(masked_lm, tokenizer):
