@@ -60,15 +60,15 @@ def test_regression_is_the_squared_error_whatever_the_loss():
 
 
 def test_several_labels_are_each_a_yes_or_no():
-    config = SimpleNamespace(problem_type="multi_label_classification", num_labels=2)
-    values, _, _ = divergence(classifier((0.0, 0.0)), classifier((math.log(3), 0.0)), {"input_ids": IDS}, config, "kl")
-    # The first label moves from 1/2 to 3/4, the second stays.
-    assert values.item() == pytest.approx(KL_PQ / 2)
-    inferred = SimpleNamespace(problem_type=None, num_labels=2)
-    inputs = {"input_ids": IDS, "labels": torch.zeros(1, 2)}
-    assert divergence(classifier(P), classifier(Q), inputs, inferred, "kl")[0].item() == pytest.approx(KL_PQ / 2)
-    inputs["labels"] = torch.zeros(1, dtype=torch.long)
-    assert divergence(classifier(P), classifier(Q), inputs, inferred, "kl")[0].item() == pytest.approx(KL_PQ)
+    for problem, more, expected in (
+        # The first label moves from 1/2 to 3/4, the second stays.
+        ("multi_label_classification", {}, KL_PQ / 2),
+        (None, dict(labels=torch.zeros(1, 2)), KL_PQ / 2),
+        (None, dict(labels=torch.zeros(1, dtype=torch.long)), KL_PQ),
+    ):
+        config = SimpleNamespace(problem_type=problem, num_labels=2)
+        values, _, _ = divergence(classifier(P), classifier(Q), {"input_ids": IDS} | more, config, "kl")
+        assert values.item() == pytest.approx(expected)
 
 
 def test_of_tokens_those_with_a_label_count_or_those_of_the_mask():
@@ -112,10 +112,8 @@ def test_answers_do_not_depend_on_the_logits_of_padding(loss):
 def test_choices_are_classes_whatever_the_number_of_labels():
     config = SimpleNamespace(problem_type=None, num_labels=1)
     clean, other = (MultipleChoiceModelOutput(logits=torch.tensor([logits])) for logits in (P, Q))
-    inputs = {"input_ids": torch.ones(1, 2, 3, dtype=torch.long)}
-    assert divergence(clean, other, inputs, config, "kl")[0].item() == pytest.approx(KL_PQ)
-    inputs = {"inputs_embeds": torch.ones(1, 2, 3, 4)}
-    assert divergence(clean, other, inputs, config, "kl")[0].item() == pytest.approx(KL_PQ)
+    for inputs in ({"input_ids": torch.ones(1, 2, 3, dtype=torch.long)}, {"inputs_embeds": torch.ones(1, 2, 3, 4)}):
+        assert divergence(clean, other, inputs, config, "kl")[0].item() == pytest.approx(KL_PQ)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -162,15 +160,16 @@ def test_symmetric_kl_is_symmetric_and_zero_only_for_equal_outputs():
 
 def test_real_tokens_of_every_kind_of_mask():
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert real_tokens({"input_ids": IDS}) is None
-    assert real_tokens({"input_ids": IDS, "attention_mask": mask}).tolist() == mask.bool().tolist()
     pairs = mask[:, :, None] * mask[:, None, :]
-    for square in (pairs, pairs[:, None].bool()):
-        assert real_tokens({"input_ids": IDS, "attention_mask": square}).tolist() == mask.bool().tolist()
-    choices = {"input_ids": IDS[None], "attention_mask": mask[None]}
-    assert real_tokens(choices).tolist() == mask.bool().tolist()
-    documents = {"input_ids": IDS, "document_ids": torch.tensor([[1, 2, 0], [3, 0, 0]])}
-    assert real_tokens(documents).tolist() == mask.bool().tolist()
+    assert real_tokens({"input_ids": IDS}) is None
+    for inputs in (
+        dict(attention_mask=mask),
+        dict(attention_mask=pairs),
+        dict(attention_mask=pairs[:, None].bool()),
+        dict(input_ids=IDS[None], attention_mask=mask[None]),
+        dict(document_ids=torch.tensor([[1, 2, 0], [3, 0, 0]])),
+    ):
+        assert real_tokens({"input_ids": IDS} | inputs).tolist() == mask.bool().tolist()
 
 
 def test_outputs_without_logits_are_refused():

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SiftTrainer`: Trainer to the last bit at weight 0; accumulation, precision, checkpointing, resume, two processes."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -18,7 +16,6 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
-ROOT = Path(__file__).resolve().parents[2]
 # 5.4 and 5.5 divide a loss that is counted over the whole step by the accumulation steps as well.
 DIVIDES_TWICE = Version(transformers.__version__) < Version("5.6")
 
@@ -65,10 +62,8 @@ def model_of(tiny_config, kind="sequence", dropout=0.1):
     set_seed(0)
     labels = 2 if kind == "answers" else 3
     problem = dict(problem_type="multi_label_classification") if kind == "multi-label" else {}
-    config = tiny_config(
-        "v3", num_labels=labels, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **problem
-    )
-    return HEADS[kind](config)
+    dropouts = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    return HEADS[kind](tiny_config("v3", num_labels=labels, **dropouts, **problem))
 
 
 def arguments(folder, kind=SiftArguments, **more):
@@ -177,7 +172,8 @@ def fixed_noise(trainer):
 
 
 @pytest.mark.criterion("A13.5")
-def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
+@pytest.mark.parametrize("family", ["ours", "stock"])
+def test_bf16_and_gradient_checkpointing(family, tiny_config, tmp_path):
     config = DebertaV2Config(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=3,
         relative_attention=True, position_buckets=8, pos_att_type="p2c|c2p", max_position_embeddings=64,
@@ -185,7 +181,7 @@ def test_stock_models_and_bf16_and_gradient_checkpointing(tmp_path):
     losses = {}
     for name, more in {"plain": {}, "bf16": dict(bf16=True), "checkpointing": dict(gradient_checkpointing=True)}.items():
         set_seed(0)
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = AutoModelForSequenceClassification.from_config(config) if family == "stock" else model_of(tiny_config)
         args = arguments(tmp_path, sift_weight=1.0, sift_steps=2, **more)
         logs, weights = train(SiftTrainer(model, args, train_dataset=Rows()))
         assert all(torch.isfinite(value).all() for value in weights.values() if value.is_floating_point())
