@@ -3,9 +3,6 @@
 offloading rest on: no module reads the weights of another, and weights may be elsewhere until their module runs."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +31,9 @@ from distributed_worker import (
     tensor_step,
     train,
 )
+from mlm_script import TORCHRUN, finish
 from safetensors.torch import load_file
+from scripts import ROOT, start
 from tiny_constants import SHARING
 from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
@@ -49,7 +48,6 @@ from hf_deberta_ext.model.encoder import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.sift import SiftArguments
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 # The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
 LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
@@ -123,14 +121,7 @@ class Processes:
     def start(self, jobs: list[dict]):
         file = self.folder / "jobs.json"
         file.write_text(json.dumps(jobs), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-        command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(WORKER), str(file)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500
-        )
-        assert done.returncode == 0, done.stdout[-5000:]
+        finish(start(*TORCHRUN, str(WORKER), str(file), CUDA_VISIBLE_DEVICES=""))
 
     def place(self, wrapper: str, key: str | None) -> str:
         number = [*TRAININGS].index(key) if key in TRAININGS else key

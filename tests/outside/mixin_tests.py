@@ -20,55 +20,39 @@ from typing import NamedTuple
 import torch
 from transformers.models.auto import modeling_auto
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+import hf_deberta_ext
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtModel
+from hf_deberta_ext.model.heads import HEADS
 
 # The mixins know which labels and inputs a class takes by these tables: those of a discriminator are a token classifier's,
 # those of generator and discriminator a masked language model's.
-for table, model_type, model_class in (
-    ("MODEL_MAPPING_NAMES", "deberta-ext", DebertaExtModel),
-    ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "deberta-ext", DebertaExtForMaskedLM),
-    ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "deberta-ext-joint", DebertaExtForPreTraining),
-    ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "deberta-ext", DebertaExtForSequenceClassification),
-    ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES", "deberta-ext", DebertaExtForTokenClassification),
-    ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES", "deberta-ext-rtd", DebertaExtForReplacedTokenDetection),
-    ("MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES", "deberta-ext", DebertaExtForQuestionAnswering),
-    ("MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES", "deberta-ext", DebertaExtForMultipleChoice),
-):
-    getattr(modeling_auto, table)[model_type] = model_class.__name__
+TABLES = {
+    None: "MODEL_MAPPING_NAMES",
+    "words": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "tokens": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "row": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "span": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+}
+for head in HEADS.values():
+    # One model type has one class in a table: those that are second have types of their own.
+    first = head.model_class not in ("DebertaExtForPreTraining", "DebertaExtForReplacedTokenDetection")
+    model_type = "deberta-ext" if first else f"deberta-ext-{head.model_class}"
+    getattr(modeling_auto, TABLES[head.labels])[model_type] = head.model_class
 
 # Without these flags, the mixin's comparisons of "eager" and "sdpa" are skipped; our models look for backends by themselves.
 # For the encoder and for what decodes by the last layers alone: the heads add nothing to attention.
 DebertaExtModel._supports_sdpa = DebertaExtForMaskedLM._supports_sdpa = True
 
-from .hf_deberta_ext import (  # noqa: E402
-    ConfigTester,
-    ModelTesterMixin,
-    TrainingTesterMixin,
-    ids_tensor,
-    test_modeling_common,
-)
+from ... import test_modeling_common  # noqa: E402
+from ...test_configuration_common import ConfigTester  # noqa: E402
+from ...test_modeling_common import ModelTesterMixin, ids_tensor  # noqa: E402
+from ...test_training_mixin import TrainingTesterMixin  # noqa: E402
 
 SMALL = dict(
-    vocab_size=99,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=37,
-    max_position_embeddings=64,
-    hidden_dropout_prob=0.1,
-    attention_probs_dropout_prob=0.1,
-    initializer_range=0.02,
-)
+    vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+    max_position_embeddings=64, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.02,
+)  # fmt: skip
 # Of three rows of seven tokens: a tokenizer's on either side, and one with gaps, which is never unpadded.
 MASKS = {
     "right": ["1111100", "1111111", "1110000"],
@@ -137,16 +121,8 @@ class _Common:
 
 # A test case for each class, so that a test that fails for one goes on with the next.
 for _name, _shape in SHAPES.items():
-    for _class in (
-        DebertaExtModel,
-        DebertaExtForMaskedLM,
-        DebertaExtForReplacedTokenDetection,
-        DebertaExtForPreTraining,
-        DebertaExtForSequenceClassification,
-        DebertaExtForTokenClassification,
-        DebertaExtForQuestionAnswering,
-        DebertaExtForMultipleChoice,
-    ):
+    for _head in HEADS.values():
+        _class = getattr(hf_deberta_ext, _head.model_class)
         _mixins = (ModelTesterMixin, TrainingTesterMixin) if _class is DebertaExtForMaskedLM else (ModelTesterMixin,)
         _case = f"{_class.__name__}_{_name}"
         _attributes = {"shape": _shape, "all_model_classes": (_class,)}

@@ -69,7 +69,7 @@ def make_checkpoints(folder: Path):
 
 make_checkpoints(Path(os.environ["TRANSFORMERS_TINY_MODEL_PATH"]))
 
-from .hf_deberta_ext import PipelineTesterMixin  # noqa: E402
+from ...test_pipeline_mixin import PipelineTesterMixin  # noqa: E402
 
 
 class DebertaExtPipelineTest(PipelineTesterMixin, unittest.TestCase):

@@ -2,13 +2,11 @@
 """Runs of examples/run_glue.py on made reviews: files, a tiny model, the flags, and processes."""
 
 import json
-import os
 import random
-import subprocess
 
 import pytest
 import torch
-from scripts import ROOT
+from scripts import command_line, start
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
@@ -57,10 +55,4 @@ def arguments(material, folder, *more, **flags):
         model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
         output_dir=folder, max_steps=4, report_to="none", disable_tqdm="true", logging_steps=1, learning_rate=5e-3,
     )  # fmt: skip
-    argv = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*argv, *map(str, more)]
-
-
-def start(*command):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return [*command_line(common | flags), *map(str, more)]

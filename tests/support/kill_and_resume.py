@@ -38,6 +38,7 @@ from scripts import ROOT, module_of
 
 __all__ = ["SCRIPTS", "Aim", "Run", "main", "make_material", "moment", "undisturbed"]
 
+SCRIPTS = ["run_mlm", "run_rtd", "run_glue"]
 STEPS, SAVE_STEPS = 18, 2
 
 
@@ -51,30 +52,14 @@ def make_material(folder: Path):
     glue_script.write_material(folder)
 
 
-def pretraining_flags(material: Path) -> dict:
-    return dict(
-        train_data=material / "text.txt", validation_documents=10, preset="v3-xsmall", config_overrides=mlm_script.TINY,
-        max_length=32, train_tokenizer="byte-level-bpe", vocab_size=300, cache_dir=material / "cache",
-    )  # fmt: skip
-
-
-def glue_flags(material: Path) -> dict:
-    return dict(
-        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
-        do_train="true", do_eval="true",
-    )  # fmt: skip
-
-
-SCRIPTS: dict[str, Callable[[Path], dict]] = dict(run_mlm=pretraining_flags, run_rtd=pretraining_flags, run_glue=glue_flags)
-
-
-def command_line(script: str, material: Path, folder: Path, resume: bool, **more) -> list[str]:
-    flags = dict(
-        output_dir=folder, max_steps=STEPS, save_steps=SAVE_STEPS, save_total_limit=2, logging_steps=1, learning_rate=1e-3,
-        per_device_train_batch_size=4, eval_strategy="steps", eval_steps=10, report_to="none", disable_tqdm="true",
-    )  # fmt: skip
-    flags |= SCRIPTS[script](material) | more | (dict(resume_from_checkpoint="last") if resume else {})
-    return [str(part) for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
+def arguments(script: str, material: Path, folder: Path, resume: bool, **more) -> list[str]:
+    flags = dict(max_steps=STEPS, save_steps=SAVE_STEPS, save_total_limit=2, learning_rate=1e-3, eval_strategy="steps")
+    flags |= dict(per_device_train_batch_size=4, eval_steps=10) | more
+    flags |= dict(resume_from_checkpoint="last") if resume else {}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    if script == "run_glue":
+        return glue_script.arguments(material, folder, do_train="true", do_eval="true", **flags)
+    return mlm_script.arguments(material / "text.txt", folder, **flags)
 
 
 class Run:
@@ -83,7 +68,7 @@ class Run:
     def __init__(self, script: str, material: Path, folder: Path, *, resume: bool = False, fresh: bool = False, **more):
         self.folder, self.fresh = folder, fresh
         self.output = folder.with_name(f"{folder.name}.printed")
-        argv = command_line(script, material, folder, resume, **more)
+        argv = arguments(script, material, folder, resume, **more)
         if not fresh:
             self.id = in_child(lambda: run_script(script, argv), self.output)
             return
@@ -159,9 +144,7 @@ class Aim:
     def wait(self, run: Run) -> bool:
         """True if the moment came before the run ended."""
         began, contents = time.perf_counter(), moment(self.kind, run.folder, self.number)
-        while True:
-            if time.perf_counter() - began >= self.delay if self.kind == "random" else next(contents):
-                break
+        while not (time.perf_counter() - began >= self.delay if self.kind == "random" else next(contents)):
             if finished(run):
                 return False
         if self.kind != "random":
@@ -176,16 +159,9 @@ def finished(run: Run) -> bool:
     return os.waitid(os.P_PID, run.id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def checkpoints(folder: Path) -> dict[str, float]:
-    times = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("checkpoint-"):
-                    times[entry.name] = entry.stat().st_mtime
-    except FileNotFoundError:
-        pass
-    return times
+def checkpoints(folder: Path) -> dict[str, int]:
+    """Name -> time of the last change."""
+    return {path.name: changed(path) or 0 for path in folder.glob("checkpoint-*")}
 
 
 def count_files(folder: Path) -> int:
@@ -210,11 +186,8 @@ def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
         cut = {name for name in old if not (folder / name / STATE).exists()}
         while len(appeared_names) < number:
             yield False
-            appeared_names |= {
-                name
-                for name, changed in checkpoints(folder).items()
-                if name not in old or (name in cut and changed > old[name])
-            }
+            now = checkpoints(folder)
+            appeared_names |= {name for name in now if name not in old or (name in cut and now[name] > old[name])}
     elif kind == "removal":
         sizes = {}
         while True:
@@ -225,9 +198,8 @@ def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
                 break
             sizes = names
     else:
-        place = folder / kind
-        was = changed(place)
-        while changed(place) in (was, None):
+        was = changed(folder / kind)
+        while changed(folder / kind) in (was, None):
             yield False
     while True:
         yield True
@@ -319,8 +291,8 @@ def one_chain(
 
     Returns the number of kills, what was wrong, and the moments that the run ended before.
     """
-    remaining, number, problems = list(chain), 0, []
-    folder, resume, kills = work / f"run-{number}", False, 0
+    remaining, problems, resume, kills = list(chain), [], False, 0
+    folder = work / "run-0"
     for start in range(4 * len(chain) + 8):
         aim = remaining.pop(0) if remaining else None
         run = Run(script, material, folder, resume=resume, fresh=rng.random() < fresh)
@@ -340,17 +312,12 @@ def one_chain(
             remaining.insert(0, aim)
         advice = advice_of(run, resume)
         wrong = [] if advice else [f"no way out is said: {run.last_line()}"]
-        report(
-            script,
-            f"start {'with' if resume else 'without'} resuming: refused, {advice}",
-            run.last_line().replace(str(work), ""),
-            wrong,
-        )
+        event = f"start {'with' if resume else 'without'} resuming: refused, {advice}"
+        report(script, event, run.last_line().replace(str(work), ""), wrong)
         if wrong:
             return kills, problems + wrong, []
         if advice == "elsewhere":
-            number += 1
-            folder = work / f"run-{number}"
+            folder = work / f"run-{start + 1}"
         resume = False
     return kills, [*problems, "the run never ended"], []
 
@@ -365,7 +332,7 @@ def preload():
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--script", nargs="+", default=[*SCRIPTS], choices=[*SCRIPTS])
+    parser.add_argument("--script", nargs="+", default=SCRIPTS, choices=SCRIPTS)
     parser.add_argument("--kills", type=int, default=10, help="of each script, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", type=float, default=0.1, help="share of the starts that are new interpreters")
@@ -374,7 +341,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     sys.path.insert(0, str(ROOT))
-    import_time = time.perf_counter()
     preload()
     lines = []
 
@@ -387,7 +353,6 @@ def main(argv: list[str] | None = None) -> int:
     def report(script, event, detail, wrong):
         say(f"| {script} | {event} | {detail} | {'; '.join(wrong) if wrong else 'as it should be'} |")
 
-    print(f"imported in {time.perf_counter() - import_time:.0f} s", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         work, summary = args.work or Path(temporary), {}
         material = work / "material"
@@ -414,9 +379,7 @@ def main(argv: list[str] | None = None) -> int:
                     chains.append(missed)
                 if ran == len(chains) and kills < args.kills and ran < 20:
                     # Some moments were over before they were met.
-                    chains.append(
-                        [Aim("checkpoint", rng.uniform(0, writing), 4), Aim("checkpoint", rng.uniform(0, writing))]
-                    )
+                    chains.append([Aim("checkpoint", rng.uniform(0, writing), number) for number in (4, 1)])
             summary[script] = (kills, ran, problems)
         say("\n| script | kills | runs | differences |\n| --- | --- | --- | --- |")
         for script, (kills, ran, problems) in summary.items():

@@ -12,37 +12,29 @@ TIMES = re.compile(r".*_(runtime|per_second)|train_loss|train_resumed_at_step")
 WEIGHTS, RESULTS, CARD, STATE = "model.safetensors", "all_results.json", "README.md", "trainer_state.json"
 
 
-def same_tensors(first: Path, second: Path) -> bool:
-    from safetensors.torch import load_file
-
-    return same(load_file(first), load_file(second))
-
-
 def same(first, second) -> bool:
     """Equal to the last bit: tensors, and what holds them."""
     import torch
+    from torch.utils._pytree import tree_flatten
 
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
-    if isinstance(first, dict):
-        return (
-            isinstance(second, dict)
-            and first.keys() == second.keys()
-            and all(same(first[name], second[name]) for name in first)
-        )
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
+    (leaves, structure), (other_leaves, other_structure) = tree_flatten(first), tree_flatten(second)
+    if structure != other_structure or [*map(type, leaves)] != [*map(type, other_leaves)]:
+        return False
+    pairs = zip(leaves, other_leaves, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
 
 
 def read(file: Path):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def without_times(values: dict) -> dict:
+    return {name: value for name, value in values.items() if not TIMES.fullmatch(name)}
+
+
 def losses(state: Path) -> list[dict]:
     """Logged losses, without times and the sums over the whole training."""
-    history = [entry for entry in read(state)["log_history"] if "train_runtime" not in entry]
-    return [{name: value for name, value in entry.items() if not TIMES.fullmatch(name)} for entry in history]
+    return [without_times(entry) for entry in read(state)["log_history"] if "train_runtime" not in entry]
 
 
 def loaded(folder: Path):
@@ -65,12 +57,8 @@ def loaded_tokenizer(folder: Path):
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:
         return error
-    return (
-        tokenizer.get_vocab(),
-        tokenizer.special_tokens_map,
-        tokenizer.model_max_length,
-        tokenizer("The cat sees it.")["input_ids"],
-    )
+    ids = tokenizer("The cat sees it.")["input_ids"]
+    return tokenizer.get_vocab(), tokenizer.special_tokens_map, tokenizer.model_max_length, ids
 
 
 def look(folder: Path, reference: Path) -> tuple[list[str], list[str]]:
@@ -129,6 +117,8 @@ def look_at_checkpoint(checkpoint: Path, reference: Path) -> list[str]:
 
 
 def look_at_model(folder: Path, reference: Path) -> tuple[list[str], str]:
+    from safetensors.torch import load_file
+
     wrong, kinds = [], []
     if any(folder.glob("*.safetensors*")) or (folder / "config.json").exists():
         loaded_model = loaded(folder)
@@ -137,7 +127,7 @@ def look_at_model(folder: Path, reference: Path) -> tuple[list[str], str]:
             wrong.append(f"the model loads as another ({len(loaded_model[1])} weights missing)")
     if (folder / WEIGHTS).exists():
         try:
-            if not same_tensors(folder / WEIGHTS, reference / WEIGHTS):
+            if not same(*(load_file(place / WEIGHTS) for place in (folder, reference))):
                 wrong.append("the weights are others")
         except Exception as error:
             kinds.append(f"weights cut ({type(error).__name__})")
@@ -161,15 +151,9 @@ def compare_ended(folder: Path, reference: Path) -> list[str]:
     for part in ("", "discriminator", "generator"):
         if (reference / part).is_dir() and not (folder / part / WEIGHTS).is_file():
             wrong.append(f"no weights in {part or 'the output folder'}")
-    first, second = (
-        {name: value for name, value in read(place / RESULTS).items() if not TIMES.fullmatch(name)}
-        for place in (folder, reference)
-    )
-    wrong += [
-        f"{name} = {first.get(name)}, not {second.get(name)}"
-        for name in sorted({*first, *second})
-        if first.get(name) != second.get(name)
-    ]
+    first, second = (without_times(read(place / RESULTS)) for place in (folder, reference))
+    differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
+    wrong += [f"{name} = {first.get(name)}, not {second.get(name)}" for name in differing]
     if losses(folder / STATE) != losses(reference / STATE):
         wrong.append("the log of the losses is another")
     wrong += [f"left behind: {name}" for name in sorted(files_of(folder) - files_of(reference))]

@@ -2,10 +2,8 @@
 """Runs of examples/run_mlm.py and run_rtd.py on made sentences: the corpus, the flags, and processes."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,22 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import ROOT
+from scripts import command_line, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 __all__ = [
-    "TINY",
-    "TORCHRUN",
-    "arguments",
-    "assert_same_weights",
-    "finish",
-    "kill_after",
-    "losses",
-    "start",
-    "text",
-    "write_text",
-]
+    "TINY", "TORCHRUN", "arguments", "assert_same_weights", "finish", "kill_after", "losses", "start", "text", "write_text",
+]  # fmt: skip
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
@@ -73,17 +62,11 @@ def arguments(text, folder, *more, **flags):
     )  # fmt: skip
     if not {"tokenizer", "model"} & {*flags}:
         common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
-    argv = [str(part) for name, value in (common | flags).items() for part in (f"--{name}", value)]
-    return [*argv, *more]
-
-
-def start(*command, **environment):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return [*command_line(common | flags), *more]
 
 
 def finish(process):
-    printed, _ = process.communicate()
+    printed, _ = process.communicate(timeout=500)
     assert process.returncode == 0, printed[-3000:]
     return printed
 

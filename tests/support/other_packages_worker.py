@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of sentence-transformers, pipelines and peft from saved folders, with the package or, as a script, without it.
+"""Outputs of sentence-transformers, pipelines and peft from saved folders, with the package or without it."""
 
-python -I other_packages_worker.py folder results.pt
-"""
-
-import sys
 from pathlib import Path
 
 import torch
@@ -75,10 +71,3 @@ def run(folder: Path) -> dict:
             continue
         results[name] = job(folder)
     return results
-
-
-if __name__ == "__main__":
-    # None in sys.modules: importing it fails, and find_spec says that there is no such package.
-    sys.modules["hf_deberta_ext"] = None
-    torch.set_num_threads(1)
-    torch.save(run(Path(sys.argv[1])), sys.argv[2])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example scripts and `deberta-ext` up to their flags: what a command line means to them, and none of their work."""
+"""The example scripts and `deberta-ext`: command lines, what they mean without any of the work, and processes."""
 
 import argparse
 import importlib.util
+import os
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,7 @@ from types import ModuleType
 
 from transformers import HfArgumentParser
 
-__all__ = ["EXAMPLES", "ROOT", "flags_of", "module_of"]
+__all__ = ["EXAMPLES", "ROOT", "command_line", "flags_of", "module_of", "start"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs; docstring_corpus.py is a module of theirs.
@@ -33,6 +35,16 @@ def module_of(program: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def command_line(flags: dict) -> list[str]:
+    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+
+
+def start(*command, **environment) -> subprocess.Popen:
+    """A process that finds the package here, and whose output is read through a pipe."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def flags_of(program: str, argv: list[str], monkeypatch) -> dict:

@@ -20,18 +20,9 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model.heads import HEADS as TABLE
 
 __all__ = [
-    "CASES",
-    "HEADS",
-    "SEED",
-    "TOTAL",
-    "batches",
-    "build",
-    "cases",
-    "configurations",
-    "joint_fields",
-    "labels_for",
+    "CASES", "HEADS", "SEED", "TOTAL", "batches", "build", "cases", "configurations", "joint_fields", "labels_for",
     "make_batch",
-]
+]  # fmt: skip
 
 # Of each test: how many examples it draws, and how many cases it checks with each at least.
 CASES = {

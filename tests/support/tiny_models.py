@@ -12,7 +12,7 @@ import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.tokenization import finish
 
-__all__ = ["FILES", "HEADS", "TINY", "save_tokenizer", "tiny_inputs", "tiny_model", "tiny_tokenizer"]
+__all__ = ["FILES", "HEADS", "TINY", "save_tokenizer", "tiny_inputs", "tiny_model", "tiny_tokenizer", "word_tokenizer"]
 
 CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
@@ -41,16 +41,20 @@ def tiny_inputs(auto: str) -> dict[str, list]:
     return {"input_ids": (ids * mask).tolist(), "attention_mask": mask.tolist()}
 
 
-def save_tokenizer(folder: Path):
-    """One whose words are w5, w6, ..."""
+def word_tokenizer(**options) -> transformers.PreTrainedTokenizerFast:
+    """One whose words are w5, w6, ...; pairs are [CLS] A [SEP] B [SEP] with types 0 and 1."""
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
     words = [*special.values(), *(f"w{i}" for i in range(len(special), TINY["vocab_size"]))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **options)
+
+
+def save_tokenizer(folder: Path):
+    word_tokenizer().save_pretrained(folder)
 
 
 def tiny_tokenizer(words=("hello", "world")):

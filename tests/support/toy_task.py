@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripts import command_line
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AlbertConfig,
@@ -141,7 +142,7 @@ def flags(model, folder, *more, **given):
         model_name_or_path=model, output_dir=folder, max_steps=4, per_device_train_batch_size=4, report_to="none",
         disable_tqdm="true", logging_steps=1, learning_rate=1e-2, save_strategy="no",
     )  # fmt: skip
-    return [str(part) for name, value in (common | given).items() for part in (f"--{name}", value)] + [*map(str, more)]
+    return [*command_line(common | given), *map(str, more)]
 
 
 def run(*argv, **given):

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import traceback
@@ -132,6 +133,11 @@ def run_code(job: dict) -> dict:
     return {"printed": printed.getvalue()} | {name: str(variables[name]) for name in job.get("show", ())}
 
 
+def run_function(job: dict) -> dict:
+    """Calls the function job["function"] of a Python file with a folder."""
+    return runpy.run_path(job["file"])[job["function"]](Path(job["source"]))
+
+
 KINDS = {
     "model": run_model,
     "config": run_config,
@@ -140,6 +146,7 @@ KINDS = {
     "refused": run_refused,
     "card": run_card,
     "code": run_code,
+    "function": run_function,
 }
 
 
