@@ -2,6 +2,7 @@
 """The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,20 +58,15 @@ def test_results_are_those_of_the_saved_model(finished):
     assert read(folder, "eval_answers.json") == [("bad", "good").index(answer) for answer in guessed]
 
 
-def test_main_metric_chooses_the_best_checkpoint(folder_of, tmp_path):
-    run(
-        folder_of("ours"), tmp_path / "run", "--do_train", "--load_best_model_at_end", eval_strategy="steps", eval_steps=2,
-        **SAVING,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "name", "best"), [({}, "accuracy", max), (dict(metric_for_best_model="loss"), "loss", min)]
+)
+def test_main_metric_chooses_the_best_checkpoint(given, name, best, folder_of, tmp_path):
+    given = given | SAVING | dict(eval_strategy="steps", eval_steps=2)
+    run(folder_of("ours"), tmp_path / "run", "--do_train", "--load_best_model_at_end", **given)
     state = read(tmp_path / "run", "trainer_state.json")
-    scores = [entry["eval_accuracy"] for entry in state["log_history"] if "eval_accuracy" in entry]
-    assert state["best_metric"] == max(scores)
-    run(
-        folder_of("ours"), tmp_path / "by_loss", "--do_train", "--load_best_model_at_end", eval_strategy="steps",
-        eval_steps=2, metric_for_best_model="loss", **SAVING,
-    )  # fmt: skip
-    state = read(tmp_path / "by_loss", "trainer_state.json")
-    assert state["best_metric"] == min(entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry)
+    scores = [entry[f"eval_{name}"] for entry in state["log_history"] if f"eval_{name}" in entry]
+    assert state["best_metric"] == best(scores)
 
 
 def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
@@ -85,11 +81,12 @@ def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
 # ------- what cannot be done
 
 
-def test_a_best_metric_that_is_not_measured_is_refused_before_the_first_step(folder_of, tmp_path, monkeypatch):
-    def step(*_):
-        raise AssertionError("a step was trained")
+def missing_package(*_):
+    raise ImportError("this task\nneeds a package")
 
-    monkeypatch.setattr(TaskTrainer, "training_step", step)
+
+def test_a_best_metric_that_is_not_measured_is_refused_before_the_first_step(folder_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(TaskTrainer, "training_step", missing_package)
     given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="eval_acuracy")
     with pytest.raises(ValueError, match=r"--metric_for_best_model eval_acuracy is not among .*eval_accuracy"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", **given)
@@ -104,35 +101,25 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     assert [entry["step"] for entry in history if "eval_accuracy" in entry] == [2, 4, 4]
 
 
-def test_errors_before_the_training_are_one_line(folder_of, tmp_path, capsys):
-    def read_nothing(*_):
-        raise ImportError("this task\nneeds a package")
-
-    for more in (dict(train_count=0), dict(read=read_nothing)):
-        with pytest.raises(SystemExit) as ended:
-            main(folder_of("bert"), tmp_path / "run", "--do_train", **more)
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and "Traceback" not in said
-        assert "error: --do_train has no data" in said or said.endswith("error: this task needs a package\n")
-
-
-def test_a_missing_package_of_an_optimizer_is_one_line(folder_of, tmp_path, capsys, monkeypatch):
-    def missing(*_):
-        raise ImportError("You need to install it")
-
-    monkeypatch.setattr(TaskTrainer, "create_optimizer", missing)
-    with pytest.raises(SystemExit):
-        main(folder_of("bert"), tmp_path / "run", "--do_train")
-    said = capsys.readouterr().err
-    assert said.endswith("error: You need to install it\n") and "Traceback" not in said
-
-
-def test_errors_of_the_training_show_their_place_and_last_the_line(folder_of, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(train_count=0), "error: --do_train has no data"),
+        (dict(read=missing_package), "error: this task needs a package"),
+        (dict(optim="patched"), "error: this task needs a package"),
+        # With the place in the training.
+        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "error: the loss of step"),
+    ],
+    ids=["data", "package", "optimizer", "training"],
+)
+def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, monkeypatch):
+    if given.pop("optim", None):
+        monkeypatch.setattr(TaskTrainer, "create_optimizer", missing_package)
     with pytest.raises(SystemExit) as ended:
-        main(folder_of("bert"), tmp_path / "run", "--do_train", learning_rate=1e30, max_steps=20, max_grad_norm=0)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and "Traceback" in said and "in training_step" in said
-    assert "error: the loss of step" in said.splitlines()[-1]
+        main(folder_of("bert"), tmp_path / "run", "--do_train", **given)
+    text = capsys.readouterr().err
+    assert ended.value.code == 2 and message in text.splitlines()[-1]
+    assert ("Traceback" in text) == ("in training_step" in text) == ("the loss of step" in message)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +132,12 @@ def test_errors_of_the_training_show_their_place_and_last_the_line(folder_of, tm
         (["--do_train"], dict(prediction_loss_only="true"), "--prediction_loss_only must be False"),
         (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint is for training"),
         (["--do_train"], dict(sift_weight=1, sift_layer_norm="nothing"), "no LayerNorm named 'nothing'"),
+        (["--do_train"], dict(resume_from_checkpoint="last"), "there is no checkpoint"),
+        (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "both given: which"),
+        (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got x"),
+        (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="last"), r"there is no run in .* to resume"),
     ],
-    ids=["train", "eval", "predict", "strategy", "predictions", "resume", "sift"],
-)  # fmt: skip
+)
 def test_runs_that_cannot_do_what_they_are_told_write_nothing(argv, given, message, folder_of, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(folder_of("bert"), tmp_path / "run", *argv, **given)
@@ -243,8 +233,6 @@ def test_overwriting_spares_what_is_read(finished, tmp_path):
         run(folder, folder, "--do_train", "--overwrite_output_dir")
     with pytest.raises(ValueError, match=r"would move .*train.csv aside"):
         run("x", tmp_path, "--do_train", "--overwrite_output_dir", train_file=tmp_path / "train.csv")
-    with pytest.raises(ValueError, match="both given: which"):
-        run("x", tmp_path, "--do_train", "--overwrite_output_dir", resume_from_checkpoint="last")
 
 
 @pytest.mark.parametrize("place", [".", ".."])
@@ -256,36 +244,37 @@ def test_overwriting_spares_the_working_directory(place, tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["project"]
 
 
-def test_a_resumed_run_has_the_arguments_that_began_it(folder_of, finished, tmp_path):
-    folder, _ = finished
-    with pytest.raises(ValueError, match=r"learning_rate = 0.5, begun with 0.01"):
-        given = dict(learning_rate=0.5, resume_from_checkpoint="last")
-        run(folder_of("ours"), folder, "--do_train", "--second_set", **given, **SAVING)
-    for name, value in dict(
-        dataloader_drop_last="true", train_sampling_strategy="group_by_length", optim_args="a=1", lr_scheduler_kwargs="{}"
-    ).items():
-        with pytest.raises(ValueError, match=f"a resumed run must have the arguments .* {name} = "):
-            run(
-                folder_of("ours"), folder, "--do_train", "--second_set", **SAVING, resume_from_checkpoint="last",
-                **{name: value},
-            )  # fmt: skip
-    with pytest.raises(ValueError, match="there is no checkpoint"):
-        run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint="last")
-    # From a checkpoint of another run, into a folder of its own.
-    checkpoint = folder / "checkpoint-2"
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("learning_rate", 0.5, r"learning_rate = 0.5, begun with 0.01"),
+        ("dataloader_drop_last", "true", "a resumed run must have the arguments .* dataloader_drop_last = "),
+        ("train_sampling_strategy", "group_by_length", "arguments .* train_sampling_strategy = "),
+        ("optim_args", "a=1", "arguments .* optim_args = "),
+        ("lr_scheduler_kwargs", "{}", "arguments .* lr_scheduler_kwargs = "),
+        # The size of a batch is the product of this number and of those that the flags say.
+        ("world_size", 2, "world_size = 1, begun with 2"),
+    ],
+)
+def test_a_resumed_run_has_the_arguments_that_began_it(name, value, message, folder_of, finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished[0], folder)
+    given = {name: value}
+    if name == "world_size":
+        begun = read(folder, "run_arguments.json") | given
+        (folder / "run_arguments.json").write_text(json.dumps(begun), encoding="utf-8")
+        given = {}
+    given |= SAVING | dict(eval_strategy="steps", eval_steps=2, resume_from_checkpoint="last")
+    with pytest.raises(ValueError, match=message):
+        run(folder_of("ours"), folder, "--do_train", "--second_set", **given)
+
+
+def test_a_run_begins_at_a_checkpoint_of_another_one_in_a_folder_of_its_own(folder_of, finished, tmp_path):
+    checkpoint = finished[0] / "checkpoint-2"
     run(folder_of("ours"), tmp_path / "run", "--do_train", "--second_set", resume_from_checkpoint=checkpoint, seed=7)
     assert read(tmp_path / "run", "trainer_state.json")["global_step"] == 4
     with pytest.raises(ValueError, match="is not empty"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
-
-
-def test_a_resumed_run_has_as_many_processes(folder_of, tmp_path):
-    """The size of a batch is the product of this number and of those that the flags say."""
-    run(folder_of("bert"), tmp_path / "run", "--do_train", **SAVING)
-    begun = read(tmp_path / "run", "run_arguments.json")
-    (tmp_path / "run" / "run_arguments.json").write_text(json.dumps(begun | dict(world_size=2)), encoding="utf-8")
-    with pytest.raises(ValueError, match="world_size = 1, begun with 2"):
-        run(folder_of("bert"), tmp_path / "run", "--do_train", resume_from_checkpoint="last", **SAVING)
 
 
 def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, stop_after, tmp_path):
@@ -441,13 +430,6 @@ def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, st
     run(*argv, resume_from_checkpoint="last")
     assert (tmp_path / "run" / "seed-1.old-1" / "checkpoint-2").is_dir()
     assert (tmp_path / "run" / "seed-1" / "README.md").is_file()
-
-
-def test_seeds_are_resumed_by_the_folder_of_all(folder_of, tmp_path):
-    with pytest.raises(ValueError, match="--resume_from_checkpoint must be 'last' with --seeds, got somewhere"):
-        run(folder_of("bert"), tmp_path / "run", "--do_train", "--seeds", 1, resume_from_checkpoint="somewhere")
-    with pytest.raises(ValueError, match=r"there is no run in .* to resume"):
-        run(folder_of("bert"), tmp_path / "run", "--do_train", "--seeds", 1, resume_from_checkpoint="last")
 
 
 # ------- the Hub
