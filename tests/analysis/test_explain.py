@@ -221,7 +221,7 @@ def test_a_repository_is_read_at_the_revision_that_is_asked_for(folders, tmp_pat
 # ------- curves
 
 
-def test_curves_of_several_runs_need_no_model(tmp_path, capsys):
+def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folders(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", HISTORY), write_run(tmp_path / "b", RTD_HISTORY)
     # A run that goes on: its last checkpoint counts, by its number.
     for step in (20, 100):
@@ -239,14 +239,12 @@ def test_curves_of_several_runs_need_no_model(tmp_path, capsys):
             "c": {"loss": [[100, 1.0]]},
         }
     }  # fmt: skip
-
-
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, monkeypatch):
+    # More of the folders' paths, where runs have one name.
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         write_run(Path(name, "run"), HISTORY)
-    assert explain("--curves", "one/run", "two/run") == 0
-    assert [*numbers_of(tmp_path / "figures")["curves"]] == ["one/run", "two/run"]
+    assert explain("--curves", "one/run", "two/run", "--overwrite") == 0
+    assert [*numbers_of(out)["curves"]] == ["one/run", "two/run"]
 
 
 @pytest.mark.parametrize(

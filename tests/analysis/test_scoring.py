@@ -266,12 +266,10 @@ def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokeniz
             score(model, tokenizer, ["the fox", LONG])
     cut = pseudo_log_likelihood(model, tokenizer, ["the fox", LONG], truncation=True)
     assert [each.tokens for each in cut] == [len(tokenizer.tokenize("the fox")), limit - 2]
-
-
-def test_relative_positions_alone_set_no_limit(tokenizer, discriminator, monkeypatch):
-    """64 are `max_position_embeddings`, which a discriminator without absolute positions does not read."""
-    monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
-    assert len(token_replacement_probabilities(discriminator, tokenizer, LONG)) > 64
+    if kind == "tokenizer":
+        # The model's 64 are `max_position_embeddings`, which it does not read without absolute positions.
+        monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
+        assert len(token_replacement_probabilities(model, tokenizer, LONG)) > 64
 
 
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
@@ -288,16 +286,13 @@ def test_models_and_texts_that_do_not_fit_are_named(score, tokenizer, discrimina
             score(model, tokenizer, texts, batch_size)
 
 
-def test_a_masked_language_model_is_no_discriminator(masked_lm, tokenizer):
-    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM gives logits .* which is no discriminator's \[B, N\]"):
-        token_replacement_probabilities(masked_lm, tokenizer, "the fox")
-
-
 @pytest.mark.criterion("A10.4")
-def test_likelihood_needs_tokens_and_a_mask_token(masked_lm, discriminator, tokenizer, monkeypatch):
+def test_scores_need_tokens_a_mask_token_or_a_discriminator(masked_lm, discriminator, tokenizer, monkeypatch):
     for model in (masked_lm, discriminator):
         with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; leave it out"):
             pseudo_log_likelihood(model, tokenizer, ["the fox", "  "])
+    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM gives logits .* which is no discriminator's \[B, N\]"):
+        token_replacement_probabilities(masked_lm, tokenizer, "the fox")
     monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"mask_token": None})
     with pytest.raises(ValueError, match="no mask token"):
         pseudo_log_likelihood(masked_lm, tokenizer, "the fox")
