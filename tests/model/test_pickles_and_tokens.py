@@ -67,13 +67,6 @@ def poison(file: Path, marker: Path):
     torch.save(content, file)
 
 
-def test_the_poison_works(tmp_path):
-    """Else the tests below would show nothing."""
-    poison(tmp_path / "file.bin", tmp_path / "ran")
-    torch.load(tmp_path / "file.bin", weights_only=False)
-    assert (tmp_path / "ran").is_dir()
-
-
 def as_bin(model, folder: Path) -> Path:
     """Saves a model with its weights as pytorch_model.bin; returns that."""
     model.save_pretrained(folder)
@@ -94,13 +87,9 @@ def bert(folder, marker):
 
 
 def in_shards(folder, marker):
-    file = as_bin(tiny_model(DebertaExtForMaskedLM), folder)
-    names = {name: file.name for name in torch.load(file, weights_only=True)}
-    index = {"metadata": {"total_size": 1}, "weight_map": names}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
     # Under another name it is a shard alone.
-    file = file.rename(folder / "pytorch_model-00001-of-00001.bin")
-    index["weight_map"] = dict.fromkeys(names, file.name)
+    file = as_bin(tiny_model(DebertaExtForMaskedLM), folder).rename(folder / "pytorch_model-00001-of-00001.bin")
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(torch.load(file), file.name)}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
     poison(file, marker)
     return folder
@@ -188,10 +177,13 @@ def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_card_is_built_beside_pickled_code_and_runs_nothing(tmp_path):
+def test_a_card_is_built_beside_pickled_code_and_only_torch_itself_runs_that(tmp_path):
     folder = ours(tmp_path / "model", tmp_path / "ran")
     command("card", folder, "--license", "mit")
     assert (folder / "README.md").is_file() and not (tmp_path / "ran").exists()
+    # Else no test here would show anything.
+    torch.load(folder / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "ran").is_dir()
 
 
 @pytest.fixture(scope="module")
@@ -203,54 +195,36 @@ def stopped_run(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin", "training_args.bin"])
-def test_a_checkpoint_with_pickled_code_is_not_resumed_from(name, stopped_run, tmp_path):
+# A run that Trainer resumes with train(True), and a finished one, of which only the model is loaded.
+NAMES = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin", "training_args.bin"]
+
+
+@pytest.mark.parametrize("case", [*NAMES, "train(True)", "finished"])
+def test_a_checkpoint_with_pickled_code_is_not_resumed_from(case, stopped_run, tmp_path):
     folder = tmp_path / "run"
-    shutil.copytree(stopped_run, folder)
-    checkpoint = folder / "checkpoint-2"
+    shutil.copytree(stopped_run.parent / "whole" if case == "finished" else stopped_run, folder)
+    checkpoint = folder / ("checkpoint-4" if case == "finished" else "checkpoint-2")
+    name = {"train(True)": "optimizer.pt", "finished": "pytorch_model.bin"}.get(case, case)
     if name == "pytorch_model.bin":
         torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / name)
         (checkpoint / "model.safetensors").unlink()
     poison(checkpoint / name, tmp_path / "ran")
-    if name == "training_args.bin":
+    if case == "train(True)":
+        # The error was torch's, which advises to run what is in the file.
+        with pytest.raises(ValueError, match=r"a file in the last checkpoint of .*run is damaged, or holds pickled objects"):
+            build(folder, max_steps=4).train(True)
+    elif case == "training_args.bin":
         # Nothing reads it.
         train(folder, resume_checkpoint(folder, "last"), max_steps=4)
     else:
         with pytest.raises(ValueError, match=r"holds pickled objects .*; they are not run\. Resume from another checkpoint"):
-            train(folder, resume_checkpoint(folder, "last"), max_steps=4)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_nor_from_the_last_checkpoint_that_trainer_looks_for_itself(stopped_run, tmp_path):
-    """train(True): the error was torch's, which advises to run what is in the file."""
-    shutil.copytree(stopped_run, tmp_path / "run")
-    poison(tmp_path / "run" / "checkpoint-2" / "optimizer.pt", tmp_path / "ran")
-    with pytest.raises(ValueError, match=r"a file in the last checkpoint of .*run is damaged, or holds pickled objects"):
-        build(tmp_path / "run", max_steps=4).train(True)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_finished_run_with_pickled_code_is_not_loaded(stopped_run, tmp_path):
-    """Nothing is left to train: only the model is loaded."""
-    checkpoint = tmp_path / "run" / "checkpoint-4"
-    shutil.copytree(stopped_run.parent / "whole", tmp_path / "run")
-    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
-    (checkpoint / "model.safetensors").unlink()
-    poison(checkpoint / "pytorch_model.bin", tmp_path / "ran")
-    with pytest.raises(ValueError, match="holds pickled objects"):
-        train(tmp_path / "run", checkpoint, max_steps=4)
+            train(folder, checkpoint, max_steps=4)
     assert not (tmp_path / "ran").exists()
 
 
 # ------- tokens
 
 SECRET = "hf" + "_" + "sEcReT" * 6
-
-
-def files_with(text: str, folder: Path) -> list[str]:
-    return [
-        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and text.encode() in file.read_bytes()
-    ]
 
 
 @pytest.fixture
@@ -272,7 +246,8 @@ def test_a_run_keeps_its_tokens_to_itself(script, run_glue, run_mlm, material, t
     else:
         run_mlm.main(mlm.arguments(text, tmp_path / "run", **given))
     assert {"README.md", "run_arguments.json", "checkpoint-2", "training_args.bin"} <= {*os.listdir(tmp_path / "run")}
-    assert files_with(SECRET, tmp_path) == []
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file.name for file in files if SECRET.encode() in file.read_bytes()] == []
     said = everything_said()
     assert "eval_loss" in said and SECRET not in said
 
