@@ -66,7 +66,14 @@ def code_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(auto, tmp_path):
-    tiny_model(HEADS[auto]).save_pretrained(tmp_path)
+    """A configuration alone as well, and older code of ours is replaced."""
+    model = tiny_model(HEADS[auto])
+    model.config.save_pretrained(tmp_path)
+    assert code_in(tmp_path) == FILES
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"].keys() == {"AutoConfig", *HEADS}
+    old = tmp_path / "attention.py"
+    old.write_text("\n".join(old.read_text().splitlines()[:2]) + "\nraise RuntimeError\n")
+    model.save_pretrained(tmp_path)
     assert code_in(tmp_path) == FILES
     written = json.loads((tmp_path / "config.json").read_text())["auto_map"]
     assert written.keys() == {"AutoConfig", *HEADS}
@@ -75,21 +82,6 @@ def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(a
         model_class = HEADS.get(name, DebertaExtConfig)
         assert f"{module}.py" in FILES and model_class.__name__ == class_name
         assert getattr(importlib.import_module(f"hf_deberta_ext.model.{module}"), class_name) is model_class
-
-
-def test_a_configuration_saved_alone_brings_the_code(tmp_path):
-    DebertaExtConfig(**TINY).save_pretrained(tmp_path)
-    assert code_in(tmp_path) == FILES
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"].keys() == {"AutoConfig", *HEADS}
-
-
-def test_saving_again_replaces_older_code_of_ours(tmp_path):
-    model = tiny_model(DebertaExtModel)
-    model.save_pretrained(tmp_path)
-    old = tmp_path / "attention.py"
-    old.write_text("\n".join(old.read_text().splitlines()[:2]) + "\nraise RuntimeError\n")
-    model.save_pretrained(tmp_path)
-    assert code_in(tmp_path) == FILES
 
 
 @pytest.mark.parametrize("name", ["attention.py", "losses.py", "replaced_token_detection.py"])
@@ -115,10 +107,6 @@ def test_auto_classes_give_the_installed_classes(auto, trust, tmp_path):
     loaded = getattr(transformers, auto).from_pretrained(tmp_path, **trust)
     assert type(loaded) is HEADS[auto]
     assert_equal(state(loaded), state(model))
-
-
-@pytest.mark.parametrize("auto", HEADS)
-def test_auto_classes_build_the_installed_classes_from_a_configuration(auto):
     assert type(getattr(transformers, auto).from_config(DebertaExtConfig(**TINY))) is HEADS[auto]
 
 
@@ -244,11 +232,10 @@ def remote(tmp_path_factory):
 
     # First of all, when the process knows nothing of the model type yet.
     refused = [
-        {"kind": "refused", "name": f"refused_{auto}_{trust}", "auto": auto, "source": source,
-         "kwargs": {} if trust is None else {"trust_remote_code": trust}}
+        {"kind": "refused", "name": f"refused {auto} {kwargs}", "auto": auto, "source": classifier, "kwargs": kwargs}
         for auto in ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification")
-        for source, trust in ((classifier, None), (classifier, False))
-    ]  # fmt: skip
+        for kwargs in ({}, {"trust_remote_code": False})
+    ]
 
     second = [job | {"source": job["again"]} for job in [*configs, *first]]
     for job in second:
@@ -264,23 +251,17 @@ def remote(tmp_path_factory):
 
 @pytest.mark.criterion("A7.1", "A17.2", "P.a")
 @pytest.mark.parametrize("generation", ["first", "second"])
-@pytest.mark.parametrize("kind", [*KINDS, "hub"])
+@pytest.mark.parametrize("kind", [*KINDS, "hub", "rtd"])
 def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generation, remote):
+    """Of a discriminator the encoder, since no Auto class has its head."""
     result, model = remote[generation][kind], remote["models"][kind]
     assert "error" not in result, result["traceback"]
-    auto = KINDS[kind][0] if kind in KINDS else "AutoModelForMaskedLM"
+    auto = KINDS[kind][0] if kind in KINDS else dict(hub="AutoModelForMaskedLM", rtd="AutoModel")[kind]
+    model = model.deberta if kind == "rtd" else model
     assert result["class"] == HEADS[auto].__name__ and result["module"].startswith("transformers_modules.")
     assert result["missing"] == []
     assert_equal(result["state"], state(model))
     assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs(auto))))
-
-
-@pytest.mark.parametrize("generation", ["first", "second"])
-def test_the_encoder_of_a_discriminator_loads_without_the_package(generation, remote):
-    result, model = remote[generation]["rtd"], remote["models"]["rtd"].deberta
-    assert "error" not in result, result["traceback"]
-    assert_equal(result["state"], state(model))
-    assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs("AutoModel"))))
 
 
 @pytest.mark.criterion("A7.2")
@@ -321,23 +302,17 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
             assert torch.equal(got[name], expected[name]), name
 
 
-@pytest.mark.parametrize("generation", ["first", "second"])
-@pytest.mark.parametrize("name", ["config", "hub_config"])
-def test_a_configuration_loads_without_the_package(name, generation, remote):
-    result = remote[generation][name]
-    assert "error" not in result, result["traceback"]
-    assert result["module"].startswith("transformers_modules.")
-    # From the Hub, transformers puts the name of the repo before each entry of auto_map.
-    own = {name: result["config"][name] for name in ("_name_or_path", "dtype", "auto_map")}
-    assert result["config"] == remote["models"]["config"].config.to_dict() | own
-
-
 @pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("name", ["config", "hub_config"])
-def test_a_configuration_saved_without_the_package_still_builds_a_model(name, remote):
+def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remote):
     """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""
-    result, model = remote["second"][name], remote["models"]["config"]
-    assert "error" not in result, result["traceback"]
+    for generation in ("first", "second"):
+        result, model = remote[generation][name], remote["models"]["config"]
+        assert "error" not in result, result["traceback"]
+        assert result["module"].startswith("transformers_modules.")
+        # From the Hub, transformers puts the name of the repo before each entry of auto_map.
+        own = {name: result["config"][name] for name in ("_name_or_path", "dtype", "auto_map")}
+        assert result["config"] == model.config.to_dict() | own
     assert result["class"] == "DebertaExtForMaskedLM"
     assert {k: v.shape for k, v in result["state"].items()} == {k: v.shape for k, v in state(model).items()}
 
@@ -352,9 +327,8 @@ def test_pipelines_run_without_the_package(task, remote):
         assert answer == expected | {"score": pytest.approx(expected["score"], rel=1e-4)}
 
 
-@pytest.mark.parametrize("auto", ["AutoConfig", "AutoModel", "AutoModelForSequenceClassification"])
-@pytest.mark.parametrize("trust", [None, False])
-def test_without_trust_and_without_the_package_loading_is_refused(auto, trust, remote):
-    result = remote["first"][f"refused_{auto}_{trust}"]
-    assert result.get("raised") == "ValueError", result
-    assert "trust_remote_code" in result["message"]
+def test_without_trust_and_without_the_package_loading_is_refused(remote):
+    results = {name: result for name, result in remote["first"].items() if name.startswith("refused")}
+    assert len(results) == 6
+    for name, result in results.items():
+        assert result.get("raised") == "ValueError" and "trust_remote_code" in result["message"], name
