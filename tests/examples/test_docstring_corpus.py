@@ -49,7 +49,7 @@ def real_examples(real_library):
     return task.task_examples(real_library)
 
 
-def test_collect_docstrings_finds_each_text_once_and_no_tests(library):
+def test_docstrings_are_collected_once_without_tests_and_topics_without_importing_them(library, tmp_path):
     assert task.collect_docstrings(library) == [
         task.Docstring("Round half up.", "_pydecimal", "decimal"),
         task.Docstring("Core XML support.", "xml", "xml"),
@@ -57,31 +57,23 @@ def test_collect_docstrings_finds_each_text_once_and_no_tests(library):
         task.Docstring("Copy it.", "xml.dom", "xml"),
         task.Docstring("Deep inside.", "xml.nested", "xml"),
     ]
-
-
-def test_collect_topics_reads_the_dictionary_without_importing_it(library):
     assert task.collect_topics(library) == ["First topic", "Second topic"]
-    (library / "pydoc_data" / "topics.py").unlink()
-    assert task.collect_topics(library) == []
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert task.collect_topics(empty) == []
+    with pytest.raises(ValueError, match="no docstrings below"):
+        task.collect_docstrings(empty)
 
 
-def test_collect_docstrings_of_this_python(real_library):
+def test_texts_of_this_python(real_library):
     texts = [entry.text for entry in real_library]
     assert len(texts) > 4000 and len(set(texts)) == len(texts)
     assert sum(len(text.split()) for text in texts) > 130_000
     parts = {part for entry in real_library for part in entry.module.split(".")}
     assert not parts & {"test", "tests", "idle_test", "site-packages", "_bundled"}
     assert real_library == task.collect_docstrings()
-
-
-def test_topics_of_this_python_are_texts():
     topics = task.collect_topics()
     assert len(topics) > 50 and sum(len(topic.split()) for topic in topics) > 30_000
-
-
-def test_collect_docstrings_needs_sources(tmp_path):
-    with pytest.raises(ValueError, match="no docstrings below"):
-        task.collect_docstrings(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +142,6 @@ def test_split_is_stratified_disjoint_and_decided_by_the_seed(real_examples):
         assert len({label for _, label in part[:20]}) > 3
     assert task.split_by_package(real_examples, seed=0) == split
     assert task.split_by_package(real_examples, seed=1).test != split.test
-
-
-def test_split_limit_takes_so_many_of_each_label(real_examples):
     split = task.split_by_package(real_examples, seed=0, limit=20)
     assert [len(part) for part in (split.train, split.validation, split.test)] == [80, 30, 90]
 
@@ -246,21 +235,15 @@ def test_predict_logits_does_not_depend_on_the_batch(saved_classifier, tokenizer
     assert logits.std(0).min() > 1e-3
 
 
-def test_check_reload_passes_for_what_was_saved(saved_classifier):
-    result = task.check_reload(*saved_classifier)
-    assert result["passed"] and result["same_predictions"] and result["texts"] == 40
-
-
-def test_check_reload_notices_a_changed_weight(saved_classifier):
+def test_check_reload_passes_for_the_saved_weights_alone(saved_classifier, tmp_path):
     folder, texts, logits = saved_classifier
-    weights = load_file(folder / "model.safetensors")
-    kept = weights["classifier.bias"].clone()
+    result = task.check_reload(folder, texts, logits)
+    assert result["passed"] and result["same_predictions"] and result["texts"] == 40
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    weights = load_file(changed / "model.safetensors")
     weights["classifier.bias"][0] += 1e-3
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    try:
-        result = task.check_reload(folder, texts, logits)
-    finally:
-        save_file(weights | {"classifier.bias": kept}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, changed / "model.safetensors", metadata={"format": "pt"})
+    result = task.check_reload(changed, texts, logits)
     assert not result["passed"] and result["max_logit_difference"] > 9e-4
 
 

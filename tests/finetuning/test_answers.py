@@ -70,14 +70,6 @@ def test_probabilities_are_a_softmax_of_the_scores():
     ]
 
 
-def test_spans_neither_run_backwards_nor_are_longer_than_allowed():
-    start, end = [logits(11, t9=9, t3=5)], [logits(11, t3=2, t9=9)]
-    assert answer(ONE, start, end, max_answer_length=7).predictions["q0"] == "1843"
-    start = [logits(11, t3=9)]
-    assert answer(ONE, start, end, max_answer_length=7).predictions["q0"] == "Ada wrote the first program in 1843"
-    assert answer(ONE, start, end, max_answer_length=6).predictions["q0"] == "Ada"
-
-
 def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best():
     start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
     assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}

@@ -324,16 +324,6 @@ CODAH = {"question_propmt": "a", "candidate_answers": ["b", "c"], "correct_answe
 RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "example_id": "high1.txt"}
 
 
-@pytest.mark.parametrize("row, names", [(SWAG, None), (C3, None), (COPA, None), (CODAH, None), (RACE, True)])
-def test_the_columns_of_a_file_tell_its_form(row, names, tmp_path):
-    file = write_lines(tmp_path / "rows.jsonl", row, row)
-    data = read_multiple_choice(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
-    assert (data.num_train, data.num_evaluation) == (1, 2)
-    assert data.questions["train"][0]["context"] == "a"
-    assert (data.name, data.dataset) == ("multiple-choice", "rows.jsonl")
-    assert (data.answer_names is not None) == bool(names)
-
-
 OWN = {"ctx": "a", "ask": "b", "ways": ["c", "d"], "gold": "B"}
 OWN_COLUMNS = dict(context_column="ctx", question_column="ask", choice_columns=["ways"], label_column="gold")
 APART = {"ask": "x", "a": "y", "b": "z", "label": 0}
@@ -368,10 +358,14 @@ def test_columns_can_be_named(source, tmp_path):
     ],
     ids=["swag", "c3", "copa", "codah", "race", "clue"],
 )
-def test_the_label_column_of_a_known_form_can_be_named(row, own, label, tmp_path):
-    file = write_lines(tmp_path / "rows.jsonl", row | {"gold": label})
-    plain = read_multiple_choice(MultipleChoiceArguments(train_file=[file])).questions["train"][0]
+def test_the_columns_of_a_file_tell_its_form_and_its_label_can_be_named(row, own, label, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", *[row | {"gold": label}] * 2)
+    data = read_multiple_choice(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
+    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("multiple-choice", "rows.jsonl", 1, 2)
+    assert (data.answer_names is not None) == (row is RACE)
+    plain = data.questions["train"][0]
     named = read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="gold")).questions["train"][0]
+    assert plain["context"] == "a"
     assert plain["label"] != named["label"] and plain | {"label": None} == named | {"label": None}
     test = write_lines(tmp_path / "test.jsonl", {name: row[name] for name in row if name != own})
     arguments = MultipleChoiceArguments(test_file=[test], label_column="gold")

@@ -179,16 +179,6 @@ def test_v2_finds_the_best_thresholds():
     assert (found["exact"], found["total"]) == (50.0, 4)
 
 
-def test_v2_moves_equal_probabilities_together():
-    # Both at 0.5: none kept: void is right. Both kept: right is right. No threshold has both, step by step one would.
-    probabilities = {"right": 0.5, "void": 0.5}
-    predictions, references = {"right": "x", "void": "x"}, {"right": ["x"], "void": []}
-    found = squad_v2(predictions, references, probabilities)
-    assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
-    both = squad_v2(predictions | {"more": "x"}, references | {"more": ["x"]}, probabilities | {"more": 0.5})
-    assert (both["best_exact"], both["best_exact_thresh"]) == (pytest.approx(200 / 3), 0.5)
-
-
 def test_v2_names_a_threshold_below_all_where_nothing_should_be_kept():
     """Differences of scores can be negative: 0 would keep them."""
     predictions, references, scores = {"a": "x", "b": "x"}, {"a": [], "b": []}, {"a": -3.0, "b": 2.0}

@@ -157,26 +157,16 @@ def test_sets_of_their_own_by_name(data, tokenizer):
 
 
 def test_csv_and_tsv_have_numbers_too(tmp_path, tokenizer):
-    (tmp_path / "a.csv").write_text('label,text\n10,NA\n9,"two, three"\n', encoding="utf-8")
-    (tmp_path / "b.tsv").write_text('text\tlabel\n"so\t9\n', encoding="utf-8")
+    """01 was read as 1, which no row had."""
+    (tmp_path / "a.csv").write_text('label,text\n10,NA\n01,"two, three"\n', encoding="utf-8")
+    (tmp_path / "b.tsv").write_text('text\tlabel\n"so\t01\n', encoding="utf-8")
     flags = dict(train_file=[str(tmp_path / "a.csv")], validation_file=[str(tmp_path / "b.tsv")])
     ours = TextClassificationData(TextClassificationArguments(**flags))
-    assert ours.labels.names == ("9", "10")
+    assert ours.labels.names == ("01", "10")
     task = encoded(ours, tokenizer)
-    assert task.train["labels"][:] == [1, 0]
+    assert task.train["labels"][:] == [1, 0] and task.evaluation[""].rows["labels"][:] == [0]
     assert tokenizer.decode(task.train["input_ids"][0]) == "[CLS]NA[SEP]"
     assert tokenizer.decode(task.evaluation[""].rows["input_ids"][0]) == '[CLS]"so[SEP]'
-
-
-def test_names_of_csv_that_look_like_numbers_stay_as_they_are(tmp_path, tokenizer):
-    """01 was read as 1, which no row had."""
-    for kind, codes in (("train", ("01", "02", "10")), ("dev", ("10", "01"))):
-        lines = "".join(f"{code},text\n" for code in codes)
-        (tmp_path / f"{kind}.csv").write_text("label,text\n" + lines, encoding="utf-8")
-    flags = dict(train_file=[str(tmp_path / "train.csv")], validation_file=[str(tmp_path / "dev.csv")])
-    ours = TextClassificationData(TextClassificationArguments(**flags))
-    assert ours.labels.names == ("01", "02", "10")
-    assert encoded(ours, tokenizer).evaluation[""].rows["labels"][:] == [2, 0]
 
 
 def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
@@ -275,14 +265,9 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
 def test_a_batch_trains_any_model(data, tokenizer, family, labels):
     config = family(**TINY, pad_token_id=0)
     task = encoded(data(train=rows(*labels)), tokenizer, config)
-    model = AutoModelForSequenceClassification.from_config(config)
-    if family is RobertaConfig:
-        task = encoded(data(train=rows(*labels)), tokenizer, config)
-        columns = [name for name in task.train.column_names if name != "token_type_ids"]
-        batch = task.collator([*task.train.select_columns(columns)])
-    else:
-        batch = task.collator([*task.train])
-    loss = model(**batch).loss
+    columns = [name for name in task.train.column_names if name != "token_type_ids" or family is not RobertaConfig]
+    batch = task.collator([*task.train.select_columns(columns)])
+    loss = AutoModelForSequenceClassification.from_config(config)(**batch).loss
     loss.backward()
     assert torch.isfinite(loss)
 
@@ -331,9 +316,6 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         (dict(validation=rows(-1, -1)), "--validation_file has no labels"),
         (dict(train=rows(0.5, 1.5), problem_type=SINGLE), "needs labels that are one text or whole number a row"),
         (dict(train=rows(0.5, float("nan"))), "row 2 of --train_file has the label nan"),
-        (dict(train=rows({"id": 1}, {"id": 2})), "row 1 of --train_file has the label {'id': 1}, expected text"),
-        (dict(train=rows([["a"]], [["b"]])), r"row 1 of --train_file has the label \[\['a'\]\], expected text"),
-        (dict(train=rows([1.0, 0.0], [0.0, 1.0])), "a 0 or 1 for each label"),
         (dict(train=rows({"id": 1}), task_name="sst2", text_columns=["text"]), "{'id': 1}: expected one label"),
         (dict(train=rows(0, 2), label_names=["no", "yes"]), r"the label 2: --label_names has no \(0\), yes \(1\)"),
         (dict(train=GOOD, validation=PAIRS), "--validation_file has no column 'text'"),
@@ -353,13 +335,7 @@ def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
 @pytest.mark.criterion("B3.6")
 def test_empty_texts_are_counted(data, monkeypatch):
     """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""
-    said = []
-    monkeypatch.setattr(text_classification.logger, "warning", said.append)
-    rows = [
-        dict(sentence="a", label=0),
-        dict(sentence=" ", label=1),
-        dict(sentence="", label=0),
-        dict(sentence="b", label=1),
-    ]
-    data(train=rows)
-    assert said == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]
+    warnings = []
+    monkeypatch.setattr(text_classification.logger, "warning", warnings.append)
+    data(train=[dict(sentence=text, label=number % 2) for number, text in enumerate(("a", " ", "", "b"))])
+    assert warnings == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]

@@ -92,10 +92,18 @@ def test_read_conll_by_hand(name, tmp_path):
     assert read.tags == [["B-PER", "O"], ["B-LOC"], ["O"]]
 
 
-def test_read_conll_without_tags_and_with_comments(tmp_path):
-    (tmp_path / "rows.conll").write_text("# sent_id = 1\nAda\n#\nsmiles\n\n\n\nso\n", encoding="utf-8")
+@pytest.mark.parametrize(
+    "text, words, tags",
+    [
+        ("# sent_id = 1\nAda\n#\nsmiles\n\n\n\nso\n", [["Ada", "#", "smiles"], ["so"]], None),
+        ("1 CD O\n2 CD O\nmen NNS O\n\n1 CD O\n", [["1", "2", "men"], ["1"]], [["O"] * 3, ["O"]]),
+    ],
+    ids=["comments without tags", "numbers as words"],
+)
+def test_read_conll_of_other_forms(text, words, tags, tmp_path):
+    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
     read = read_conll(tmp_path / "rows.conll", source="--test_file")
-    assert read.words == [["Ada", "#", "smiles"], ["so"]] and read.tags is None
+    assert (read.words, read.tags) == (words, tags)
 
 
 def test_labels_stand_in_one_order_whatever_the_order_of_the_data():
@@ -275,13 +283,17 @@ def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
 
 
 @pytest.mark.criterion("A10.5")
-def test_words_are_read_as_within_a_text(tmp_path):
+def test_words_are_read_as_within_a_text(tmp_path, wordpiece):
     """Without its space a word would be read as the end of another."""
     tokenizer = byte_level()
     within = tokenizer(" Ada Lovelace smiles")["input_ids"]
     assert tokenizer(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] != within
     task = data_of(tmp_path).encode(tokenizer, None)
     assert task.train[0]["input_ids"] == within
+    # Other tokenizers stay as they are.
+    before = wordpiece.backend_tokenizer.to_str()
+    take_prefix_space(wordpiece)
+    assert wordpiece.backend_tokenizer.to_str() == before
 
 
 def roberta():
@@ -306,27 +318,17 @@ def test_the_space_before_words_is_saved(build, load, tmp_path):
     assert load(tmp_path)(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
 
 
-def test_other_tokenizers_stay_as_they_are(wordpiece):
-    before = wordpiece.backend_tokenizer.to_str()
-    take_prefix_space(wordpiece)
-    assert wordpiece.backend_tokenizer.to_str() == before
-
-
 # ------- checkpoints that know their labels
 
 
-def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(tmp_path, wordpiece):
-    data = data_of(tmp_path)
-    data.use_label_order({"I-PER": 0, "B-LOC": 1, "O": 2, "B-PER": 3})
-    assert data.config_fields()["id2label"] == {0: "I-PER", 1: "B-LOC", 2: "O", 3: "B-PER"}
-    assert data.encode(wordpiece, None).train[1]["labels"][:3] == [-100, 1, 2]
-
-
 @pytest.mark.parametrize("known", [{"LABEL_0": 0, "LABEL_1": 1}, {"O": 0, "B-x": 1}, {"O": 0, "B-x": 1, "I-x": 2, "B-y": 3}])
-def test_other_labels_are_those_of_the_data_where_there_is_some_to_train_on(known, tmp_path):
+def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(known, tmp_path, wordpiece):
     data = data_of(tmp_path)
     data.use_label_order(known)
     assert data.labels == ["O", "B-LOC", "B-PER", "I-PER"]
+    data.use_label_order({"I-PER": 0, "B-LOC": 1, "O": 2, "B-PER": 3})
+    assert data.config_fields()["id2label"] == {0: "I-PER", 1: "B-LOC", 2: "O", 3: "B-PER"}
+    assert data.encode(wordpiece, None).train[1]["labels"][:3] == [-100, 1, 2]
 
 
 def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordpiece):
@@ -450,12 +452,6 @@ CONLL_U = """# newdoc
 1	.	.	PUNCT	_	_	0	root	_	_
 """
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
-
-
-def test_numbers_may_be_words(tmp_path):
-    text = "1 CD O\n2 CD O\nmen NNS O\n\n1 CD O\n"
-    (tmp_path / "rows.conll").write_text(text, encoding="utf-8")
-    assert read_conll(tmp_path / "rows.conll", source="--train_file").words == [["1", "2", "men"], ["1"]]
 
 
 NUMBERED = r"numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
