@@ -2,12 +2,12 @@
 """Stock DeBERTa models on our backends: same outputs, gradients, parameters and files, wherever the attention sits."""
 
 import copy
-import io
 import pickle
 import sys
 
 import pytest
 import torch
+from attention_inputs import saved_and_loaded
 from backends import NAMES
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -114,22 +114,6 @@ class TokenEncoder(nn.Module):
         return self.projection(self.bert_layer.model(input_ids, attention_mask=attention_mask).last_hidden_state)
 
 
-class CrossEncoder(nn.Sequential):
-    """As sentence-transformers does: a pipeline whose first module holds a model with a head."""
-
-    def forward(self, features):
-        return super().forward(features).logits
-
-
-class Reader(nn.Module):
-    def __init__(self, auto_model):
-        super().__init__()
-        self.auto_model = auto_model
-
-    def forward(self, features):
-        return self.auto_model(**features)
-
-
 # ------- positions, by hand
 
 
@@ -199,30 +183,19 @@ def test_restore_gives_the_classes_and_the_bits_of_stock(family, stock, padded):
     assert restore_attention(model) == []
 
 
-def saved_and_loaded(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = dict(deepcopy=copy.deepcopy, pickle=lambda model: pickle.loads(pickle.dumps(model)), save=saved_and_loaded)
-
-
-@pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("family", BOTH)
-def test_a_replaced_model_can_be_copied_and_pickled(family, how, stock, padded):
+def test_a_replaced_model_can_be_copied_and_pickled(family, stock, padded):
     model = stock(family)
     ids, mask = padded(20)
     replace_attention(model, "blocked")
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).last_hidden_state
     assert len(pickle.dumps(model)) < 1.5 * len(pickle.dumps(stock(family)))
-    again = COPIES[how](model)
-    with torch.no_grad():
-        assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, expected)
-    assert attentions(again)[0].attn_implementation == "blocked" and backends(again) == {"blocked"}
-    assert len(restore_attention(again)) == 3
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved_and_loaded(model)):
+        with torch.no_grad():
+            assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, expected)
+        assert attentions(again)[0].attn_implementation == "blocked" and backends(again) == {"blocked"}
+        assert len(restore_attention(again)) == 3
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -346,16 +319,6 @@ def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dt
     assert torch.isfinite(ours).all() and not ours[~rows].any()
 
 
-def test_encoder_takes_a_mask_for_each_query(pair, relative_error):
-    for family in BOTH:
-        reference, model = pair(family)
-        hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
-        document = torch.arange(20) // 7
-        mask = (document[:, None] == document).long().expand(2, 20, 20)
-        ours, theirs = (m.encoder(hidden, mask).last_hidden_state for m in (model, reference))
-        assert relative_error("replaced stock model", ours, theirs) < 1e-5
-
-
 def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     reference, model = pair("v3")
     generator = torch.Generator().manual_seed(0)
@@ -378,17 +341,8 @@ def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
 
 
-def test_queries_of_another_length_go_to_the_code_of_stock(pair):
-    reference, model = pair("v3", pos_att_type=["c2p"])
-    hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
-    for m in (model, reference):
-        m.states = m.encoder(hidden, torch.ones(2, 1, 6, 20), query_states=hidden[:, :6]).last_hidden_state
-    assert torch.equal(model.states, reference.states)
-    assert attentions(model)[0].last_backend == ("stock", "6 queries of 20 keys")
-
-
 @pytest.mark.parametrize("family", BOTH)
-def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, pair, padded):
+def test_relative_positions_of_the_callers_own_and_other_queries_go_to_the_code_of_stock(family, pair, padded):
     reference, model = pair(family)
     hidden = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
     _, mask = padded(20, "none")
@@ -396,6 +350,11 @@ def test_relative_positions_of_the_callers_own_go_to_the_code_of_stock(family, p
     ours, theirs = (m.encoder(hidden, mask, relative_pos=relative).last_hidden_state for m in (model, reference))
     assert torch.equal(ours, theirs)
     assert {module.last_backend for module in attentions(model)} == {("stock", "relative positions of the caller's own")}
+    if family == "v3":
+        models = reference, model = pair(family, pos_att_type=["c2p"])
+        mask = torch.ones(2, 1, 6, 20)
+        assert torch.equal(*(m.encoder(hidden, mask, query_states=hidden[:, :6]).last_hidden_state for m in models))
+        assert attentions(model)[0].last_backend == ("stock", "6 queries of 20 keys")
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -494,16 +453,6 @@ def test_a_model_that_holds_a_backbone(family, stock, padded, relative_error):
     assert torch.equal(model(ids, mask), theirs)
 
 
-def test_a_cross_encoder(stock, padded):
-    model = CrossEncoder(Reader(stock("v3", AutoModelForSequenceClassification, num_labels=1)))
-    ids, mask = padded(33)
-    features = dict(input_ids=ids, attention_mask=mask)
-    with torch.no_grad():
-        before = model(features)
-        assert replace_attention(model).replaced[2] == "0.auto_model.deberta.encoder.layer.2.attention.self"
-        assert torch.allclose(model(features), before, atol=1e-5)
-
-
 def test_layers_restored_one_by_one_still_give_the_same(pair, padded, relative_error):
     reference, model = pair("v3")
     ids, mask = padded(20)
@@ -600,11 +549,10 @@ def test_a_graph_of_the_whole_model_serves_other_lengths(family, graph, pair, pa
 # ------- errors, and what is left alone
 
 
-class OwnAttention(v2.DisentangledSelfAttention):
-    pass
-
-
 def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padded):
+    class OwnAttention(v2.DisentangledSelfAttention):
+        pass
+
     model = stock("v3")
     first, second, _ = attentions(model)
     first.__class__ = OwnAttention
@@ -623,41 +571,31 @@ def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padde
     assert torch.allclose(ours, expected, atol=1e-5)
 
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, but this machine has CUDA")
+
+
 @pytest.mark.parametrize(
-    ("family", "overrides", "reason"),
+    ("family", "overrides", "name", "message"),
     [
-        ("v1", dict(talking_head=True), "talking heads"),
-        ("v3", dict(position_buckets=64, max_relative_positions=16), "do not rise"),
+        ("v1", dict(talking_head=True), "auto", "encoder.layer.0.attention.self: .*talking heads"),
+        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self: .*do not rise"),
+        ("v3", {}, "flash", "'flash' is not one of 'eager', .*'triton'"),
+        pytest.param("v3", {}, "triton", "cannot serve this: .*'blocked'", marks=NO_GPU),
     ],
-    ids=["talking heads", "buckets beyond the distance"],
+    ids=["talking heads", "buckets beyond the distance", "unknown backend", "triton"],
 )
-def test_a_model_with_nothing_to_replace_is_refused_with_the_reason(family, overrides, reason, stock):
+def test_what_cannot_be_replaced_is_refused_with_the_reason_and_stays(family, overrides, name, message, stock):
     model = stock(family, **overrides)
-    with pytest.raises(ValueError, match=f"encoder.layer.0.attention.self: .*{reason}"):
-        replace_attention(model)
-    assert not any(isinstance(module, unit._Replaced) for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [(DebertaExtModel, r"got DebertaExtModel .*set_attn_implementation"), (dict, r"expected a torch.nn.Module, got \w+")],
-)
-def test_models_of_our_own_and_other_objects_are_refused(build, message, tiny_config):
-    with pytest.raises(ValueError, match=message):
-        replace_attention(build(tiny_config("v3")) if build is DebertaExtModel else build())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("flash", "'flash' is not one of 'eager', .*'triton'"), ("triton", "cannot serve this: .*'blocked'")],
-)
-def test_a_backend_that_cannot_serve_is_refused_and_nothing_is_replaced(name, message, stock):
-    if name == "triton" and torch.cuda.is_available():
-        pytest.skip("the model is on the CPU, but this machine has CUDA")
-    model = stock("v3")
     with pytest.raises(ValueError, match=message):
         replace_attention(model, name)
-    assert type(attentions(model)[0]) is v2.DisentangledSelfAttention
+    assert len(attentions(model)) == 3 and {type(module) for module in attentions(model)} <= {*unit.ATTENTION}
+
+
+def test_models_of_our_own_and_other_objects_are_refused(tiny_config):
+    with pytest.raises(ValueError, match=r"got DebertaExtModel .*set_attn_implementation"):
+        replace_attention(DebertaExtModel(tiny_config("v3")))
+    with pytest.raises(ValueError, match=r"expected a torch.nn.Module, got \w+"):
+        replace_attention({})
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(stock, padded):

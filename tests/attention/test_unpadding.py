@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sequences: the streams, padded batches as streams, and several documents in a row."""
 
+import itertools
+
 import pytest
 import torch
+from attention_inputs import gradients_of
 from backends import NAMES as BACKENDS
 
 from hf_deberta_ext import (
@@ -42,51 +45,45 @@ def test_from_mask_by_hand():
     x = torch.arange(12).view(3, 4)
     assert packed.unpad(x).tolist() == [[0, 1, 2, 4, 8, 9, 10, 11]]
     assert packed.pad(packed.unpad(x)).tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 10, 11]]
+    positions, wanted = torch.tensor([[2, 0], [0, 0], [1, 3]]), torch.tensor([[True, True], [True, False], [True, True]])
+    assert packed.batch_to_stream(positions, wanted).tolist() == [[2, 0, 3, 5, 7]]
+    for margin, expected in ((1, [1, 2, 3, 5, 7, 8, 9, 10]), (2, [2, 3, 4, 7, 10, 11, 12, 13])):
+        places, length = packed.windows(margin)
+        assert places.tolist() == expected and length == 8 + 4 * margin
     with pytest.raises(AttributeError, match="boundaries is now cu_seqlens"):
         _ = packed.boundaries
     left = PackedSequences.from_mask(MASK.flip(1))
     assert left.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
     assert left.lengths == [3, 1, 4] and torch.equal(left.positions, packed.positions)
+    # Gaps and rows without a token stay padded.
+    for mask in ([[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]], [[0, 1, 0, 1]]):
+        assert PackedSequences.from_mask(torch.tensor(mask).bool()) is None
 
 
 def test_from_document_ids_by_hand():
     """The numbers are names alone: of any size and order, and another row may use them again, also next to each other."""
-    packed = PackedSequences.from_document_ids(torch.tensor([[7, 7, 2, 2, 2], [2, 0, 9, 9, 0]]))
-    assert packed.token_index.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
-    assert packed.lengths == [2, 3, 1, 2] and packed.cu_seqlens.tolist() == [0, 2, 5, 6, 8]
-    assert packed.positions.tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
-    assert packed.first_token.tolist() == [0, 0, 2, 2, 2, 5, 6, 6]
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
-def test_document_ids_of_any_integer_type(dtype):
-    packed = PackedSequences.from_document_ids(MASK.to(dtype))
-    assert packed.lengths == [3, 1, 4] and packed.positions.dtype == torch.int64
-
-
-def test_batch_to_stream_finds_places_of_the_batch():
-    packed = PackedSequences.from_mask(MASK)
-    positions, wanted = torch.tensor([[2, 0], [0, 0], [1, 3]]), torch.tensor([[True, True], [True, False], [True, True]])
-    assert packed.batch_to_stream(positions, wanted).tolist() == [[2, 0, 3, 5, 7]]
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        packed = PackedSequences.from_document_ids(torch.tensor([[7, 7, 2, 2, 2], [2, 0, 9, 9, 0]], dtype=dtype))
+        assert packed.token_index.tolist() == [0, 1, 2, 3, 4, 5, 7, 8] and packed.positions.dtype == torch.int64
+        assert packed.lengths == [2, 3, 1, 2] and packed.cu_seqlens.tolist() == [0, 2, 5, 6, 8]
+        assert packed.positions.tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
+        assert packed.first_token.tolist() == [0, 0, 2, 2, 2, 5, 6, 6]
+    assert PackedSequences.from_document_ids(MASK).lengths == [3, 1, 4]
 
 
 @pytest.mark.criterion("P16")
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
-def test_pad_of_unpad_is_the_identity_at_real_tokens(shape):
+def test_pad_of_unpad_is_the_identity_at_real_tokens_with_its_gradient(shape):
     packed = PackedSequences.from_mask(MASK)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    real = MASK.view(3, 4, *[1] * (len(shape) - 2)).expand(shape)
     stream = packed.unpad(x)
     assert stream.shape == (1, 8, *shape[2:]) and torch.equal(packed.unpad(packed.pad(stream)), stream)
-    assert torch.equal(packed.pad(stream), x * MASK.view(3, 4, *[1] * (len(shape) - 2)))
+    assert torch.equal(packed.pad(stream), x * real)
     # One row for all is unpadded like a whole batch.
     assert torch.equal(packed.unpad(x[:1]), packed.unpad(x[:1].expand(shape)))
-
-
-def test_gradients_flow_through_pad_and_unpad():
-    packed = PackedSequences.from_mask(MASK)
-    x = torch.randn(3, 4, 2, requires_grad=True, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    packed.pad(packed.unpad(x) * 3).sum().backward()
-    assert torch.equal(x.grad, 3.0 * MASK[..., None].expand(3, 4, 2))
+    (gradient,) = torch.autograd.grad(packed.pad(stream * 3).sum(), x)
+    assert torch.equal(gradient, 3.0 * real)
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 1, 4], [10, 9, 8, 7, 100, 90, 1], [4, 4, 4], [1, 1]], ids=str)
@@ -129,21 +126,6 @@ def test_attend_calls_attention_within_documents():
         assert torch.allclose(out[:, :, start:end], part.mean(2, keepdim=True).expand_as(part), atol=1e-6)
 
 
-@pytest.mark.parametrize("margin", [1, 2])
-def test_windows_leave_free_places_around_documents(margin):
-    places, length = PackedSequences.from_mask(MASK).windows(margin)
-    expected = []
-    for size, before in zip([3, 1, 4], [0, 3, 4], strict=True):
-        first = before + margin * (1 + [0, 3, 4].index(before))
-        expected += range(first, first + size)
-    assert places.tolist() == expected and length == 8 + 4 * margin
-
-
-@pytest.mark.parametrize("mask", [[[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]], [[0, 1, 0, 1]]], ids=str)
-def test_from_mask_with_gaps_or_rows_without_tokens_stays_padded(mask):
-    assert PackedSequences.from_mask(torch.tensor(mask).bool()) is None
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -162,13 +144,6 @@ def test_wrong_document_ids_are_refused(ids, message):
 
 
 # A padded batch as one stream.
-
-
-def gradients_of(model, loss):
-    model.zero_grad()
-    loss.backward()
-    named = model.named_parameters()
-    return {name: parameter.grad.clone() for name, parameter in named if parameter.requires_grad}
 
 
 def assert_same_gradients(name, ours, reference, relative_error, tolerance=1e-5):
@@ -487,38 +462,31 @@ def test_labels_between_documents_do_not_count(name, tiny_config, shake):
     assert torch.allclose(*losses, rtol=1e-6)
 
 
+LONG_DOCUMENTS = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
+
+
 @pytest.mark.criterion("P5")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("build", [DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection])
-@pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_a_neighbour_changes_no_bit_of_a_document(kind, build, backend, tiny_config, shake):
+@pytest.mark.parametrize(
+    ("build", "kind", "document_ids"),
+    [
+        *((build, kind, packed_batch()[1])
+          for build in (DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection)
+          for kind in ("v1", "v2")),
+        pytest.param(DebertaExtModel, "v3", LONG_DOCUMENTS, id="beyond-one-tile"),
+    ],
+)  # fmt: skip
+def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, backend, tiny_config, shake):
+    """Also beyond one tile, where two documents of nearly one length share a group."""
     model = shake(build(tiny_config(kind)))
     model.set_attn_implementation(backend)
-    ids, document_ids, where = packed_batch()
-    others = packed_batch(seed=1)[0]
+    ids, others = (random_ids(*document_ids.shape, seed=seed) for seed in (0, 1))
     with torch.no_grad():
         expected = model(ids, document_ids=document_ids)[0]
-        for kept in range(len(where)):
-            row, part = where[kept]
-            changed = others.clone()
-            changed[row, part] = ids[row, part]
-            out = model(changed, document_ids=document_ids)[0]
-            assert torch.equal(out[row, part], expected[row, part])
-            assert not torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_neighbour_changes_no_bit_of_a_long_document(backend, tiny_config, shake):
-    """Beyond one tile, where two documents of nearly one length share a group."""
-    model = shake(DebertaExtModel(tiny_config("v3")))
-    model.set_attn_implementation(backend)
-    document_ids = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
-    ids, others = random_ids(1, 310), random_ids(1, 310, seed=1)
-    with torch.no_grad():
-        expected = model(ids, document_ids=document_ids)[0]
-        for number in (1, 2, 3):
-            kept = document_ids == number
-            assert torch.equal(model(ids.where(kept, others), document_ids=document_ids)[0][kept], expected[kept])
+        for row, number in itertools.product(range(len(document_ids)), (1, 2, 3)):
+            kept = (document_ids == number) & (torch.arange(len(document_ids)) == row)[:, None]
+            out = model(ids.where(kept, others), document_ids=document_ids)[0]
+            assert torch.equal(out[kept], expected[kept]) and not torch.equal(out, expected)
 
 
 def test_no_gradient_crosses_from_one_document_into_another(tiny_config, shake):
@@ -556,24 +524,17 @@ def test_document_ids_equal_a_mask_of_blocks_with_positions(kind, masked_only, t
     assert_same_gradients("document blocks, gradients", gradients, expected, relative_error)
 
 
-def test_one_document_a_row_equals_padding(tiny_config, shake, batch):
+def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_config, shake, batch):
     model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
-    model.set_unpadding(True)
     ids, mask = batch(B, N, LENGTHS)
+    model.set_unpadding(True)
     with torch.no_grad():
-        assert torch.equal(model(ids, document_ids=mask).logits, model(ids, attention_mask=mask).logits)
-        both = model(ids, document_ids=torch.ones_like(mask), attention_mask=mask).logits
-        assert torch.equal(both, model(ids, attention_mask=mask).logits)
-
-
-def test_document_ids_pack_even_where_unpadding_is_off(tiny_config, shake, relative_error):
-    model = shake(DebertaExtModel(tiny_config()))
-    model.set_unpadding(False)
-    ids, document_ids, where = packed_batch()
-    with torch.no_grad():
-        states = model(ids, document_ids=document_ids).last_hidden_state
-        row, part = where[1]
-        assert relative_error("packed documents", states[row, part], alone(model, ids, where[1]).last_hidden_state[0]) < 1e-5
+        expected = model(ids, attention_mask=mask).logits
+        for unpadding in (True, False):
+            model.set_unpadding(unpadding)
+            assert torch.equal(model(ids, document_ids=mask).logits, expected)
+            both = model(ids, document_ids=torch.ones_like(mask), attention_mask=mask).logits
+            assert torch.equal(both, expected)
 
 
 @pytest.mark.parametrize(

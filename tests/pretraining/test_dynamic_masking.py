@@ -101,34 +101,26 @@ def test_generators_of_neighbours_are_unrelated():
     assert abs(torch.corrcoef(first.T)[0, 1]) < 0.06
 
 
-def test_examples_are_numbered_and_say_the_epoch():
-    dataset = NumberedExamples([{"x": 5}, {"x": 6}])
-    assert len(dataset) == 2
-    assert [dataset[i] for i in range(2)] == [{"x": 5, "example": 0, "epoch": 0}, {"x": 6, "example": 1, "epoch": 0}]
-    dataset.set_epoch(3)
+def test_examples_and_streams_are_numbered_and_say_the_epoch():
+    """A number that a row of a stream has stays: else static masks of a stream shuffled anew would not recur."""
+    examples, source = [{"x": 5}, {"x": 6, "example": 9}], Stream([{"x": 5}, {"x": 6, "example": 9}])
+    dataset, stream = NumberedExamples(examples), NumberedStream(source)
+    assert len(dataset) == 2 and dataset[0] == {"x": 5, "example": 0, "epoch": 0}
+    for numbered_rows in (dataset, stream):
+        numbered_rows.set_epoch(3)
     assert dataset[1] == {"x": 6, "example": 1, "epoch": 3}
+    expected = [{"x": 5, "example": 0, "epoch": 3, "told": 3}, {"x": 6, "example": 9, "epoch": 3, "told": 3}]
+    assert [*stream] == expected and [*stream] == expected
+    for numbered_rows in (NumberedExamples(examples, fixed=True), NumberedStream(Stream(examples), fixed=True)):
+        numbered_rows.set_epoch(3)
+        row = next(iter(numbered_rows))
+        assert row["epoch"] == row.get("told", 0) == 0
 
 
-def test_a_stream_is_numbered_in_its_order_and_passes_the_epoch_on():
-    source = Stream([{"x": 5}, {"x": 6}])
-    dataset = NumberedStream(source)
-    dataset.set_epoch(2)
-    expected = [{"x": 5, "example": 0, "epoch": 2, "told": 2}, {"x": 6, "example": 1, "epoch": 2, "told": 2}]
-    assert [*dataset] == expected and [*dataset] == expected
 
 
-def test_a_row_of_a_stream_keeps_the_number_that_it_has():
-    """Otherwise static masks of a stream that is shuffled anew in each epoch would not recur."""
-    dataset = NumberedStream(Stream([{"x": 5, "example": 7}, {"x": 6, "example": 3}]))
-    assert [row["example"] for row in dataset] == [7, 3]
 
 
-def test_fixed_examples_stay_in_epoch_0():
-    examples, stream = NumberedExamples([{"x": 5}], fixed=True), NumberedStream(Stream([{"x": 5}]), fixed=True)
-    for dataset in (examples, stream):
-        dataset.set_epoch(3)
-    row = next(iter(stream))
-    assert examples[0]["epoch"] == row["epoch"] == row["told"] == 0
 
 
 def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
@@ -213,9 +205,6 @@ def test_blocks_keep_the_order_of_batches_whatever_the_workers(workers):
     assert got == [[(4 * i + j) % 10 for j in range(4)] for i in range(6)]
 
 
-def test_an_endless_stream_without_examples_stops():
-    with pytest.raises(ValueError, match="the stream has no example at all"):
-        next(iter(NumberedStream(Stream([]), endless=True)))
 
 
 def test_a_shuffled_stream_has_another_order_in_each_epoch():
@@ -234,10 +223,8 @@ def test_a_shuffled_stream_has_another_order_in_each_epoch():
 
 def test_collator_and_data_set_can_be_pickled(collator):
     """As workers that are spawned need."""
-    example = numbered(rows(1)[0])
-    for original in (collator(), collator(sentence_order=True)):
-        copy = pickle.loads(pickle.dumps(original))
-        assert copy.options == original.options and copy.sentence_order == original.sentence_order
+    example, copy = numbered(rows(1)[0]), pickle.loads(pickle.dumps(collator(sentence_order=True)))
+    assert copy.options == collator().options and copy.sentence_order
     assert unpadded(pickle.loads(pickle.dumps(collator()))([example])) == unpadded(collator()([example]))
     assert pickle.loads(pickle.dumps(NumberedExamples(rows())))[0]["epoch"] == 0
 
@@ -316,19 +303,15 @@ def test_a_batch_is_padded_with_what_each_entry_needs(collator):
     assert batch["sentence_labels"].tolist() == [1, 0]
 
 
-def test_entries_that_are_not_given_are_not_made(collator):
-    batch = collator()([numbered({**rows(1)[0], "text": "not for the model"})])
-    assert {*batch} == {"input_ids", "attention_mask", "labels"}
 
 
-def test_padding_to_a_multiple_stops_at_max_length(collator):
-    feature = numbered({"input_ids": [CLS, *range(10, 18), SEP]})
-    widths = [
-        collator(**arguments)([feature])["input_ids"].shape[1]
-        for arguments in (
-            {}, dict(max_length=20), dict(pad_to_multiple_of=8), dict(pad_to_multiple_of=8, max_length=12),
-        )
-    ]  # fmt: skip
+def test_padding_to_a_multiple_stops_at_max_length_and_makes_no_other_entries(collator):
+    feature = numbered({"input_ids": [CLS, *range(10, 18), SEP], "text": "not for the model"})
+    widths = []
+    for multiple, max_length in ((None, None), (None, 20), (8, None), (8, 12)):
+        batch = collator(pad_to_multiple_of=multiple, max_length=max_length)([feature])
+        assert {*batch} == {"input_ids", "attention_mask", "labels"}
+        widths.append(batch["input_ids"].shape[1])
     assert widths == [10, 10, 16, 12]
 
 
@@ -362,14 +345,12 @@ def test_half_of_the_pairs_change_places_anew_in_each_epoch(order_collator):
     assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.08)
 
 
-def test_swapped_pairs_are_masked_in_their_new_places(vocabulary):
-    collate = MaskingCollator(vocabulary, MaskingOptions(mask_share=1.0, random_share=0.0), sentence_order=True)
-    batch = collate([numbered(pair([*range(10, 30)], [*range(30, 40)]), i) for i in range(50)])
+def test_swapped_pairs_are_masked_in_their_new_places(collator):
+    batch = collator(sentence_order=True)([numbered(pair([*range(10, 30)], [*range(30, 40)]), i) for i in range(50)])
     original = torch.where(batch["labels"] >= 0, batch["labels"], batch["input_ids"])
-    starts = torch.where(batch["sentence_labels"] == 1, 30, 10)
-    assert torch.equal(original[:, 1], starts)
+    assert torch.equal(original[:, 1], torch.where(batch["sentence_labels"] == 1, 30, 10))
     assert ((batch["input_ids"] == MASK) == (batch["labels"] >= 0)).all()
-    assert (batch["labels"] >= 0).sum(1).tolist() == [4] * 50
+    assert (batch["labels"] >= 0).any(1).all()
 
 
 # ------- errors
@@ -378,34 +359,30 @@ def test_swapped_pairs_are_masked_in_their_new_places(vocabulary):
 @pytest.mark.parametrize(
     ("options", "features", "message"),
     [
-        (dict(duplicates=0), [], "duplicates must be at least 1, or None, got 0"),
-        (dict(pad_to_multiple_of=0), [], "pad_to_multiple_of must be at least 1, or None, got 0"),
-        (dict(max_length=0), [], "max_length must be at least 1, or None, got 0"),
-        (dict(max_length=4), [pair([10], [11])], "an example has 5 tokens, max_length is 4"),
-        ({}, [pair([10], [11]), {"input_ids": [CLS, 10, SEP]}], "must have 'token_type_ids'; some have it"),
+        *((dict([(name, 0)]), [], f"{name} must be at least 1, or None, got 0")
+          for name in ("duplicates", "pad_to_multiple_of", "max_length")),
+        (dict(max_length=4), [numbered(pair([10], [11]))], "an example has 5 tokens, max_length is 4"),
+        ({}, [numbered(pair([10], [11])), numbered({"input_ids": [CLS, 10, SEP]})], "'token_type_ids'; some have it"),
+        *(({}, [rows(1)[0] | number], r"wrap the data set in NumberedExamples or NumberedStream.*remove_unused_columns")
+          for number in (dict(example=0), dict(epoch=0))),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_and_examples_are_refused(collator, options, features, message):
     with pytest.raises(ValueError, match=message):
-        collator(**options)([numbered(feature) for feature in features])
+        collator(**options)(features)
 
 
-@pytest.mark.parametrize("missing", ["example", "epoch"])
-def test_features_without_numbers_are_an_error(collator, missing):
-    feature = numbered(rows(1)[0])
-    del feature[missing]
-    with pytest.raises(ValueError, match=r"wrap the data set in NumberedExamples or NumberedStream.*remove_unused_columns"):
-        collator()([feature])
 
 
+CLS_10_SEP_11_SEP = [CLS, 10, SEP, 11, SEP]
 NO_PAIRS = {
-    "no types": {"input_ids": [CLS, 10, SEP, 11, SEP]},
+    "no types": {"input_ids": CLS_10_SEP_11_SEP},
     "one segment": {"input_ids": [CLS, 10, 11, SEP], "token_type_ids": [0] * 4},
     "empty first": pair([], [10]),
     "empty second": pair([10], []),
     "no separator": {"input_ids": [CLS, 10, 12, 11, SEP], "token_type_ids": [0, 0, 0, 1, 1]},
-    "types mixed": {"input_ids": [CLS, 10, SEP, 11, SEP], "token_type_ids": [0, 1, 0, 1, 0]},
-    "too few types": {"input_ids": [CLS, 10, SEP, 11, SEP], "token_type_ids": [0, 0, 0, 1]},
+    "types mixed": {"input_ids": CLS_10_SEP_11_SEP, "token_type_ids": [0, 1, 0, 1, 0]},
+    "too few types": {"input_ids": CLS_10_SEP_11_SEP, "token_type_ids": [0, 0, 0, 1]},
     "no end": {"input_ids": [CLS, 10, SEP, 11, 12], "token_type_ids": [0, 0, 0, 1, 1]},
 }
 
@@ -414,14 +391,15 @@ NO_PAIRS = {
 def test_sentence_order_without_pairs_is_an_error(order_collator, name):
     with pytest.raises(ValueError, match=r"needs pairs \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1, got"):
         order_collator([numbered(NO_PAIRS[name])])
-
-
-def test_sentence_order_of_a_random_second_segment_is_an_error(order_collator):
     assert order_collator([numbered({**pair([10], [11]), "sentence_labels": 0})])["sentence_labels"].shape == (1,)
     with pytest.raises(ValueError, match="needs consecutive segments, got sentence_labels 1"):
         order_collator([numbered({**pair([10], [11]), "sentence_labels": 1})])
 
 
-def test_a_stream_that_can_be_read_only_once_is_an_error():
+
+
+def test_streams_that_cannot_be_read_again_are_refused():
     with pytest.raises(TypeError, match=r"got an iterator \(generator\)"):
         NumberedStream(row for row in rows())
+    with pytest.raises(ValueError, match="the stream has no example at all"):
+        next(iter(NumberedStream(Stream([]), endless=True)))

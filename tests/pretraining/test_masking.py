@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masking: units of three kinds of vocabularies, budgets, lengths, shares, and coverage by position, by chi-square."""
 
+import itertools
 import math
 import random
 
@@ -68,8 +69,6 @@ def with_specials(unit_ids, places):
     return torch.tensor(output)
 
 
-def run_lengths(span_ids):
-    return torch.bincount(span_ids)[1:]
 
 
 def coverage(unit, policy="uniform", *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
@@ -92,38 +91,25 @@ def unit_list(tokenizer, text, whole_words=True):
 
 
 @pytest.mark.criterion("A19.1")
-@pytest.mark.parametrize(
-    "marker, text, expected",
-    [
-        (
-            "Ġ",
-            "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]",
-            [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1],
-        ),
-        (
-            "▁",
-            "[CLS] ▁The re ▁ 国 a 、 国 ▁( a ) [MASK] <0x41> ▁% 国 <0x41> ' t [SEP]",
-            [-1, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, -1, 5, 6, 6, 6, 7, 7, -1],
-        ),
-        (
-            "##",
-            "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]",
-            [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1],
-        ),
-    ],
-)
-def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(marker, text, expected, tokenizers):
-    assert unit_list(tokenizers[marker], text) == expected
+def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenizers):
+    text = "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]"
+    expected = [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1]
+    assert unit_list(tokenizers["Ġ"], text) == expected
+    text = "[CLS] ▁The re ▁ 国 a 、 国 ▁( a ) [MASK] <0x41> ▁% 国 <0x41> ' t [SEP]"
+    expected = [-1, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, -1, 5, 6, 6, 6, 7, 7, -1]
+    assert unit_list(tokenizers["▁"], text) == expected
+    text, expected = "[CLS] ▁The re 国 [UNK] ) [SEP] [PAD]", [-1, 0, 1, 2, -1, 3, -1, -1]
+    assert unit_list(tokenizers["▁"], text, whole_words=False) == expected
+    text = "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]"
+    assert unit_list(tokenizers["##"], text) == [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1]
+    # The vocabulary tells the kind where the parts of the tokenizer do not.
+    for words in (["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]):
+        tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
+        assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
 
 
-def test_a_single_token_is_a_unit_without_whole_words(tokenizers):
-    assert unit_list(tokenizers["▁"], "[CLS] ▁The re 国 [UNK] ) [SEP] [PAD]", False) == [-1, 0, 1, 2, -1, 3, -1, -1]
 
 
-@pytest.mark.parametrize("words", [["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]], ids=["▁", "Ġ", "##"])
-def test_the_vocabulary_tells_the_kind_where_the_parts_of_the_tokenizer_do_not(words):
-    tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
-    assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
 
 
 def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
@@ -199,20 +185,18 @@ def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
             assert error == 0 if unit == "token" else error <= sizes.max() / (1 + nearest), (N, rate)
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_mean_rate_is_the_one_asked_for(unit):
-    options, g = MaskingOptions(unit=unit), generator()
-    masked = [int((choose(word_units(200, g), options, g) > 0).sum()) for _ in range(300)]
-    assert sum(masked) / len(masked) == pytest.approx(30, abs=0.25)
-
-
-@pytest.mark.parametrize("unit", ["word", "ngram"])
-def test_a_huge_word_does_not_keep_the_others_from_filling_the_budget(unit):
-    """100 words of one token and one of 100: 80 tokens are many more words than a text of equal words would need."""
-    options, g = MaskingOptions(unit=unit, rate=0.4), generator()
+def test_the_mean_rate_is_the_one_asked_for_also_beside_a_huge_word():
+    g = generator()
+    for unit in UNITS:
+        masked = [int((choose(word_units(200, g), MaskingOptions(unit=unit), g) > 0).sum()) for _ in range(300)]
+        assert sum(masked) / len(masked) == pytest.approx(30, abs=0.25), unit
+    # 100 words of one token and one of 100: 80 tokens are many more words than a text of equal words would need.
     unit_ids = torch.cat([torch.arange(100), torch.full((100,), 100)])
-    masked = [choose(unit_ids, options, g) > 0 for _ in range(100)]
-    assert max(int(m.sum()) for m in masked if not m[-1]) == 80
+    for unit in ("word", "ngram"):
+        masked = [choose(unit_ids, MaskingOptions(unit=unit, rate=0.4), g) > 0 for _ in range(100)]
+        assert max(int(m.sum()) for m in masked if not m[-1]) == 80, unit
+
+
 
 
 @pytest.mark.parametrize(("unit", "policy"), [*((unit, "uniform") for unit in UNITS), *OFFICIAL])
@@ -225,41 +209,35 @@ def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit, pol
 
 def test_spans_never_touch():
     g = generator()
-    for N in (5, 12, 60, 300):
-        for rate in (0.15, 0.5):
-            for _ in range(40):
-                span_ids = choose(word_units(N, g), MaskingOptions(unit="span", rate=rate), g)
-                left, right = span_ids[:-1], span_ids[1:]
-                assert not ((left > 0) & (right > 0) & (left != right)).any()
-                # Around the circle neither, unless one span covers both ends.
-                assert span_ids.max() >= 1
+    for N, rate, _ in itertools.product((5, 12, 60, 300), (0.15, 0.5), range(40)):
+        span_ids = choose(word_units(N, g), MaskingOptions(unit="span", rate=rate), g)
+        left, right = span_ids[:-1], span_ids[1:]
+        assert span_ids.max() >= 1 and not ((left > 0) & (right > 0) & (left != right)).any()
 
 
 # ------- lengths
 
 
-def observed_lengths(unit, **options):
-    """[longest] how many n-grams or spans of each length, in a text of 100,000 words; but for two, those drawn."""
-    lengths = run_lengths(choose(torch.arange(100_000), MaskingOptions(unit=unit, **options), generator()))
-    return torch.bincount(lengths)[1:]
-
-
-@pytest.mark.criterion("A19.2")
-@pytest.mark.parametrize("max_ngram", [1, 2, 3, 5])
-def test_an_n_gram_of_n_words_has_a_probability_proportional_to_1_over_n(max_ngram):
-    observed = observed_lengths("ngram", max_ngram=max_ngram)
-    weights = torch.tensor([1 / n for n in range(1, max_ngram + 1)], dtype=torch.float64)
-    assert len(observed) == max_ngram
-    assert max_ngram == 1 or chisquare(observed, weights / weights.sum() * observed.sum()).pvalue > P_VALUE
-
-
 @pytest.mark.criterion("A19.2", "P14")
-@pytest.mark.parametrize(("p", "longest"), [(0.2, 10), (0.5, 4)])
-def test_lengths_of_spans_are_geometric_clipped_and_renormalised(p, longest):
-    observed = observed_lengths("span", span_p=p, max_span=longest)
-    weights = torch.tensor([p * (1 - p) ** (n - 1) for n in range(1, longest + 1)], dtype=torch.float64)
-    assert len(observed) == longest
-    assert chisquare(observed, weights / weights.sum() * observed.sum()).pvalue > P_VALUE
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        *((dict(unit="ngram", max_ngram=longest), [1 / n for n in range(1, longest + 1)]) for longest in (1, 2, 3, 5)),
+        *((dict(unit="span", span_p=p, max_span=longest), [p * (1 - p) ** (n - 1) for n in range(1, longest + 1)])
+          for p, longest in ((0.2, 10), (0.5, 4))),
+    ],
+)  # fmt: skip
+def test_lengths_of_n_grams_go_by_1_over_n_and_those_of_spans_are_geometric_and_clipped(options, weights):
+    """In a text of 100,000 words, where all but two n-grams or spans are of the length drawn."""
+    lengths = torch.bincount(choose(torch.arange(100_000), MaskingOptions(**options), generator()))[1:]
+    observed = torch.bincount(lengths)[1:]
+    assert len(observed) == len(weights)
+    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * observed.sum()
+    assert len(weights) == 1 or chisquare(observed, expected).pvalue > P_VALUE
+
+
+
+
 
 
 # ------- what takes their place
@@ -299,7 +277,7 @@ def test_random_tokens_are_never_special_and_uniform_over_the_others():
     assert chisquare(counts[ordinary]).pvalue > P_VALUE
 
 
-def test_a_span_is_replaced_as_a_whole_but_by_different_random_tokens(large_vocabulary):
+def test_spans_are_replaced_as_a_whole_by_different_random_tokens_and_words_token_by_token(large_vocabulary):
     J, length = 30_000, 4
     ids = torch.full((J * length,), 10)
     span_ids = torch.arange(1, J + 1).repeat_interleave(length)
@@ -311,13 +289,10 @@ def test_a_span_is_replaced_as_a_whole_but_by_different_random_tokens(large_voca
     assert chisquare(counts, [0.8 * J, 0.1 * J, 0.1 * J]).pvalue > P_VALUE
     random_spans = output.view(J, length)[spans[:, 0] == 1]
     assert (random_spans[:, 1:] == random_spans[:, :-1]).float().mean() < 0.01
+    words = kinds(ids, replace(ids, span_ids, without, MaskingOptions(unit="word"), generator()), 4).view(-1, 2)
+    assert (words == 0).all(1).float().mean() == pytest.approx(0.64, abs=0.02)
 
 
-def test_tokens_of_words_and_n_grams_are_replaced_one_by_one(large_vocabulary):
-    ids, span_ids = torch.full((40_000,), 10), torch.arange(1, 20_001).repeat_interleave(2)
-    pairs = kinds(ids, replace(ids, span_ids, large_vocabulary, MaskingOptions(unit="word"), generator()), 4).view(-1, 2)
-    both = ((pairs == 0).all(1)).float().mean()
-    assert both == pytest.approx(0.64, abs=0.02)
 
 
 # ------- positions
@@ -325,15 +300,12 @@ def test_tokens_of_words_and_n_grams_are_replaced_one_by_one(large_vocabulary):
 
 @pytest.mark.criterion("P14", "P.g")
 @pytest.mark.parametrize("unit", UNITS)
-def test_every_position_is_masked_equally_often(unit):
+def test_every_position_and_every_unit_of_a_short_text_is_masked_equally_often(unit):
     assert chisquare(coverage(unit)).pvalue > P_VALUE
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_every_unit_of_a_short_text_is_masked_equally_often(unit):
     for N in (2, 3, 7, 13):
-        counts = coverage(unit, N=N, trials=500, sizes=(1,), rate=0.3)
-        assert chisquare(counts).pvalue > P_VALUE, N
+        assert chisquare(coverage(unit, N=N, trials=500, sizes=(1,), rate=0.3)).pvalue > P_VALUE, N
+
+
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -393,7 +365,7 @@ def test_the_official_policy_covers_positions_as_a_transcription_of_the_official
     assert sum(sizes_of_ours) / trials == pytest.approx(sum(sizes_of_theirs) / trials, abs=0.25)
 
 
-def test_the_official_budget_counts_specials_and_is_limited_by_max_length():
+def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_whole_in_n_grams_alone():
     unit_ids = with_specials(torch.arange(510), [0, 510])
 
     def count(**options):
@@ -402,13 +374,11 @@ def test_the_official_budget_counts_specials_and_is_limited_by_max_length():
     assert count() == round(510 * 0.15) == 76
     assert count(policy="official") == round(512 * 0.15) == 77
     assert count(policy="official", max_length=100) == 20
-
-
-def test_the_official_masker_takes_whole_words_only_with_n_grams():
     assert MaskingOptions(unit="ngram", policy="official").whole_words
     assert not MaskingOptions(unit="ngram", policy="official", max_ngram=1).whole_words
-    assert MaskingOptions(unit="ngram", max_ngram=1).whole_words
-    assert not MaskingOptions(unit="token").whole_words
+    assert MaskingOptions(unit="ngram", max_ngram=1).whole_words and not MaskingOptions(unit="token").whole_words
+
+
 
 
 # ------- whole examples

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of attention over lengths, masks, terms and tables, and one call for all backends."""
 
+import io
 import math
 
 import torch
@@ -9,7 +10,7 @@ from backends import NAMES
 from hf_deberta_ext import ATTENTION_BACKENDS
 from hf_deberta_ext.model.relative_position import RelativePosition
 
-__all__ = ["BACKENDS", "B", "H", "by_hand", "call", "make_inputs", "whole"]
+__all__ = ["BACKENDS", "B", "H", "by_hand", "call", "gradients_of", "make_inputs", "saved_and_loaded", "whole"]
 
 # The backends that are compared with eager.
 BACKENDS = [name for name in NAMES if name != "eager"]
@@ -72,3 +73,17 @@ def call(backend, leaves, options, **more):
 
 def whole(x):
     return x.flatten()[None]
+
+
+def gradients_of(model, loss):
+    """The gradient of every parameter that has one, by name."""
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
