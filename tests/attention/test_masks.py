@@ -29,41 +29,25 @@ def test_a_sample_alone_equals_itself_in_a_padded_batch(model, side, batch, rela
 
 @pytest.mark.criterion("A11.2")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16])
-def test_mask_of_any_dtype_gives_the_same(model, dtype, batch):
+def test_masks_of_any_dtype_and_of_two_to_four_dimensions_give_the_same(model, dtype, batch, relative_error):
     ids, mask = batch(2, 20, [20, 11])
+    square = mask[:, None] * mask[:, :, None]
+    heads = square[:, None].expand(2, 4, 20, 20)
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).last_hidden_state
         assert torch.equal(model(ids, attention_mask=mask.to(dtype)).last_hidden_state, expected)
-
-
-@pytest.mark.criterion("A11.2")
-@pytest.mark.parametrize("shape", ["BNN", "B1NN", "B11N", "BHNN"])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
-def test_masks_of_three_and_four_dimensions_equal_the_flat_one(model, shape, dtype, batch, relative_error):
-    ids, mask = batch(2, 20, [20, 11])
-    square = mask[:, None] * mask[:, :, None]
-    full = {
-        "BNN": square,
-        "B1NN": square[:, None],
-        "B11N": mask[:, None, None],
-        "BHNN": square[:, None].expand(2, 4, 20, 20),
-    }[shape]
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state
-        got = model(ids, attention_mask=full.to(dtype)).last_hidden_state
-    assert relative_error("mask shapes", got, expected, mask.bool()) < 1e-5
+        for full in (square, square[:, None], mask[:, None, None], heads):
+            states = model(ids, attention_mask=full.to(dtype)).last_hidden_state
+            assert relative_error("mask shapes", states, expected, mask.bool()) < 1e-5, full.shape
 
 
 @pytest.mark.criterion("A11.3")
 def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
     ids, mask = batch(3, 12, [12, 0, 5])
-    model.train()
-    out = model(ids, attention_mask=mask).last_hidden_state
+    out = model.train()(ids, attention_mask=mask).last_hidden_state
     out.square().sum().backward()
     assert torch.isfinite(out).all()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert torch.isfinite(parameter.grad).all(), name
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
 @pytest.mark.criterion("A17.3")
@@ -90,7 +74,7 @@ def test_outputs_carry_states_and_probabilities(model, batch):
 
 
 @pytest.mark.criterion("A12.2")
-def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_config, shake, batch):
+def test_absolute_input_positions_end_with_a_message_and_can_be_extended_and_saved(tiny_config, shake, batch, tmp_path):
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True)))
     ids, _ = batch(1, 65)
     with torch.no_grad():
@@ -99,23 +83,15 @@ def test_absolute_input_positions_end_with_a_message_and_can_be_extended(tiny_co
             model(ids)
         model.extend_position_embeddings(100)
         assert torch.equal(model(ids[:, :64]).last_hidden_state, expected)
-        assert model(ids).last_hidden_state.shape == (1, 65, 32)
+        longer = model(ids).last_hidden_state
+        assert longer.shape == (1, 65, 32)
+        model.save_pretrained(tmp_path)
+        assert equal_outputs(DebertaExtModel.from_pretrained(tmp_path)(ids).last_hidden_state, longer)
     assert model.config.max_position_embeddings == 100 and model.config.relative_distance == 64
     with pytest.raises(ValueError, match="has 100 rows, so 100 would not extend it"):
         model.extend_position_embeddings(100)
     with pytest.raises(ValueError, match="no absolute position table"):
         DebertaExtModel(tiny_config("v3", emd_layers=1, emd_input="hidden")).extend_position_embeddings(100)
-
-
-@pytest.mark.criterion("A12.2")
-def test_extended_positions_survive_save_and_load(tiny_config, tmp_path, batch):
-    model = DebertaExtModel(tiny_config("v3", position_biased_input=True)).eval()
-    model.extend_position_embeddings(90)
-    model.save_pretrained(tmp_path)
-    ids, _ = batch(1, 90)
-    with torch.no_grad():
-        loaded = DebertaExtModel.from_pretrained(tmp_path)
-        assert equal_outputs(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
 @pytest.mark.criterion("A12.1")
@@ -234,30 +210,24 @@ def test_values_of_another_type_are_refused_by_methods(method, value, message, t
         getattr(DebertaExtForMaskedLM(tiny_config()), method)(value)
 
 
-def test_unpadding_is_a_switch_too(tiny_config):
-    model = DebertaExtModel(tiny_config()).eval()
-    model.set_unpadding(0)
-    states = model(IDS, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])).last_hidden_state
-    assert states[1, 3].any()
-
-
 @pytest.mark.parametrize("types", [IDS[0], IDS[:, :1], IDS.float()], ids=["one row", "one column", "float"])
 def test_token_types_that_nothing_reads_are_looked_at_as_well(types, tiny_config):
     """As positions are: a batch whose columns do not fit is wrong whatever the model reads of it. Any number is fine."""
-    model = DebertaExtModel(tiny_config("v3", type_vocab_size=0))
+    model = DebertaExtModel(tiny_config("v3", type_vocab_size=0)).eval()
     with pytest.raises(ValueError, match=r"token_type_ids must (have shape \[1 or B, 4\]|be int64 or int32)"):
         model(IDS, token_type_ids=types)
-    assert torch.equal(model.eval()(IDS, token_type_ids=IDS * 7)[0], model(IDS)[0])
+    for name in ("token_type_ids", "position_ids"):
+        assert torch.equal(model(IDS, **{name: IDS * 900})[0], model(IDS)[0])
 
 
-def test_positions_that_nothing_reads_may_be_any_and_a_larger_table_of_the_users_counts(tiny_config):
+def test_a_larger_table_of_the_users_counts_and_unpadding_is_switched_off_by_0(tiny_config):
     model = DebertaExtModel(tiny_config("v3")).eval()
-    with torch.no_grad():
-        assert torch.equal(model(IDS, position_ids=IDS * 900).last_hidden_state, model(IDS).last_hidden_state)
-        model.set_input_embeddings(torch.nn.Embedding(100, 32))
-        assert model(IDS * 99).last_hidden_state.isfinite().all()
-        with pytest.raises(ValueError, match=r"in \[0, 100\), got 100"):
-            model(IDS * 100)
+    model.set_unpadding(0)
+    assert model(IDS, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])).last_hidden_state[1, 3].any()
+    model.set_input_embeddings(torch.nn.Embedding(100, 32))
+    assert model(IDS * 99).last_hidden_state.isfinite().all()
+    with pytest.raises(ValueError, match=r"in \[0, 100\), got 100"):
+        model(IDS * 100)
 
 
 def test_the_decoder_alone_reads_positions_where_the_input_does_not(tiny_config):

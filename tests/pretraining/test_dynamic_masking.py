@@ -117,12 +117,6 @@ def test_examples_and_streams_are_numbered_and_say_the_epoch():
         assert row["epoch"] == row.get("told", 0) == 0
 
 
-
-
-
-
-
-
 def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
     """Runs with other seeds are compared on the same masks."""
     examples = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 4
@@ -203,8 +197,6 @@ def test_blocks_keep_the_order_of_batches_whatever_the_workers(workers):
     loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=workers)
     got = [batch["x"].tolist() for batch, _ in zip(loader, range(6), strict=False)]
     assert got == [[(4 * i + j) % 10 for j in range(4)] for i in range(6)]
-
-
 
 
 def test_a_shuffled_stream_has_another_order_in_each_epoch():
@@ -303,8 +295,6 @@ def test_a_batch_is_padded_with_what_each_entry_needs(collator):
     assert batch["sentence_labels"].tolist() == [1, 0]
 
 
-
-
 def test_padding_to_a_multiple_stops_at_max_length_and_makes_no_other_entries(collator):
     feature = numbered({"input_ids": [CLS, *range(10, 18), SEP], "text": "not for the model"})
     widths = []
@@ -372,8 +362,6 @@ def test_wrong_options_and_examples_are_refused(collator, options, features, mes
         collator(**options)(features)
 
 
-
-
 CLS_10_SEP_11_SEP = [CLS, 10, SEP, 11, SEP]
 NO_PAIRS = {
     "no types": {"input_ids": CLS_10_SEP_11_SEP},
@@ -394,8 +382,6 @@ def test_sentence_order_without_pairs_is_an_error(order_collator, name):
     assert order_collator([numbered({**pair([10], [11]), "sentence_labels": 0})])["sentence_labels"].shape == (1,)
     with pytest.raises(ValueError, match="needs consecutive segments, got sentence_labels 1"):
         order_collator([numbered({**pair([10], [11]), "sentence_labels": 1})])
-
-
 
 
 def test_streams_that_cannot_be_read_again_are_refused():

@@ -69,8 +69,6 @@ def with_specials(unit_ids, places):
     return torch.tensor(output)
 
 
-
-
 def coverage(unit, policy="uniform", *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
     """[N] in how many of the trials each position was masked; each trial has other words."""
     options, g = MaskingOptions(unit=unit, policy=policy, **options), generator()
@@ -106,10 +104,6 @@ def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenize
     for words in (["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]):
         tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
         assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
-
-
-
-
 
 
 def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
@@ -197,8 +191,6 @@ def test_the_mean_rate_is_the_one_asked_for_also_beside_a_huge_word():
         assert max(int(m.sum()) for m in masked if not m[-1]) == 80, unit
 
 
-
-
 @pytest.mark.parametrize(("unit", "policy"), [*((unit, "uniform") for unit in UNITS), *OFFICIAL])
 def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit, policy):
     options = MaskingOptions(unit=unit, policy=policy)
@@ -234,10 +226,6 @@ def test_lengths_of_n_grams_go_by_1_over_n_and_those_of_spans_are_geometric_and_
     assert len(observed) == len(weights)
     expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * observed.sum()
     assert len(weights) == 1 or chisquare(observed, expected).pvalue > P_VALUE
-
-
-
-
 
 
 # ------- what takes their place
@@ -293,8 +281,6 @@ def test_spans_are_replaced_as_a_whole_by_different_random_tokens_and_words_toke
     assert (words == 0).all(1).float().mean() == pytest.approx(0.64, abs=0.02)
 
 
-
-
 # ------- positions
 
 
@@ -304,8 +290,6 @@ def test_every_position_and_every_unit_of_a_short_text_is_masked_equally_often(u
     assert chisquare(coverage(unit)).pvalue > P_VALUE
     for N in (2, 3, 7, 13):
         assert chisquare(coverage(unit, N=N, trials=500, sizes=(1,), rate=0.3)).pvalue > P_VALUE, N
-
-
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -377,8 +361,6 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
     assert MaskingOptions(unit="ngram", policy="official").whole_words
     assert not MaskingOptions(unit="ngram", policy="official", max_ngram=1).whole_words
     assert MaskingOptions(unit="ngram", max_ngram=1).whole_words and not MaskingOptions(unit="token").whole_words
-
-
 
 
 # ------- whole examples

@@ -64,10 +64,15 @@ def test_each_loss_equals_its_definition(emd, lengths, tiny_config, shake, batch
             assert got[name][row, 2] == len(losses[name])
 
 
-def test_loss_is_the_sum_of_means(tiny_config, shake, batch):
+def test_loss_is_the_sum_of_means_over_the_targets_that_count_targets_gives(tiny_config, shake, batch):
     model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
-    ids, mask = batch(4, 20)
-    output = model(ids, attention_mask=mask, labels=spans(ids), sentence_labels=torch.tensor([0, 1, -100, 1]))
+    ids, mask = batch(4, 20, [20, 17, 12, 9])
+    labels = spans(ids, mask)
+    # A span that ends a row's tokens has no right boundary.
+    labels[3, 8] = 5
+    inputs = dict(input_ids=ids, attention_mask=mask, labels=labels, sentence_labels=torch.tensor([0, 1, -100, 1]))
+    output, counts = model(**inputs), count_targets(inputs, ALL)
+    assert counts.tolist() == [output.statistics[name][:, 2].sum() for name in ALL] and counts[2] < counts[0]
     means = [rows[:, 0].sum() / rows[:, 2].sum() for rows in output.statistics.values()]
     assert torch.allclose(output.loss, sum(means))
     assert output.statistics["sop"][:, 2].tolist() == [1, 1, 0, 1]
@@ -107,19 +112,6 @@ def test_every_parameter_has_a_gradient_even_without_targets(objectives, tiny_co
         assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_count_targets_is_what_the_model_counts(tiny_config, batch):
-    model = MultiObjectiveMaskedLM(tiny_config(), ALL)
-    ids, mask = batch(4, 20, [20, 17, 12, 9])
-    labels = spans(ids, mask)
-    # A span that ends a row's tokens has no right boundary.
-    labels[3, 8] = 5
-    inputs = dict(input_ids=ids, attention_mask=mask, labels=labels, sentence_labels=torch.tensor([0, 1, -100, 1]))
-    statistics = model(**inputs).statistics
-    counts = count_targets(inputs, ALL)
-    assert counts.tolist() == [statistics[name][:, 2].sum() for name in ALL]
-    assert counts[2] < counts[0]
-
-
 def test_packed_documents_give_the_losses_of_each_alone(tiny_config, shake, batch, relative_error):
     model = shake(MultiObjectiveMaskedLM(tiny_config(), ("mlm", "sbo")))
     ids, _ = batch(2, 12)
@@ -132,7 +124,7 @@ def test_packed_documents_give_the_losses_of_each_alone(tiny_config, shake, batc
         assert relative_error("objectives of packed documents", packed[name], total) < 1e-5
 
 
-def test_saved_model_is_a_masked_lm_for_everybody_else(tiny_config, shake, tmp_path):
+def test_saved_model_keeps_its_heads_and_is_a_masked_lm_for_everybody_else(tiny_config, shake, tmp_path):
     model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
     model.save_pretrained(tmp_path)
     other = AutoModelForMaskedLM.from_pretrained(tmp_path)
@@ -141,11 +133,6 @@ def test_saved_model_is_a_masked_lm_for_everybody_else(tiny_config, shake, tmp_p
     assert equal_outputs(other.eval()(ids).logits, DebertaExtForMaskedLM.forward(model, ids).logits)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(classifier.pooler.dense.weight, model.pooler.dense.weight)
-
-
-def test_heads_are_kept_when_training_goes_on(tiny_config, shake, tmp_path):
-    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
-    model.save_pretrained(tmp_path)
     again, info = MultiObjectiveMaskedLM.from_pretrained(tmp_path, objectives=ALL, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     for (name, a), b in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
@@ -177,17 +164,16 @@ def test_impossible_objectives_are_refused(objectives, message, tiny_config):
         MultiObjectiveMaskedLM(tiny_config(), objectives)
 
 
-def test_missing_labels_are_named(tiny_config, batch):
-    model = MultiObjectiveMaskedLM(tiny_config(), ALL)
-    ids, mask = batch(2, 12)
-    with pytest.raises(ValueError, match="need labels and sentence_labels in each batch"):
-        model(ids, mask)
-    with pytest.raises(ValueError, match="need sentence_labels in each batch"):
-        model(ids, mask, labels=spans(ids))
-
-
-def test_sentence_objectives_refuse_several_documents_in_a_row(tiny_config, batch):
-    model = MultiObjectiveMaskedLM(tiny_config(), ("mlm", "nsp"))
-    ids, _ = batch(1, 12)
-    with pytest.raises(ValueError, match="nsp reads one \\[CLS\\] a row"):
-        model(ids, labels=spans(ids), sentence_labels=torch.tensor([0]), document_ids=torch.ones(1, 12).long())
+@pytest.mark.parametrize(
+    ("objectives", "inputs", "message"),
+    [
+        (ALL, dict(), "need labels and sentence_labels in each batch"),
+        (ALL, dict(labels=torch.ones(2, 12).long()), "need sentence_labels in each batch"),
+        (("mlm", "nsp"),
+         dict(labels=torch.ones(2, 12).long(), sentence_labels=torch.zeros(2).long(), document_ids=torch.ones(2, 12).long()),
+         "nsp reads one \\[CLS\\] a row"),
+    ],
+)  # fmt: skip
+def test_batches_without_labels_or_of_several_documents_are_refused(objectives, inputs, message, tiny_config, batch):
+    with pytest.raises(ValueError, match=message):
+        MultiObjectiveMaskedLM(tiny_config(), objectives)(batch(2, 12)[0], **inputs)

@@ -115,25 +115,23 @@ def test_sentence_pairs_are_single_sentences_and_a_third_left_over_joins():
     assert examples == ["[CLS] A1 a2. [SEP] B1 b2. [SEP]", "[CLS] C1 c2. [SEP] D1. E1. [SEP]"]
     assert packed["token_type_ids"][:] == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]
     assert packed["sentence_labels"][:] == [0, 0]
-
-
-def test_a_third_sentence_that_does_not_fit_is_parted_in_its_middle():
+    # Parted in its middle where it does not fit.
     examples, *_ = pack_words(["A1 a2 a3. B1 b2. C1 c2 c3 c4 c5."], "sentence_pair", 8, sentence_pairs="consecutive")
     assert examples == ["[CLS] A1 a2 a3. [SEP] B1 b2. [SEP]", "[CLS] C1 c2 [SEP] c3 c4 c5. [SEP]"]
 
 
 @pytest.mark.parametrize("mode", PAIR_MODES)
-def test_a_document_of_one_sentence_is_parted_in_its_middle(mode):
-    examples, *_ = pack_words(["A1 a2 a3 a4 a5.", "B1 b2"], mode, 8, sentence_pairs="consecutive")
-    assert examples == ["[CLS] A1 a2 [SEP] a3 a4 a5. [SEP]", "[CLS] B1 [SEP] b2 [SEP]"]
-
-
-@pytest.mark.parametrize("mode", PAIR_MODES)
-def test_a_last_single_token_takes_a_sentence_or_a_token_from_the_pair_before(mode):
-    examples, *_ = pack_words(["A1 a2 a3. B1 b2. C1."], mode, 8, sentence_pairs="consecutive")
-    assert examples == ["[CLS] A1 [SEP] a2 a3. [SEP]", "[CLS] B1 b2. [SEP] C1. [SEP]"]
-    examples, *_ = pack_words(["A1 a2 a3 a4 a5. C1."], mode, 8, sentence_pairs="consecutive")
-    assert examples == ["[CLS] A1 a2 [SEP] a3 a4 [SEP]", "[CLS] a5. [SEP] C1. [SEP]"]
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        (["A1 a2 a3 a4 a5.", "B1 b2"], ["[CLS] A1 a2 [SEP] a3 a4 a5. [SEP]", "[CLS] B1 [SEP] b2 [SEP]"]),
+        (["A1 a2 a3. B1 b2. C1."], ["[CLS] A1 [SEP] a2 a3. [SEP]", "[CLS] B1 b2. [SEP] C1. [SEP]"]),
+        (["A1 a2 a3 a4 a5. C1."], ["[CLS] A1 a2 [SEP] a3 a4 [SEP]", "[CLS] a5. [SEP] C1. [SEP]"]),
+    ],
+    ids=["one sentence is parted", "a token takes a sentence of the pair before", "a token takes a token"],
+)
+def test_pairs_of_few_sentences(documents, expected, mode):
+    assert pack_words(documents, mode, 8, sentence_pairs="consecutive")[0] == expected
 
 
 def test_nsp_exchanges_the_second_segments_of_two_documents():
@@ -176,10 +174,7 @@ def test_sentence_starts_count_characters_and_leave_blanks_before_them():
     # The last of two spaces goes with the word, line ends go with the sentence before.
     assert [text[a:b] for a, b in pairwise([0, *starts, len(text)])] == ["Ünï 😀 ça. ", " Žb.\n\n\n", "最後。", "次の"]
     assert packing.sentence_starts("\n\n A. \n", "en") == []
-
-
-def test_sentences_of_a_region_are_those_of_its_language():
-    """Of de-AT sentencex knows nothing, and cut after the number."""
+    # Of de-AT sentencex knows nothing, and cut after the number.
     text = "Am 3. Mai kam er. Es regnete."
     assert packing.sentence_starts(text, "de-AT") == packing.sentence_starts(text, "de") == [17]
 
@@ -261,21 +256,15 @@ def test_non_ascii_and_multi_line_documents_come_back_to_the_byte(mode):
 
 @pytest.mark.parametrize("mode", PAIR_MODES)
 @pytest.mark.parametrize("max_length", [24, 128])
-def test_about_half_of_the_pairs_are_negatives(mode, max_length):
+def test_about_half_of_the_pairs_are_negatives_of_the_lengths_of_positives(mode, max_length):
+    """Else the label could be read from the length."""
     generator = random.Random(0)
-    lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(300)]
+    lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(600)]
     _, packed, report = pack_words(numbered(lengths), mode, max_length)
     n = len(packed)
     # Five standard deviations of n fair draws, and one pair in fifty that finds no partner.
     assert 0.5 * n - 2.5 * n**0.5 - 0.02 * n < report.negative_pairs < 0.5 * n + 2.5 * n**0.5
-
-
-def test_negatives_have_the_lengths_of_positives():
-    """Else the label could be read from the length."""
-    generator = random.Random(0)
-    lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(600)]
-    _, packed, _ = pack_words(numbered(lengths), "segment_pair", 128)
-    for measure in (len, lambda types: types.count(0)):
+    for measure in (len, lambda types: types.count(0)) if (mode, max_length) == ("segment_pair", 128) else ():
         sizes = {label: [] for label in (0, 1)}
         for types, label in zip(packed["token_type_ids"], packed["sentence_labels"], strict=True):
             sizes[label].append(measure(types))
@@ -328,33 +317,21 @@ def test_batches_without_a_kept_document_are_counted_and_leave_no_row(mode):
     documents = ["", "A1 a2.", None, " ", "B1 b2."]
     _, packed, report = pack_words(documents, mode, 8, batch_size=1)
     assert (report.documents, report.empty_documents, report.examples, len(packed)) == (5, 3, 2, 2)
-    assert all(len(ids) >= 4 for ids in packed["input_ids"])
-    assert "counts" not in packed.column_names
-
-
-def test_white_space_tokens_of_blank_documents_are_counted_as_dropped():
+    assert all(len(ids) >= 4 for ids in packed["input_ids"]) and "counts" not in packed.column_names
     tokenizer = train_byte_level_bpe(["some text"], 261, show_progress=False)
-    _, report = pack(from_documents(["ab", "\n\n"]), tokenizer, mode="full_sentences", max_length=8)
+    _, report = pack(from_documents(["ab", "\n\n"]), tokenizer, mode=mode, max_length=8)
     assert (report.tokens, report.dropped_tokens, report.packed_tokens, report.empty_documents) == (4, 2, 2, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_processes_give_the_same_examples_and_report(mode):
-    documents = numbered(random_lengths(random.Random(3), documents=8))
-    one = pack_words(documents, mode, 16, batch_size=4)
-    two = pack_words(documents, mode, 16, batch_size=4, num_proc=2)
-    assert one[0] == two[0] and one[2] == two[2]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_streaming_gives_the_same_examples(mode):
-    documents = ["", *numbered(random_lengths(random.Random(4), documents=9))]
-    _, packed, _ = pack_words(documents, mode, 16, batch_size=4)
+def test_two_processes_and_streaming_give_the_same_examples_and_report(mode):
+    documents = ["", *numbered(random_lengths(random.Random(4), documents=7))]
+    examples, packed, report = pack_words(documents, mode, 16, batch_size=4)
+    parallel, _, same_report = pack_words(documents, mode, 16, batch_size=4, num_proc=2)
+    assert parallel == examples and same_report == report
     corpus = from_documents(documents).to_iterable_dataset()
     stream, report = pack(corpus, word_tokenizer(documents), mode=mode, max_length=16, batch_size=4)
-    assert report is None
-    assert stream.column_names == packed.column_names
-    assert list(stream) == list(packed)
+    assert report is None and stream.column_names == packed.column_names and list(stream) == list(packed)
 
 
 def test_a_second_call_takes_the_result_from_the_cache(tmp_path, monkeypatch):
@@ -372,35 +349,36 @@ def test_a_second_call_takes_the_result_from_the_cache(tmp_path, monkeypatch):
         pack(corpus, tokenizer, mode="best_fit", max_length=17)
 
 
-def test_texts_longer_than_the_model_takes_give_no_warning(caplog, monkeypatch):
+def test_long_documents_are_tokenised_in_parts_of_the_batch_without_a_warning(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    pack_words(numbered([[20, 20]]), "full_sentences", 16)
-    assert "longer than" not in caplog.text
-
-
-def test_long_documents_are_tokenised_in_parts_of_the_batch(monkeypatch):
     documents = numbered([[5, 5]] * 10)
     expected = pack_words(documents, "full_sentences", 16)[0]
+    assert "longer than" not in caplog.text
     monkeypatch.setattr(packing, "TOKENIZED_TOGETHER", 50)
     assert pack_words(documents, "full_sentences", 16, cache=False)[0] == expected
 
 
-def test_wrong_arguments_are_reported():
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(mode="sentences"), f"mode must be one of {', '.join(MODES)}, got 'sentences'"),
+        (dict(mode="segment_pair", sentence_pairs="sop"), "sentence_pairs must be nsp or consecutive, got 'sop'"),
+        (dict(max_length=7), "max_length must be at least 8, special tokens included, got 7"),
+        (dict(min_tokens=0), "min_tokens must be at least 1, got 0"),
+        (dict(min_tokens=5), "empty corpus: 3 documents, all empty or shorter than min_tokens = 5"),
+    ],
+)
+def test_wrong_arguments_are_reported(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pack_words(["", "A b.", None], **(dict(mode="best_fit", max_length=8) | arguments))
+
+
+def test_wrong_corpora_and_tokenizers_are_reported():
     corpus, tokenizer = from_documents(["A b."]), word_tokenizer(["A b."])
-    with pytest.raises(ValueError, match=f"mode must be one of {', '.join(MODES)}, got 'sentences'"):
-        pack(corpus, tokenizer, mode="sentences", max_length=8)
-    with pytest.raises(ValueError, match="sentence_pairs must be nsp or consecutive, got 'sop'"):
-        pack(corpus, tokenizer, mode="segment_pair", sentence_pairs="sop", max_length=8)
-    with pytest.raises(ValueError, match="max_length must be at least 8, special tokens included, got 7"):
-        pack(corpus, tokenizer, mode="best_fit", max_length=7)
-    with pytest.raises(ValueError, match="min_tokens must be at least 1, got 0"):
-        pack(corpus, tokenizer, mode="best_fit", max_length=8, min_tokens=0)
     with pytest.raises(ValueError, match=r'must have a column "text", got \[\'body\'\]'):
         pack(corpus.rename_column("text", "body"), tokenizer, mode="best_fit", max_length=8)
     with pytest.raises(ValueError, match="num_proc is for a Dataset"):
         pack(corpus.to_iterable_dataset(), tokenizer, mode="best_fit", max_length=8, num_proc=2)
-    with pytest.raises(ValueError, match="empty corpus: 3 documents, all empty or shorter than min_tokens = 5"):
-        pack_words(["", "A b.", None], "full_sentences", 8, min_tokens=5)
     tokenizer.sep_token = None
     with pytest.raises(ValueError, match=r"must have \[CLS\] and \[SEP\], got cls_token \[CLS\] and sep_token None"):
         pack(corpus, tokenizer, mode="best_fit", max_length=8)
@@ -411,30 +389,21 @@ def test_no_token_of_real_articles_is_lost():
     path = os.path.join(os.environ["DEBERTA_EXT_DATA"], "wikipedia_en", "validation.jsonl.gz")
     corpus = from_documents([row["text"] for row in load_corpus(path, streaming=True).take(10)])
     tokenizer = train_byte_level_bpe(corpus["text"], 1000, show_progress=False)
-    specials = [tokenizer.cls_token_id, tokenizer.sep_token_id]
     expected = sorted(chain(*tokenizer(corpus["text"][:], add_special_tokens=False, verbose=False)["input_ids"]))
     for mode in MODES:
         packed, report = pack(corpus, tokenizer, mode=mode, max_length=128)
-        assert sorted(id_ for ids in packed["input_ids"] for id_ in ids if id_ not in specials) == expected
+        ids = sorted(id_ for ids in packed["input_ids"] for id_ in ids)
+        assert [id_ for id_ in ids if id_ not in (tokenizer.cls_token_id, tokenizer.sep_token_id)] == expected
         assert len(expected) == report.packed_tokens == report.tokens
 
 
-def test_another_release_does_not_take_what_this_one_packed(tmp_path, monkeypatch):
+def test_the_cache_holds_for_one_release_and_for_all_seeds_where_nothing_is_drawn(tmp_path, monkeypatch):
     """The cache of datasets knows a function by its name: changed code would not be seen."""
-    corpus = from_documents(["a b c"]).map(lambda row: row, cache_file_name=str(tmp_path / "a.arrow"))
-    files = []
-    for version in ("1", "1", "2"):
+    corpus = from_documents(["a b c d"]).map(lambda row: row, cache_file_name=str(tmp_path / "a.arrow"))
+
+    def file_of(version, **options):
         monkeypatch.setattr(packing, "__version__", version)
-        packed, _ = pack(corpus, word_tokenizer(["a b c"]), mode="full_sentences", max_length=8)
-        files.append(packed.cache_files[0]["filename"])
-    assert files[0] == files[1] != files[2]
+        return pack(corpus, word_tokenizer(["a b c d"]), max_length=8, **options)[0].cache_files[0]["filename"]
 
-
-def test_modes_without_chance_are_cached_once_for_all_seeds(tmp_path):
-    corpus = datasets.Dataset.from_list([{"text": "a b c d"}]).map(
-        lambda row: row, cache_file_name=str(tmp_path / "a.arrow")
-    )
-    tokenizer = word_tokenizer(["a b c d"])
-    for mode, same in (("best_fit", True), ("segment_pair", False)):
-        packed = [pack(corpus, tokenizer, mode=mode, max_length=8, seed=seed)[0] for seed in (0, 1)]
-        assert (packed[0].cache_files == packed[1].cache_files) == same
+    assert file_of("1", mode="best_fit") == file_of("1", mode="best_fit", seed=1) != file_of("2", mode="best_fit")
+    assert file_of("1", mode="segment_pair") != file_of("1", mode="segment_pair", seed=1)

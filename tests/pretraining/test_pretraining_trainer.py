@@ -56,12 +56,18 @@ def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
     assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 4, rel=1e-4)
 
 
-def test_logged_losses_average_over_the_steps_since_the_last_log(model, tmp_path):
-    examples = rows()
-    trainer = build(model, tmp_path, examples, max_steps=2, per_device_train_batch_size=4, logging_steps=2)
-    trainer.train()
-    for name, (total, _, count) in by_hand(model, examples).items():
-        assert trainer.state.log_history[0][f"{name}_loss"] == pytest.approx(total / count, rel=1e-5)
+def test_logged_losses_average_over_the_steps_since_the_last_log_also_in_bfloat16(model, tmp_path):
+    examples, totals, logs = rows(), by_hand(model, rows()), []
+    for bf16 in (False, True):
+        trainer = build(
+            copy.deepcopy(model), tmp_path, examples, max_steps=2, per_device_train_batch_size=4, logging_steps=2, bf16=bf16
+        )
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    for name, (total, _, count) in totals.items():
+        assert logs[0][f"{name}_loss"] == pytest.approx(total / count, rel=1e-5)
+        assert logs[0][f"{name}_loss"] != logs[1][f"{name}_loss"]
+        assert logs[1][f"{name}_loss"] == pytest.approx(total / count, rel=0.03)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -108,37 +114,19 @@ def test_dropout_depends_on_the_number_of_the_micro_batch_alone(tiny_config, tmp
     assert seen[1] == pytest.approx([(seen[0][0] + seen[0][1]) / 2, (seen[0][2] + seen[0][3]) / 2], rel=1e-5)
 
 
-def test_training_lowers_each_loss(tiny_config, tmp_path):
+def test_training_lowers_each_loss_from_that_of_a_guess(tiny_config, tmp_path):
+    """ln V for masked tokens, ln 2 for pairs."""
     torch.manual_seed(0)
-    model = MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS])
+    model = MultiObjectiveMaskedLM(tiny_config(initializer_range=0.002), [*WEIGHTS])
     examples = rows()
     trainer = build(model, tmp_path, examples, examples, max_steps=60, learning_rate=3e-3, logging_steps=60)
     before = trainer.evaluate()
+    for name, classes, tolerance in (("mlm", 64, 0.02), ("sbo", 64, 0.05), ("sop", 2, 0.02)):
+        assert before[f"eval_{name}_loss"] == pytest.approx(math.log(classes), rel=tolerance)
     trainer.train()
     after = trainer.evaluate()
     for name in WEIGHTS:
         assert after[f"eval_{name}_loss"] < 0.7 * before[f"eval_{name}_loss"], name
-
-
-def test_autocast_in_bfloat16_logs_losses_near_those_of_float32(model, tmp_path):
-    logs = []
-    for bf16 in (False, True):
-        trainer = build(copy.deepcopy(model), tmp_path, rows(), max_steps=1, bf16=bf16)
-        trainer.train()
-        logs.append(trainer.state.log_history[0])
-    for name in WEIGHTS:
-        assert logs[0][f"{name}_loss"] != logs[1][f"{name}_loss"]
-        assert logs[0][f"{name}_loss"] == pytest.approx(logs[1][f"{name}_loss"], rel=0.03)
-
-
-def test_first_loss_of_a_new_model_is_that_of_a_guess(tiny_config, tmp_path):
-    """ln V for masked tokens, ln 2 for pairs."""
-    torch.manual_seed(0)
-    model = MultiObjectiveMaskedLM(tiny_config(initializer_range=0.002), [*WEIGHTS])
-    metrics = build(model, tmp_path, evaluate=rows()).evaluate()
-    assert metrics["eval_mlm_loss"] == pytest.approx(math.log(64), rel=0.02)
-    assert metrics["eval_sbo_loss"] == pytest.approx(math.log(64), rel=0.05)
-    assert metrics["eval_sop_loss"] == pytest.approx(math.log(2), rel=0.02)
 
 
 def test_first_rows_of_a_batch_need_less_padding():
@@ -178,15 +166,11 @@ def test_impossible_arguments_are_refused(arguments, message, tmp_path):
         PretrainingArguments(str(tmp_path), **arguments)
 
 
-def test_the_output_folder_must_be_named():
+def test_a_missing_folder_and_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="output_dir is missing"):
         PretrainingArguments()
-
-
-def test_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
-    model = MultiObjectiveMaskedLM(tiny_config())
     with pytest.raises(ValueError, match="the model has heads for mlm, the weights are for mlm, sop, sbo"):
-        build(model, tmp_path)
+        build(MultiObjectiveMaskedLM(tiny_config()), tmp_path)
 
 
 def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_config, tmp_path):

@@ -76,16 +76,12 @@ def test_batch_is_the_published_one_on_any_hardware(name, processes, gigabytes, 
     assert size & (size - 1) == 0
 
 
-def test_more_memory_holds_larger_micro_batches(accelerator):
-    sizes = []
+def test_memory_or_one_of_the_two_numbers_decides_the_other(accelerator):
+    sizes, recipe = [], RECIPES["v3-study"]
     for gigabytes in (1, 16, 40, 80, 10_000):
         accelerator(gigabytes)
-        sizes.append(recipe_arguments(RECIPES["v3-study"], device=CUDA)[SIZE])
+        sizes.append(recipe_arguments(recipe, device=CUDA)[SIZE])
     assert sizes[0] == 1 and sizes == sorted(sizes) and len({*sizes}) > 3 and sizes[-1] == 2048
-
-
-def test_one_of_the_two_numbers_decides_the_other():
-    recipe = RECIPES["v3-study"]
     assert recipe_arguments(recipe, {SIZE: 32}, processes=8, device=CPU)[ACCUMULATION] == 8
     assert recipe_arguments(recipe, {ACCUMULATION: 16}, processes=8, device=CPU)[SIZE] == 16
     # Not a power of two, but exact.
@@ -135,24 +131,20 @@ def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
     assert {field.name for field in dataclasses.fields(recipes.Recipe)} == {*FLAGS} | about
 
 
-def test_table_says_what_set_each_value():
+def test_table_says_what_set_each_value_and_that_the_batch_is_another():
     given = dict(learning_rate=1e-3, per_device_train_batch_size=16, output_dir="run")
     arguments = recipe_arguments(RECIPES["v3-study"], given, processes=4, device=CPU)
     lines = [" ".join(line.split()) for line in recipe_table("v3-study", arguments, given, 4).splitlines()]
     assert lines[0].startswith("recipe v3-study: ") and "He et al. 2021" in lines[0]
-    for expected in (
+    expected = {
         "rtd_lambda 50.0 recipe",
         "max_steps 125,000 recipe",
         "learning_rate 0.001 your flag, recipe: 0.0005",
         "per_device_train_batch_size 16 your flag",
         "gradient_accumulation_steps 32 hardware",
         "batch: 16 per device x 32 accumulation steps x 4 processes = 2,048",
-    ):
-        assert expected in lines, lines
-    assert not any("output_dir" in line for line in lines)
-
-
-def test_table_shows_that_the_batch_is_another():
+    }
+    assert expected <= {*lines} and not any("output_dir" in line for line in lines)
     given = {SIZE: 4, ACCUMULATION: 1}
     table = recipe_table("official-base", recipe_arguments(RECIPES["official-base"], given, device=CPU), given)
     assert table.endswith("batch: 4 per device x 1 accumulation steps x 1 processes = 4, recipe: 256")

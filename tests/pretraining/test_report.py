@@ -64,17 +64,21 @@ def test_names_that_the_hub_does_not_know_are_refused_at_once(flags, said, tmp_p
         check_arguments(data_args, ModelArguments(license=flags.get("license")), args)
 
 
-def test_each_objective_has_a_panel(tmp_path):
-    history = [{"step": 1, "mlm_loss": 3.0, "sop_loss": 0.7}, {"step": 2, "eval_mlm_loss": 2.0, "eval_sop_loss": 0.6}]
-    file = plot_objectives(history, tmp_path / "curves.png", ["mlm", "sop"])
-    assert file.read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="logged any of sbo_loss"):
-        plot_objectives(history, tmp_path / "curves.png", ["mlm", "sbo"])
-
-
-def test_replaced_tokens_have_panels_for_both_losses_and_for_what_is_found(tmp_path):
-    parts = ("generator_loss", "discriminator_loss", "discriminator_precision", "discriminator_recall")
-    history = [{"step": step, **dict.fromkeys(parts, 0.5)} for step in (1, 2)]
-    assert plot_replaced_tokens(history, tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="logged any of discriminator_loss"):
-        plot_replaced_tokens([{"step": 1, "generator_loss": 1.0}], tmp_path / "curves.png")
+@pytest.mark.parametrize(
+    ("plot", "names", "missing"),
+    [
+        (lambda history, file: plot_objectives(history, file, ["mlm", "sop"]), ("mlm_loss", "sop_loss"), "sop_loss"),
+        (
+            plot_replaced_tokens,
+            ("generator_loss", "discriminator_loss", "discriminator_precision", "discriminator_recall"),
+            "discriminator_loss",
+        ),
+    ],
+    ids=["objectives", "replaced tokens"],
+)
+def test_curves_have_a_panel_for_each_loss_and_name_what_is_not_logged(plot, names, missing, tmp_path):
+    file, history = tmp_path / "curves.png", [{"step": step, **dict.fromkeys(names, 0.5)} for step in (1, 2)]
+    history.append({"step": 2, **{f"eval_{name}": 0.6 for name in names}})
+    assert plot(history, file).read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match=f"logged any of {missing}"):
+        plot([{"step": 1, names[0]: 1.0}], file)

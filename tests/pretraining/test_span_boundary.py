@@ -38,21 +38,14 @@ def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
         assert list(zip(targets.tolist(), before.tolist(), after.tolist(), position.tolist(), strict=True)) == expected
 
 
-def test_padding_is_no_boundary():
+def test_padding_and_tokens_of_other_documents_are_no_boundaries_and_tokens_far_into_a_span_no_targets():
     labels = torch.tensor([[NO, 5, NO, 6, NO]])
     is_target, *_ = span_boundaries(labels, attention_mask=torch.tensor([[1, 1, 1, 1, 0]]))
     assert is_target.tolist() == [[False, True, False, False, False]]
-
-
-def test_a_token_of_another_document_is_no_boundary():
     labels = torch.tensor([[NO, 5, NO, NO, 6, NO, 7, NO]])
-    documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 3]])
-    is_target, before, after, _ = span_boundaries(labels, document_ids=documents)
+    is_target, before, after, _ = span_boundaries(labels, document_ids=torch.tensor([[1, 1, 1, 2, 2, 2, 2, 3]]))
     assert is_target[0].nonzero().flatten().tolist() == [1, 4]
     assert (before.tolist(), after.tolist()) == ([0, 3], [2, 5])
-
-
-def test_tokens_far_into_a_span_are_no_targets():
     labels = torch.full((1, 30), NO)
     labels[0, 2:27] = 5
     is_target, _, _, position = span_boundaries(labels, max_span_tokens=20)

@@ -16,7 +16,8 @@ from scripts import command_line, start
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 __all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_same_weights", "finish", "kill_after", "losses", "start", "text", "write_text",
+    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "kill_after", "losses", "start",
+    "text", "write_text",
 ]  # fmt: skip
 
 TINY = (
@@ -63,6 +64,12 @@ def arguments(text, folder, *more, **flags):
     if not {"tokenizer", "model"} & {*flags}:
         common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
     return [*command_line(common | flags), *more]
+
+
+def assert_refused(script, message, argv):
+    with pytest.raises(SystemExit) as caught:
+        script.main(argv)
+    assert message in str(caught.value), caught.value
 
 
 def finish(process):
