@@ -19,6 +19,7 @@ MODEL = (
     "discriminator/config.json", "discriminator/model.safetensors", "generator/README.md", "onnx/model.onnx",
     "onnx/model.onnx.data", "discriminator/README.md",
 )  # fmt: skip
+GRAPHS = ["onnx/a.onnx", "onnx/a.onnx.data", "onnx/a.onnx_data", "onnx/b.onnx", "onnx/b.onnx.data", "a.onnx.data"]
 CARDS = {
     "README.md": "![Curves](./curves.png)\n<img width='3' src='figures/seeds.svg'> ![x](none.png) ![y](https://e.org/z.png)",
     "discriminator/README.md": "![Heads](heads.jpg) ![Out](../../outside.png)",
@@ -126,20 +127,16 @@ def test_the_modules_of_sentence_transformers_go_along(tmp_path):
     assert {*published} == names and {*left_out} == {"1_Pooling/", "eval/", "3_x/"}
 
 
-def test_what_saving_writes_is_published_whole(tmp_path):
-    """No file of a saved model is forgotten."""
-    DebertaExtConfig().save_pretrained(tmp_path)
-    published, left_out = published_files(tmp_path)
-    assert {*published} == {file.name for file in tmp_path.iterdir()} and not left_out
-
-
-def test_links_are_files(folder, tmp_path_factory):
-    """In the Hub's cache every file is one."""
-    cache = tmp_path_factory.mktemp("cache")
+def test_links_are_files_and_what_saving_writes_is_published_whole(folder, tmp_path_factory):
+    """In the Hub's cache every file is a link."""
+    cache, saved = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("saved")
     (cache / "config.json").symlink_to(folder / "config.json")
     (cache / "discriminator").symlink_to(folder / "discriminator")
     published, _ = published_files(cache)
     assert {*published} == {"config.json", *(name for name in published_files(folder)[0] if name.startswith("disc"))}
+    DebertaExtConfig().save_pretrained(saved)
+    published, left_out = published_files(saved)
+    assert {*published} == {file.name for file in saved.iterdir()} and not left_out
 
 
 def test_what_cannot_be_sorted_is_refused(folder):
@@ -152,23 +149,30 @@ def test_what_cannot_be_sorted_is_refused(folder):
 # ------- what goes from the Hub, and cards
 
 
-def test_the_data_of_a_graph_goes_with_the_graph_and_other_graphs_stay():
-    there = ["onnx/a.onnx", "onnx/a.onnx.data", "onnx/a.onnx_data", "onnx/b.onnx", "onnx/b.onnx.data", "a.onnx.data"]
-    assert stale_weights(there, ["onnx/a.onnx", "onnx/a.onnx.data"]) == ["onnx/a.onnx_data"]
-    assert stale_weights(there, ["onnx/a.onnx", "model.safetensors"]) == ["onnx/a.onnx.data", "onnx/a.onnx_data"]
-
-
-def test_an_adapter_replaces_an_adapter_only_and_each_folder_is_one_model():
-    adapter = {"adapter_config.json", "adapter_model.bin"}
-    assert stale_weights({*adapter, "adapter_model.safetensors", "model.safetensors"}, adapter) == [
-        "adapter_model.safetensors"
-    ]
-    published = [
-        f"{folder}{name}" for folder in ("", "discriminator/", "generator/") for name in ("model.safetensors", "a.txt")
-    ]
-    shard = "discriminator/model-00001-of-00001.safetensors"
-    new = ["model.safetensors", "discriminator/model.safetensors.index.json", shard]
-    assert stale_weights(published, new) == ["discriminator/model.safetensors"]
+@pytest.mark.parametrize(
+    ("published", "new", "stale"),
+    [
+        (GRAPHS, ["onnx/a.onnx", "onnx/a.onnx.data"], ["onnx/a.onnx_data"]),
+        (GRAPHS, ["onnx/a.onnx", "model.safetensors"], ["onnx/a.onnx.data", "onnx/a.onnx_data"]),
+        (
+            ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors", "model.safetensors"],
+            ["adapter_config.json", "adapter_model.bin"],
+            ["adapter_model.safetensors"],
+        ),
+        (
+            [
+                f"{folder}{name}"
+                for folder in ("", "discriminator/", "generator/")
+                for name in ("model.safetensors", "a.txt")
+            ],
+            [f"discriminator/{name}" for name in ("model.safetensors.index.json", "model-00001-of-00001.safetensors")],
+            ["discriminator/model.safetensors"],
+        ),
+    ],
+    ids=["graph", "graph alone", "adapter", "part"],
+)
+def test_new_weights_replace_those_of_their_own_kind_and_folder(published, new, stale):
+    assert stale_weights(published, new) == stale
 
 
 @pytest.mark.parametrize("pinned", [True, False])

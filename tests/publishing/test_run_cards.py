@@ -111,20 +111,6 @@ def test_counts_and_thresholds_are_no_metrics_of_the_metadata(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "needed"),
-    [
-        ("token-classification", 'aggregation_strategy="first"'),
-        ("question-answering", "AutoModelForQuestionAnswering"),
-        ("multiple-choice", "AutoModelForMultipleChoice"),
-    ],
-)
-def test_usage_is_that_of_the_kind_of_task(pipeline, needed, tmp_path):
-    card = card_of(tmp_path, pipeline=pipeline, model=dict(auto_map={"AutoConfig": "a.B"}))
-    assert needed in code_of(card) and code_of(card).count("trust_remote_code=True") >= 1
-    assert "The folder brings its code along" in card.text
-
-
-@pytest.mark.parametrize(
     ("task", "columns", "shown"),
     [
         ("wic", ["word_and_sentence1", "sentence2"], '{"text": "bank: She sat on the bank of the river.", "text_pair": '),
@@ -132,10 +118,16 @@ def test_usage_is_that_of_the_kind_of_task(pipeline, needed, tmp_path):
         ("mnli", ["premise", "hypothesis"], '"text_pair": "She was near water."'),
         ("text-classification", ["left", "right"], '{"text": "A text.", "text_pair": "Another text."}'),
         ("text-classification", ["left"], 'classify("A text.")'),
+        ("token-classification", [], 'aggregation_strategy="first"'),
+        ("question-answering", [], "AutoModelForQuestionAnswering"),
+        ("multiple-choice", [], "AutoModelForMultipleChoice"),
     ],
 )
-def test_texts_are_shown_as_the_task_has_them(task, columns, shown, tmp_path):
-    assert shown in code_of(card_of(tmp_path, task=task, text_columns=columns))
+def test_texts_and_usage_are_those_of_the_task(task, columns, shown, tmp_path):
+    more = dict(text_columns=columns) if columns else dict(pipeline=task)
+    card = card_of(tmp_path, task=task, model=dict(auto_map={"AutoConfig": "a.B"}), **more)
+    assert shown in code_of(card) and "trust_remote_code=True" in code_of(card)
+    assert "The folder brings its code along" in card.text
 
 
 def test_adapters_name_the_model_that_they_are_for(tmp_path):
@@ -189,7 +181,7 @@ def test_a_run_may_have_its_own_text_and_scores(tmp_path):
 
 
 @pytest.mark.criterion("B6")
-def test_seeds_are_summarised_by_mean_and_standard_deviation():
+def test_seeds_are_summarised_by_mean_and_standard_deviation_of_the_metrics_of_all():
     runs = {3: METRICS, 1: METRICS | dict(eval_accuracy=0.95, predict_accuracy=0.7)}
     summary = summarise_seeds(runs)
     assert summary["seeds"] == [3, 1] and {*summary} == {
@@ -198,13 +190,10 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation():
     assert summary["eval_accuracy"]["values"] == [0.91, 0.95]
     assert summary["eval_accuracy"]["mean"] == pytest.approx(0.93)
     assert summary["eval_accuracy"]["standard_deviation"] == pytest.approx(0.0008**0.5)
-    table = summary_table(summary)
-    assert "| eval_accuracy | 0.9300 | 0.0283 | 0.9100 | 0.9500 |" in table.splitlines()
-
-
-def test_one_seed_has_no_standard_deviation_and_missing_metrics_are_left_out():
-    assert summarise_seeds({1: METRICS})["eval_loss"] == dict(mean=0.25, standard_deviation=None, values=[0.25])
-    assert "| eval_loss | 0.2500 |  | 0.2500 |" in summary_table(summarise_seeds({1: METRICS}))
+    assert "| eval_accuracy | 0.9300 | 0.0283 | 0.9100 | 0.9500 |" in summary_table(summary).splitlines()
+    one = summarise_seeds({1: METRICS})
+    assert one["eval_loss"] == dict(mean=0.25, standard_deviation=None, values=[0.25])
+    assert "| eval_loss | 0.2500 |  | 0.2500 |" in summary_table(one)
     fewer = {name: value for name, value in METRICS.items() if name != "eval_mm_loss"}
     assert "eval_mm_loss" not in summarise_seeds({1: METRICS, 2: fewer})
 
@@ -267,14 +256,8 @@ def test_card_of_a_masked_language_model_is_valid_and_says_what_was_trained(tmp_
 
 def test_limits_of_a_pre_training_are_those_of_the_run(tmp_path):
     few = pretrained(tmp_path, MLM, tokens=12_345, language=["en"]).read_text(encoding="utf-8")
-    for text in (
-        "of at most 64 tokens",
-        "the seed 7",
-        "12,345 tokens of text",
-        "is in en",
-        "held-out documents of the data",
-    ):
-        assert text in few, text
+    limits = ("of at most 64 tokens", "the seed 7", "12,345 tokens of text", "is in en", "held-out documents of the data")
+    assert [text for text in limits if text not in few] == []
     more = dict(tokens=12, measured_on="dev.txt", base_model="org/a", from_scratch=False)
     further = pretrained(tmp_path, MLM, **more).read_text(encoding="utf-8")
     assert "results are of dev.txt" in further and "began as (org/a)" in further
