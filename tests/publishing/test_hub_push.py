@@ -159,18 +159,6 @@ def test_files_replace_each_other_in_their_own_folder_alone_and_graphs_with_thei
     assert not any("older model" in note for note in send().notes)
 
 
-def test_a_smaller_number_of_files_replaces_a_larger_one(hub, send, folder):
-    """The single file would be loaded in place of the new pieces."""
-    send()
-    pieces = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-    (folder / "model.safetensors").unlink()
-    for name in pieces:
-        (folder / name).write_bytes(name.encode())
-    assert changes(send()) == {name: "unchanged" for name in NAMES} | dict.fromkeys(pieces, "new") | {
-        "model.safetensors": "deleted"
-    }
-
-
 def test_files_that_are_none_of_a_model_stay_here_unless_they_are_asked_for(hub, send, folder):
     (folder / "checkpoint-2").mkdir()
     for name in ("training_args.bin", "checkpoint-2/model.safetensors", "notes.txt", ".gitattributes"):
@@ -295,17 +283,14 @@ def test_a_dry_run_sends_nothing_and_says_what_a_push_does(hub, send, folder):
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_a_dry_run_needs_no_hub(offline, folder, monkeypatch):
+def test_a_dry_run_needs_no_hub_but_a_token_that_the_hub_knows(offline, hub, send, folder, monkeypatch):
+    with pytest.raises(PushError, match="401 Unauthorized, Invalid credentials"):
+        send(dry_run=True, token="hf_wrong")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     monkeypatch.setattr("hf_deberta_ext.publishing.hub_requests.sleep", lambda seconds: None)
     # Nothing listens there.
     report = push(folder, REPO, dry_run=True, endpoint="http://127.0.0.1:9", skip_checks=True)
     assert changes(report) == dict.fromkeys(NAMES, "new") and "the Hub was not reached" in " ".join(report.notes)
-
-
-def test_a_dry_run_with_a_wrong_token_says_so(send):
-    with pytest.raises(PushError, match="401 Unauthorized, Invalid credentials"):
-        send(dry_run=True, token="hf_wrong")
 
 
 def test_the_problems_of_what_would_be_published_are_listed_by_a_dry_run_and_refuse_a_push(hub, send, folder, monkeypatch):
@@ -337,12 +322,15 @@ def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder)
     assert report.problems == () and "the folder was searched for tokens alone, and not checked" in report.notes
 
 
-def test_a_card_that_the_hub_refuses_is_refused_before_anything_is_sent(hub, send, folder):
+def test_a_card_replaces_one_on_the_hub_or_is_refused_before_anything_is_sent(hub, send, folder):
+    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
+    assert changes(send())["README.md"] == "changed" and "# A model" in card_on(hub)
+    hub.requests.clear()
     (folder / "README.md").write_text("---\nlanguage:\n  a: b\n---\n\n# A model\n")
     with pytest.raises(ValueError, match=r'README\.md: the Hub says .*"language" must be a string') as refused:
         send()
     assert "nothing was sent" in str(refused.value)
-    assert [request.path for request in writes(hub)] == ["/api/validate-yaml"] and hub.repos == {}
+    assert [request.path for request in writes(hub)] == ["/api/validate-yaml"]
 
 
 @pytest.mark.parametrize(
@@ -398,11 +386,6 @@ def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(hub, send
         assert card_on(hub) == WRITTEN and "README.md" in report.kept_on_hub and report.problems == ()
         assert any("somebody has written the card on the Hub, and it stays" in note for note in report.notes)
         assert ("model.safetensors" in hub.repos[REPO].files()) != dry_run
-
-
-def test_a_card_in_a_folder_replaces_one_on_the_hub(hub, send):
-    hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
-    assert changes(send())["README.md"] == "changed" and "# A model" in card_on(hub)
 
 
 def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, send_model, model):
