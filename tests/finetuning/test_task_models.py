@@ -192,9 +192,8 @@ BODY = "bert.encoder.layer.1.output.dense.weight"
     [
         (lambda state: state.pop(BODY), f"lacks 1 weights of its model, {BODY} for one"),
         (None, "cannot be read, or do not fit"),
-        (lambda state: state["bert.embeddings.LayerNorm.weight"].fill_(torch.nan), "the loss of step 1 is nan"),
     ],
-    ids=["missing", "damaged", "not finite"],
+    ids=["missing", "damaged"],
 )
 def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, tmp_path):
     broken = altered(folder_of("bert"), tmp_path / "broken", change or (lambda state: None))
@@ -203,8 +202,7 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
         file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=message):
         run(broken, tmp_path / "run", "--do_train")
-    # Its folder is made with the first step.
-    assert (tmp_path / "run").exists() == ("step 1" in message)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.criterion("A5.2", "B8")
