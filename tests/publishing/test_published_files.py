@@ -24,34 +24,24 @@ CARDS = {
     "README.md": "![Curves](./curves.png)\n<img width='3' src='figures/seeds.svg'> ![x](none.png) ![y](https://e.org/z.png)",
     "discriminator/README.md": "![Heads](heads.jpg) ![Out](../../outside.png)",
 }
+STATE = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth")
+PREDICTIONS = ("predict_results.tsv", "eval_nbest_predictions.json", "eval_answers.json")
+# File: the name that is left out for it, and a word of the reason.
 LEFT_OUT = {
-    "checkpoint-5/model.safetensors": ("checkpoint-5/", "checkpoint"),
-    "checkpoint-5/config.json": ("checkpoint-5/", "checkpoint"),
-    "training_args.bin": ("training_args.bin", "arguments"),
-    "optimizer.pt": ("optimizer.pt", "state"),
-    "scheduler.pt": ("scheduler.pt", "state"),
-    "rng_state_0.pth": ("rng_state_0.pth", "state"),
-    "trainer_state.json": ("trainer_state.json", "log"),
-    "run_arguments.json": ("run_arguments.json", "flags"),
-    "run_report.json": ("run_report.json", "report"),
-    "tokenizer/tokenizer.json": ("tokenizer/", "copy"),
-    "runs/Jan01/events.out.tfevents.1": ("runs/", "logs"),
-    "training.log": ("training.log", "logs"),
-    "predict_results.tsv": ("predict_results.tsv", "predictions"),
-    "eval_nbest_predictions.json": ("eval_nbest_predictions.json", "predictions"),
-    "eval_answers.json": ("eval_answers.json", "predictions"),
-    ".cache/huggingface/x": (".cache/", "hidden"),
-    ".env": (".env", "hidden"),
-    ".gitattributes": (".gitattributes", "the Hub keeps its own"),
+    **{name: (name, "state") for name in STATE},
+    **{name: (name, "predictions") for name in PREDICTIONS},
+    **{name: (name, f"--include {name}") for name in ("notes.txt", "train.py", "discriminator/notes.txt")},
+    **{f"checkpoint-5/{name}": ("checkpoint-5/", "checkpoint") for name in ("model.safetensors", "config.json")},
+    "training_args.bin": ("training_args.bin", "arguments"), "trainer_state.json": ("trainer_state.json", "log"),
+    "run_arguments.json": ("run_arguments.json", "flags"), "run_report.json": ("run_report.json", "report"),
+    "tokenizer/tokenizer.json": ("tokenizer/", "copy"), "training.log": ("training.log", "logs"),
+    "runs/Jan01/events.out.tfevents.1": ("runs/", "logs"), ".env": (".env", "hidden"),
+    ".cache/huggingface/x": (".cache/", "hidden"), ".gitattributes": (".gitattributes", "the Hub keeps its own"),
     "lost.png": ("lost.png", "a picture that no card shows: --include lost.png adds it"),
-    "1_Pooling/config.json": ("1_Pooling/", "--include 1_Pooling/*"),
-    "notes.txt": ("notes.txt", "--include notes.txt"),
-    "figures/a.png": ("figures/", "--include figures/*"),
-    "train.py": ("train.py", "--include train.py"),
-    "discriminator/notes.txt": ("discriminator/notes.txt", "--include discriminator/notes.txt"),
+    "1_Pooling/config.json": ("1_Pooling/", "--include 1_Pooling/*"), "figures/a.png": ("figures/", "--include figures/*"),
     "discriminator/checkpoint-1/config.json": ("discriminator/checkpoint-1/", "checkpoint"),
     "README.md.part": ("README.md.part", "not written to its end"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
