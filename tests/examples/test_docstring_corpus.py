@@ -144,6 +144,8 @@ def test_split_is_stratified_disjoint_and_decided_by_the_seed(real_examples):
     assert task.split_by_package(real_examples, seed=1).test != split.test
     split = task.split_by_package(real_examples, seed=0, limit=20)
     assert [len(part) for part in (split.train, split.validation, split.test)] == [80, 30, 90]
+    # The most frequent label of the training is 1.
+    assert task.majority_accuracy([("", 1), ("", 1), ("", 0)], [("", 0), ("", 0), ("", 0), ("", 1)]) == 0.25
 
 
 def test_pretraining_texts_leave_the_held_out_texts_out(real_library, real_examples):
@@ -189,11 +191,6 @@ def test_mask_blocks_is_fixed_by_its_seed_and_leaves_the_global_one(tokenizer, r
     masks = [torch.stack([block["labels"] for block in run]) for run in (first, again, other)]
     assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])
     assert 0.2 < (masks[0] != -100).float().mean() < 0.4
-
-
-def test_majority_accuracy_counts_the_most_frequent_training_label():
-    train = [("", 1), ("", 1), ("", 0)]
-    assert task.majority_accuracy(train, [("", 0), ("", 0), ("", 0), ("", 1)]) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,11 @@ def test_probabilities_are_a_softmax_of_the_scores():
     ]
 
 
+@pytest.mark.criterion("A10.2")
 def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best():
     start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
     assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
-
-
-@pytest.mark.criterion("A10.2")
-def test_tokens_of_white_space_begin_no_answer():
+    # A token of white space begins no answer.
     spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
     assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
 

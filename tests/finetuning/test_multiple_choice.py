@@ -466,32 +466,26 @@ def test_rows_that_are_wrong_are_named(row, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "columns, message",
+    "flags, message",
     [
         (dict(context_column="a"), "--context_column needs --choice_columns"),
         (dict(context_column="a", question_column="b"), "--context_column and --question_column need --choice_columns"),
         (dict(choice_columns=["a"]), "--choice_columns needs --context_column or --question_column, or both"),
         (dict(choice_columns=["a", "a"], context_column="b"), "the column 'a' is named twice"),
         (dict(choice_columns=["a"], context_column="b", label_column="b"), "the column 'b' is named twice"),
+        (dict(task_name="sst2"), "--task_name sst2 is not known; there are race, swag, codah, c3, copa"),
+        ({}, "there is no data: give --task_name"),
     ],
 )
-def test_column_flags_that_are_wrong_by_themselves(columns, message):
+def test_flags_that_are_wrong_by_themselves(flags, message):
     with pytest.raises(ValueError, match=message):
-        MultipleChoiceArguments(**columns)
+        read_multiple_choice(MultipleChoiceArguments(**flags))
 
 
 def test_rows_to_evaluate_on_need_labels(tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", {name: SWAG[name] for name in SWAG if name != "label"})
     with pytest.raises(ValueError, match=r"row 1 of the data of --validation_file \(0\) has no label"):
         read_multiple_choice(MultipleChoiceArguments(validation_file=[file]))
-    assert read_multiple_choice(MultipleChoiceArguments(test_file=[file])).questions["test"][0]["label"] is None
-
-
-def test_an_unknown_task_and_no_data_are_refused():
-    with pytest.raises(ValueError, match="--task_name sst2 is not known; there are race, swag, codah, c3, copa"):
-        read_multiple_choice(MultipleChoiceArguments(task_name="sst2"))
-    with pytest.raises(ValueError, match="there is no data: give --task_name"):
-        read_multiple_choice(MultipleChoiceArguments())
 
 
 @pytest.mark.criterion("A15.2")

@@ -194,12 +194,6 @@ def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_
     assert tokenizer.padding_side == "left"
 
 
-def test_an_older_head_leaves_neither_its_number_of_labels_nor_their_names(tmp_path):
-    """An MNLI checkpoint has three labels, question answering two logits: its start and its end."""
-    fields = data(validation_file=[write_lines(tmp_path / "dev.jsonl", one())]).config_fields()
-    assert fields["num_labels"] == len(fields["id2label"]) == len(fields["label2id"]) == 2
-
-
 def test_padding_to_the_maximum_changes_no_answer():
     options = dict(tokenizer=words(), max_length=12, doc_stride=1)
     short, long = (encode_windows(columns(one()), pad=pad, **options) for pad in (False, True))
@@ -281,9 +275,11 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.criterion("A10.2", "A14.1")
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
+    """Offsets of SentencePiece tokens begin with the space before a word (transformers#14418)."""
     rows = random_rows(80, seed=len(kind))
     tokenizer = TOKENIZERS[kind]([row["context"] for row in random_rows(300, seed=0)])
     tokenizer.padding_side = side
@@ -297,18 +293,6 @@ def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
     expected = {row["id"]: row["answers"]["text"][0] for row in rows}
     assert json.loads(written.read_text(encoding="utf-8")) == expected
     assert measured.metrics(gold_logits(measured.rows), None)["exact_match"] == 100.0
-
-
-@pytest.mark.criterion("A10.2", "A14.1")
-def test_spaces_that_belong_to_tokens_are_in_no_answer():
-    """Offsets of SentencePiece tokens begin with the space before a word (transformers#14418)."""
-    tokenizer = train_unigram(["ab cd"] * 5, vocab_size=20, show_progress=False)
-    offsets = tokenizer("ab cd", return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
-    assert any("ab cd"[begin:end].startswith(" ") for begin, end in offsets)
-    row = one("ab", "ab cd", (("cd", 3),))
-    _, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=20, doc_stride=1)
-    spans = [("ab cd"[begin:end]) for begin, end in zip(windows.first, windows.last, strict=True) if begin < end]
-    assert "".join(spans) == "abcd"
 
 
 # ------- reading
@@ -396,8 +380,12 @@ def test_test_sets_need_no_answers(form, tmp_path):
 
 
 def test_test_sets_with_answers_have_metrics(tmp_path):
-    task = data(test_file=[write_lines(tmp_path / "a.jsonl", one())]).encode(words(), BertConfig())
+    read = data(test_file=[write_lines(tmp_path / "a.jsonl", one())])
+    task = read.encode(words(), BertConfig())
     assert task.test[""].metrics(gold_logits(task.test[""].rows), None) == dict(exact_match=100.0, f1=100.0)
+    # An MNLI checkpoint has three labels, question answering two logits: its start and its end.
+    fields = read.config_fields()
+    assert fields["num_labels"] == len(fields["id2label"]) == len(fields["label2id"]) == 2
 
 
 def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warned):
@@ -413,7 +401,7 @@ def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warne
     assert "'n1'" in warned[0]
 
 
-def test_names_and_negatives_of_the_hub(monkeypatch):
+def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path):
     asked = []
 
     def read_hub(name, config, splits, arguments):
@@ -431,9 +419,6 @@ def test_names_and_negatives_of_the_hub(monkeypatch):
     found = data(dataset_name="someone/other", dataset_config_name="de")
     assert (found.name, found.dataset, found.with_null) == ("question-answering", "someone/other", False)
     assert asked == [("rajpurkar/squad", None), ("rajpurkar/squad_v2", None), ("someone/other", "de")]
-
-
-def test_a_task_name_says_what_files_are(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()))
     found = data(task_name="squad_v2", train_file=[file])
     assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")

@@ -410,6 +410,7 @@ def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_t
         ({"tokens": None, "ner_tags": ["O"]}, {}, "row 2 of .* has None in the column 'tokens', expected a list"),
         ({"words": ["a"], "tags": ["O"]}, {}, r"no column 'tokens'; it has 'words', 'tags' .*--text_column_name"),
         ({"words": ["a"], "tags": ["O"]}, {"text_column_name": "words"}, r"no column 'ner_tags'; .*--label_column_name"),
+        (ROWS[0], {"task_name": "sst2"}, "--task_name sst2 is not known; there are conll2003, wnut17"),
         ({"tokens": ["a"], "ner_tags": ["X"]}, {"return_entity_level_metrics": True}, "no entities, the labels are O, X"),
     ],
 )
@@ -486,13 +487,6 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
     with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
-
-
-def test_unknown_tasks_and_no_data_are_refused():
-    with pytest.raises(ValueError, match="--task_name sst2 is not known; there are conll2003, wnut17"):
-        TokenClassificationData(TokenClassificationArguments(task_name="sst2"))
-    with pytest.raises(ValueError, match="there is no data: give --task_name"):
-        TokenClassificationData(TokenClassificationArguments())
 
 
 def test_a_tokenizer_that_does_not_know_its_words_is_refused(tmp_path, wordpiece, monkeypatch):
