@@ -33,7 +33,6 @@ FIELDS = dict(
 )  # fmt: skip
 V1 = {"model_type": "deberta", "relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c",
       "max_relative_positions": -1, "type_vocab_size": 0}  # fmt: skip
-CLASSES = {"joint": DebertaExtForPreTraining}
 KINDS = ("ours", "ours .bin", "ours, shards", "v1", "v1 .bin", "v2", "v2 .bin", "v2, shards", "joint")
 BIN = "pytorch_model.bin"
 SAFE = "model.safetensors"
@@ -41,7 +40,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def model_of(kind):
-    return CLASSES.get(kind, DebertaExtForMaskedLM)
+    return DebertaExtForPreTraining if kind == "joint" else DebertaExtForMaskedLM
 
 
 def fused_v1():
@@ -162,15 +161,12 @@ def test_a_damaged_bin_file_is_named_and_runs_nothing(data, copy_of):
     folder = copy_of(kind)
     file, marker = folder / BIN, folder / "marker"
     tensors = torch.load(file, weights_only=True)
-    damage = data.draw(
-        st.sampled_from(["spoiled", "code", "bare pickle", "old format", "other object", "code among tensors"]), "how"
-    )
+    kinds = ["spoiled", "code", "bare pickle", "old format", "other object", "code among tensors"]
+    damage = data.draw(st.sampled_from(kinds), "how")
     if damage == "spoiled":
         file.write_bytes(spoil(data, file.read_bytes()))
     elif damage in ("code", "code among tensors", "old format"):
-        content = (
-            dict(tensors, last=Malicious(str(marker))) if damage == "code among tensors" else {"a": Malicious(str(marker))}
-        )
+        content = (tensors if damage == "code among tensors" else {}) | dict(last=Malicious(str(marker)))
         torch.save(content, file, _use_new_zipfile_serialization=damage != "old format")
     elif damage == "bare pickle":
         file.write_bytes(pickle.dumps(Malicious(str(marker)), protocol=data.draw(st.integers(0, 5), "protocol")))
@@ -213,9 +209,8 @@ def test_a_damaged_configuration_is_named(data, copy_of):
     kind = data.draw(st.sampled_from(["ours", "v1", "v2", "joint", "ours .bin"]), "kind")
     folder = copy_of(kind)
     file = folder / "config.json"
-    damage = data.draw(
-        st.sampled_from(["text", "cut", "foreign", "field", "field", "field", "sizes", "bytes", "gone"]), "how"
-    )
+    kinds = ["text", "cut", "foreign", "field", "field", "field", "sizes", "bytes", "gone"]
+    damage = data.draw(st.sampled_from(kinds), "how")
     config = json.loads(file.read_text())
     named = ()
     if damage == "text":
@@ -241,30 +236,16 @@ def test_a_damaged_configuration_is_named(data, copy_of):
     refused(model_of(kind), folder, *named)
 
 
-INDEXES = [
-    "",
-    "{",
-    "[]",
-    "{}",
-    "3",
-    '{"weight_map": 5}',
-    '{"weight_map": {}}',
-    '{"weight_map": {"a": 5}}',
-    '{"weight_map": null}',
-]
+INDEXES = ["", "{", "[]", "{}", "3", *(f'{{"weight_map": {text}}}' for text in ("5", "{}", '{"a": 5}', "null"))]
 
 
 def edit(folder, change):
     """Applies `change` to the tensors of one weight file."""
     file = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])[0]
-    if file.suffix == ".bin":
-        tensors = torch.load(file, weights_only=True)
-        change(tensors)
-        torch.save(tensors, file)
-        return
-    tensors = load_file(file)
+    pickled = file.suffix == ".bin"
+    tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
     change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
+    torch.save(tensors, file) if pickled else save_file(tensors, file, metadata={"format": "pt"})
 
 
 @cases("damaged keys")
@@ -278,9 +259,8 @@ def test_missing_tensors_are_reported_and_other_sizes_and_indexes_refused(data, 
         folder = copy_of(data.draw(st.sampled_from(["ours, shards", "v2, shards"]), "shards"))
         index = folder / INDEX
         if damage == "index":
-            outside = json.dumps(
-                dict(metadata={}, weight_map={"a": data.draw(st.sampled_from(["../copy/x", "x/y"]), "outside")})
-            )
+            place = data.draw(st.sampled_from(["../copy/x", "x/y"]), "outside")
+            outside = json.dumps(dict(metadata={}, weight_map={"a": place}))
             index.write_text(data.draw(st.sampled_from([*INDEXES, outside]), "text"))
             refused(DebertaExtForMaskedLM, folder, INDEX)
         else:

@@ -96,30 +96,27 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
     unpadding = data.draw(st.sampled_from([False, False, True]), "unpadding")
     model = build(head, fields)
     arguments, real = arguments_of(head, fields, batch)
-    results = {}
-    for name in NAMES:
-        model.set_attn_implementation(name)
-        model.set_unpadding(unpadding and name != "eager")
-        outputs = at_tokens(outputs_of(model, arguments), real)
-        results[name] = outputs, gradients_of(model, objective(outputs))
-        assert {backend for backend, _ in model.attention_backends().values()} == {name}
-    for name in NAMES[1:]:
-        assert worst(results[name][0], results["eager"][0], 1e-8) < TOLERANCE, name
-        assert gradient_error(results[name][1], results["eager"][1]) < TOLERANCE, name
+
+    def results(model, arguments):
+        for name in NAMES:
+            model.set_attn_implementation(name)
+            model.set_unpadding(unpadding and name != "eager")
+            outputs = at_tokens(outputs_of(model, arguments), real)
+            yield name, outputs, gradients_of(model, objective(outputs))
+            assert {backend for backend, _ in model.attention_backends().values()} == {name}
+
+    (_, reference, reference_gradients), *others = results(model, arguments)
+    for name, outputs, gradients in others:
+        assert worst(outputs, reference, 1e-8) < TOLERANCE, name
+        assert gradient_error(gradients, reference_gradients) < TOLERANCE, name
     if not single:
         return 2
     # In float32 the conditioning is that of the model: eager's own error says what it is.
-    model = model.float()
-    arguments = {
-        name: x.float() if x.dtype == torch.float64 and name != "attention_mask" else x for name, x in arguments.items()
-    }
+    wide = {name for name, x in arguments.items() if x.dtype == torch.float64 and name != "attention_mask"}
+    arguments |= {name: arguments[name].float() for name in wide}
     bounds = None
-    for name in NAMES:
-        model.set_attn_implementation(name)
-        model.set_unpadding(unpadding and name != "eager")
-        outputs = at_tokens(outputs_of(model, arguments), real)
-        gradients = gradients_of(model, objective(outputs))
-        errors = worst(outputs, results["eager"][0], 1e-3), gradient_error(gradients, results["eager"][1])
+    for name, outputs, gradients in results(model.float(), arguments):
+        errors = worst(outputs, reference, 1e-3), gradient_error(gradients, reference_gradients)
         bounds = bounds or [10 * x + 1e-4 for x in errors]
         assert errors[0] < bounds[0] and errors[1] < bounds[1], (name, errors, bounds)
     return 4

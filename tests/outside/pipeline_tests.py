@@ -13,23 +13,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+import hf_deberta_ext
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.model.heads import HEADS
 from hf_deberta_ext.tokenization import PreTrainedTokenizerFast
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *"a the cat dog saw ran here and . , This example is".split()]
-CLASSES = {
-    "feature-extraction": DebertaExtModel,
-    "fill-mask": DebertaExtForMaskedLM,
-    "text-classification": DebertaExtForSequenceClassification,
-    "token-classification": DebertaExtForTokenClassification,
-    "zero-shot": DebertaExtForSequenceClassification,
-}
+TASKS = {"feature-extraction", "fill-mask", "text-classification", "token-classification"}
+CLASSES = {h.pipeline_tag: getattr(hf_deberta_ext, h.model_class) for h in HEADS.values() if h.pipeline_tag in TASKS}
+CLASSES["zero-shot"] = CLASSES["text-classification"]
 
 
 def make_checkpoints(folder: Path):
@@ -42,19 +34,12 @@ def make_checkpoints(folder: Path):
     special = dict(pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", mask_token="[MASK]")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **special)
     labels = ["contradiction", "neutral", "entailment"]
+    # Weights large enough that two words have different probabilities.
     config = DebertaExtConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        position_buckets=16,
-        # Large enough that two words have different probabilities.
-        initializer_range=0.3,
-        id2label=dict(enumerate(labels)),
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64, position_buckets=16, initializer_range=0.3, id2label=dict(enumerate(labels)),
         label2id={label: index for index, label in enumerate(labels)},
-    )
+    )  # fmt: skip
     summary = {}
     for model_class in set(CLASSES.values()):
         torch.manual_seed(0)
