@@ -351,15 +351,15 @@ def test_only_the_wanted_gradients_are_computed(monkeypatch):
 def test_what_is_not_served_is_said():
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17)
     kwargs |= dict(K_r=K_r, Q_r=Q_r)
-    with pytest.raises(ValueError, match="the blocked backend serves it"):
-        disentangled_attention_triton(Q_c, K_c, V_c, query_positions=torch.arange(17)[None], **kwargs)
-    with pytest.raises(ValueError, match="5 queries and 17 keys"):
-        disentangled_attention_triton(Q_c[:, :, :5], K_c, V_c, **kwargs)
-    with pytest.raises(ValueError, match="batch of 2"):
-        two = [x.expand(2, -1, -1, -1) for x in (Q_c, K_c, V_c)]
-        disentangled_attention_triton(*two, cu_seqlens=torch.tensor([0, 17]), **kwargs)
-    with pytest.raises(ValueError, match="not float64"):
-        disentangled_attention_triton(Q_c.double(), K_c.double(), V_c.double(), **kwargs)
+    two = [x.expand(2, -1, -1, -1) for x in (Q_c, K_c, V_c)]
+    for content, options, message in (
+        ((Q_c, K_c, V_c), dict(query_positions=torch.arange(17)[None]), "the blocked backend serves it"),
+        ((Q_c[:, :, :5], K_c, V_c), {}, "5 queries and 17 keys"),
+        (two, dict(cu_seqlens=torch.tensor([0, 17])), "batch of 2"),
+        ((Q_c.double(), K_c.double(), V_c.double()), {}, "not float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            disentangled_attention_triton(*content, **options, **kwargs)
     assert "from 16 to 128, not 8" in triton_unavailable(torch.device(DEVICE), 8, torch.float32)
     assert "not 256" in triton_unavailable(torch.device(DEVICE), 256, torch.bfloat16)
     if GPU:

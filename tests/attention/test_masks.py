@@ -51,18 +51,12 @@ def test_fully_masked_rows_give_finite_outputs_and_gradients(model, batch):
 
 
 @pytest.mark.criterion("A17.3")
-def test_inputs_embeds_equal_input_ids(model, batch):
+def test_inputs_embeds_equal_input_ids_and_outputs_carry_states_and_probabilities(model, batch):
     ids, mask = batch(2, 20, [20, 11])
     with torch.no_grad():
         embeds = model.get_input_embeddings()(ids)
         expected = model(ids, attention_mask=mask).last_hidden_state
         assert torch.equal(model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state, expected)
-
-
-@pytest.mark.criterion("A17.3")
-def test_outputs_carry_states_and_probabilities(model, batch):
-    ids, mask = batch(2, 20, [20, 11])
-    with torch.no_grad():
         out = model(ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
         as_tuple = model(ids, attention_mask=mask, output_hidden_states=True, return_dict=False)
     assert len(out.hidden_states) == 4 and len(out.attentions) == 3

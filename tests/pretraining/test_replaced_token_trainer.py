@@ -65,14 +65,10 @@ def by_hand(model, examples):
 
 
 @pytest.mark.criterion("A3.5")
-def test_detection_metrics_of_hand_computed_cases():
-    assert detection_metrics(3, 4, 6, 60) == {
-        "discriminator_precision": 0.75, "discriminator_recall": 0.5, "replaced_share": 0.1,
-    }  # fmt: skip
-    assert detection_metrics(0, 0, 0, 60) == dict.fromkeys(detection_metrics(1, 1, 1, 1), 0.0)
-
-
-def test_loss_of_a_guess():
+def test_detection_metrics_and_the_loss_of_a_guess_of_hand_computed_cases():
+    expected = dict(discriminator_precision=0.75, discriminator_recall=0.5, replaced_share=0.1)
+    assert detection_metrics(3, 4, 6, 60) == expected
+    assert detection_metrics(0, 0, 0, 60) == dict.fromkeys(expected, 0.0)
     assert guess_loss(0.5) == pytest.approx(math.log(2)) and guess_loss(0.0) == guess_loss(1.0) == 0
     labels = torch.tensor([1.0] * 15 + [0.0] * 85)
     logit = torch.tensor(0.15 / 0.85).log().expand(100)
