@@ -42,9 +42,6 @@ def answer(windows, start, end, **options):
 ONE = make_windows((0, [OUT, OUT, OUT, *WORDS]))
 
 
-# ------- by hand
-
-
 def test_the_text_is_cut_from_the_context_by_characters():
     answers = answer(ONE, [logits(11, t6=5)], [logits(11, t7=5)])
     assert answers.predictions == answers.best == {"q0": "first program"}
@@ -68,6 +65,10 @@ def test_probabilities_are_a_softmax_of_the_scores():
         dict(text="1843", probability=pytest.approx(math.exp(2.25) / total), start_logit=2.0, end_logit=0.25),
         dict(text="Ada", probability=pytest.approx(math.exp(1.5) / total), start_logit=1.0, end_logit=0.5),
     ]
+    # Nothing that goes to JSON is infinite.
+    far = answer(ONE, [logits(11, t0=-3e38, t3=3e38)], [logits(11, t0=-3e38, t3=3e38)], with_null=True)
+    json.dumps([far.nbest, far.null_odds], allow_nan=False)
+    assert far.nbest["q0"][0]["probability"] == 1.0
 
 
 @pytest.mark.criterion("A10.2")
@@ -92,9 +93,6 @@ def test_tokens_of_one_character_do_not_crowd_the_best():
     bytes_of = make_windows((0, [OUT, (0, 1), (0, 1), (0, 1), (4, 9)]))
     found = answer(bytes_of, [logits(5, t1=3, t2=3, t3=3)], [logits(5, t1=3, t2=3, t3=3)], n_best=4)
     assert [entry["text"] for entry in found.nbest["q0"]] == ["A", "Ada wrote", "wrote"]
-
-
-# ------- no answer
 
 
 def null_answer(threshold=0.0, with_null=True, **options):
@@ -136,15 +134,6 @@ def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
     assert [len(entries) for entries in found.nbest.values()] == ([2, 1, 1, 1] if with_null else [1] * 4)
     assert found.nbest["q1"] == [dict(text="", probability=1.0, start_logit=0.0, end_logit=0.0)]
     assert list(found.null_odds.values()) == ([0.0, 0.0, 3.0, 0.0] if with_null else [])
-
-
-def test_nothing_that_goes_to_json_is_infinite():
-    far = answer(ONE, [logits(11, t0=-3e38, t3=3e38)], [logits(11, t0=-3e38, t3=3e38)], with_null=True)
-    json.dumps([far.nbest, far.null_odds], allow_nan=False)
-    assert far.nbest["q0"][0]["probability"] == 1.0
-
-
-# ------- batches and padding
 
 
 def random_set(seed, examples=40):
@@ -201,9 +190,6 @@ def test_parts_and_padding_change_nothing(monkeypatch):
     monkeypatch.setattr(module, "TOGETHER", 3)
     wider = [np.pad(values, ((0, 0), (0, 9)), constant_values=np.nan) for values in (start, end)]
     assert answers_from_logits(*arguments, *wider, with_null=True) == expected
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

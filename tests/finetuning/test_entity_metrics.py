@@ -7,8 +7,6 @@ import pytest
 
 from hf_deberta_ext.finetuning.tasks.entity_metrics import entities, entity_scores
 
-# ------- by hand
-
 
 @pytest.mark.parametrize(
     ("tags", "found"),
@@ -69,9 +67,6 @@ def test_scores_by_hand(predicted, true, overall, types):
     assert [*scores][4:] == sorted(types)
 
 
-# ------- against a second reading
-
-
 def by_boundaries(tags):
     """conlleval's two questions, asked at every border: does an entity end here, does one begin?"""
     parts = [("O", "")] + [(tag[0], tag[2:]) for tag in tags] + [("O", "")]
@@ -95,9 +90,6 @@ def test_entities_equal_the_border_rules_on_random_tags():
         assert entities(tags) == by_boundaries(tags), tags
         seen += len(entities(tags))
     assert seen > 5000
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize("tag", ["PER", "B", "B-", "-PER", "U-PER", "b-PER", "", "O-PER", "BB-PER", None, 3])

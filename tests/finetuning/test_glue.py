@@ -45,9 +45,6 @@ def made(task, labels, offset=0):
     ]
 
 
-# ------- by hand
-
-
 @pytest.mark.parametrize("name", [*GLUE, *SUPERGLUE])
 def test_every_task_has_metrics_and_its_own_is_one_of_them(name):
     assert (GLUE | SUPERGLUE)[name].metric in TASK_METRICS[name]
@@ -129,9 +126,6 @@ def test_labels_of_a_task_may_be_names_numbers_or_texts_of_numbers(task, name, t
     assert encoded(data, tokenizer).train["labels"][:] == labels
 
 
-# ------- the Hub
-
-
 @pytest.fixture
 def hub(monkeypatch):
     """hub[data set, configuration] = splits; answers in place of the Hub."""
@@ -174,7 +168,7 @@ def test_an_error_in_the_hub_s_data_names_the_split(hub):
         read(task_name="sst2")
 
 
-def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer):
+def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer, tmp_path):
     task = xnli_task("en", ["en"], by_language=False)
     for n, language in enumerate(("en", "de", "fr"), start=1):
         hub["facebook/xnli", language] = {
@@ -190,17 +184,11 @@ def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer)
     one = encoded(read(task_name="xnli", language="de"), tokenizer)
     assert len(one.train) == 6
     assert {name: measured.examples for name, measured in one.evaluation.items()} == {"": 2}
-
-
-def test_xnli_from_files_has_sets_by_name(tmp_path, tokenizer):
-    task = xnli_task("en", ["en"], by_language=False)
+    # Files are sets by name.
     train = write_lines(tmp_path / "en.jsonl", *made(task, [0, 1, 2]))
     korean = write_lines(tmp_path / "ko.jsonl", *made(task, ["contradiction"]))
     ours = encoded(read(task_name="xnli", train_file=[train], validation_file=[f"ko={korean}"]), tokenizer)
     assert ours.evaluation["ko"].rows["labels"][:] == [2]
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(
@@ -219,9 +207,6 @@ def test_flags_that_do_not_fit_the_task(flags, message, tmp_path):
     files = [write_lines(tmp_path / "a.jsonl", *made(GLUE["cola"], [0, 1]))] if flags["task_name"] == "cola" else []
     with pytest.raises(ValueError, match=message):
         read(**{"train_file": files} | flags)
-
-
-# ------- real data
 
 
 @needs_real_data

@@ -28,9 +28,6 @@ def found(*cells, trained=True, **more):
     return find_labels({"--train_file": [*cells]}, trained=trained, **more)
 
 
-# ------- by hand
-
-
 @pytest.mark.criterion("B3.2")
 @pytest.mark.parametrize(
     ("cells", "kind", "names"),
@@ -203,9 +200,6 @@ def test_classes_that_are_written_as_fractions_get_a_hint(warnings):
     assert warnings == []
 
 
-# ------- invariants
-
-
 def test_what_goes_to_the_model_comes_back():
     generator = random.Random(0)
     names = tuple("abcdefg")
@@ -220,9 +214,6 @@ def test_what_goes_to_the_model_comes_back():
         # The name that a configuration gives a number of the model is that of the data's label.
         fields = single.config_fields()
         assert [fields["id2label"][n] for n in single.for_model(numbers)] == [names[n] for n in numbers]
-
-
-# ------- errors
 
 
 @pytest.mark.criterion("B3.5")

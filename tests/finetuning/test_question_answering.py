@@ -132,9 +132,6 @@ def gold_logits(rows):
     return logits[0], logits[1]
 
 
-# ------- windows by hand
-
-
 def test_windows_hold_the_question_and_overlap_by_the_stride():
     rows, windows = encode_windows(columns(one()), tokenizer=words(), max_length=8, doc_stride=1)
     cls, sep, q, a = 1, 2, 4, 5
@@ -150,12 +147,9 @@ def test_windows_hold_the_question_and_overlap_by_the_stride():
     assert windows.bounds.tolist() == [0, 8, 16, 24]
     assert windows.first.tolist()[8:16] == [0, 0, 0, 6, 8, 10, 12, 0]
     assert windows.last.tolist()[8:16] == [0, 0, 0, 7, 9, 11, 13, 0]
-
-
-def test_training_rows_are_what_a_model_takes():
-    rows, windows = encode_windows(
-        columns(one(), one(name="n2", answers=())), tokenizer=words(), max_length=20, doc_stride=1, offsets=False
-    )
+    # Rows for the training have what a model takes.
+    examples = columns(one(), one(name="n2", answers=()))
+    rows, windows = encode_windows(examples, tokenizer=words(), max_length=20, doc_stride=1, offsets=False)
     assert windows is None
     assert rows.column_names == ["input_ids", "token_type_ids", "attention_mask", "start_positions", "end_positions"]
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([6, 0], [7, 0])
@@ -243,9 +237,6 @@ def test_several_processes_make_the_same_windows():
         assert np.array_equal(getattr(windows, name), getattr(of_two, name))
 
 
-# ------- there and back
-
-
 ALPHABETS = ["abcdefghij", "aeiouáéïöû", "漢字仮名", "0123456789", "😀🎉é", "ﬁſ½Ω"]
 SPACES = [" ", " ", " ", "  ", "\n", "\u00a0", "\t", "\u3000"]
 
@@ -293,9 +284,6 @@ def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
     expected = {row["id"]: row["answers"]["text"][0] for row in rows}
     assert json.loads(written.read_text(encoding="utf-8")) == expected
     assert measured.metrics(gold_logits(measured.rows), None)["exact_match"] == 100.0
-
-
-# ------- reading
 
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "json", "nested", "nested.gz", "csv", "parquet", "objects"])
@@ -424,9 +412,6 @@ def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path)
     assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")
 
 
-# ------- evaluation
-
-
 @pytest.mark.criterion("A14.2")
 def test_one_set_of_version_2_by_hand(tmp_path):
     """Three questions: one is right, one has an answer that the model does not give, one has none but gets one."""
@@ -470,9 +455,6 @@ def test_windows_are_no_longer_than_the_model_allows(wanted, taken, tmp_path):
     config = RobertaConfig(max_position_embeddings=22, pad_token_id=1)
     task = data(train_file=[file], max_seq_length=wanted, doc_stride=3).encode(words(), config)
     assert max(map(len, task.train["input_ids"])) == taken
-
-
-# ------- SQuAD
 
 
 def real(name):
@@ -560,9 +542,6 @@ def test_the_dev_set_of_squad_1_is_answered_by_its_labels():
     metrics = measured.metrics(gold_logits(measured.rows), None)
     # An answer that ends within a word ("sixth" of "sixthly") is given with the whole of it.
     assert metrics["exact_match"] > 99.5 and metrics["f1"] > 99.8
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize("tokenizer, flags, message", [

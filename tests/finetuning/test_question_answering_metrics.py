@@ -27,9 +27,6 @@ def warnings(monkeypatch):
     return found
 
 
-# ------- one answer
-
-
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
@@ -84,20 +81,11 @@ def test_one_answer_by_hand(prediction, reference, exact, overlap):
     }
 
 
-# ------- SQuAD 1.1
-
-
 @pytest.mark.criterion("B2.2")
 def test_v1_takes_the_best_reference_for_each_measure():
     # Exact: "Denver" is the second one. F1 of b: against "x y" 2/3, against "x z w" 1/2.
     found = squad_v1({"a": "Denver", "b": "x"}, {"a": ["Denver Broncos", "Denver"], "b": ["x y", "x z w"]})
     assert found == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)}
-
-
-def test_v1_counts_a_missing_prediction_as_0_and_warns(warnings):
-    found = squad_v1({"a": "x"}, {"a": ["x"], "b": ["y"], "c": ["z"], "d": ["w"]})
-    assert found == {"exact_match": 25.0, "f1": 25.0}
-    assert warnings == ["3 of 4 questions have no prediction and count 0; the first is 'b'."]
 
 
 def test_v1_of_two_answers_without_a_word_is_exact_without_overlap():
@@ -112,8 +100,6 @@ def test_record_is_the_same_in_fractions():
     found = record({(0, 1): "Denver", (0, 2): "x", (0, 3): "x"}, {(0, 1): ["Denver"], (0, 2): ["x y"], (0, 3): ["y"]})
     assert found == {"exact_match": 1 / 3, "f1": pytest.approx((1 + 2 / 3) / 3)}
 
-
-# ------- SQuAD 2.0
 
 REFERENCES = {"right": ["x"], "half": ["x y"], "null": [], "void": []}
 PREDICTIONS = {"right": "x", "half": "x", "null": "", "void": "x"}
@@ -190,13 +176,15 @@ def test_v2_names_a_threshold_below_all_where_nothing_should_be_kept():
     assert squad_v2(predictions, references, {"a": 0.1, "b": 2.0})["best_exact_thresh"] == 0.0
 
 
-def test_v2_counts_a_missing_prediction_as_0_at_every_threshold(warnings):
+def test_missing_predictions_count_0_at_every_threshold(warnings):
     references = {"a": ["x"], "b": [], "c": ["y"]}
-    found = squad_v2({"a": "x"}, references, {"a": 0.4, "b": 0.9})
-    assert (found["exact"], found["NoAns_exact"], found["total"]) == (pytest.approx(100 / 3), 0.0, 3)
-    assert (found["best_exact"], found["best_exact_thresh"]) == (pytest.approx(100 / 3), 0.4)
-    assert len(warnings) == 1 and "2 of 3 questions" in warnings[0]
+    scores = squad_v2({"a": "x"}, references, {"a": 0.4, "b": 0.9})
+    assert (scores["exact"], scores["NoAns_exact"], scores["total"]) == (pytest.approx(100 / 3), 0.0, 3)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (pytest.approx(100 / 3), 0.4)
+    assert warnings == ["2 of 3 questions have no prediction and count 0; the first is 'b'."]
     assert squad_v2({}, references, {})["best_exact"] == 0.0
+    assert squad_v1({"a": "x"}, {"a": ["x"], "b": ["y"], "c": ["z"], "d": ["w"]}) == {"exact_match": 25.0, "f1": 25.0}
+    assert warnings[2:] == ["3 of 4 questions have no prediction and count 0; the first is 'b'."]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -227,9 +215,6 @@ def test_v2_best_thresholds_equal_a_search_over_all(seed):
         assert at[name] == pytest.approx(best, abs=1e-9)
         lower = [threshold for threshold in tried if threshold < found[f"best_{name}_thresh"]]
         assert all(tried[threshold][name] < best - 1e-9 for threshold in lower if threshold >= min(probabilities.values()))
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize("score", [squad_v1, squad_v2, record])

@@ -44,9 +44,6 @@ def write_raw(folder, name, **fields):
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-# ------- by hand
-
-
 @pytest.mark.parametrize(
     "question, expected",
     [
@@ -106,9 +103,6 @@ def test_schools_are_those_of_the_example_ids_or_of_the_file():
     assert [(row["id"], row["group"]) for row in examples] == [("row1-0", None), ("row2-0", None)]
 
 
-# ------- files and folders
-
-
 @pytest.mark.criterion("A15.1")
 def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
@@ -157,9 +151,6 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     assert (data.name, data.num_train, data.num_evaluation) == ("race", 0, 1)
 
 
-# ------- what is wrong
-
-
 @pytest.mark.parametrize(
     "columns, message",
     [
@@ -206,9 +197,6 @@ def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
 def test_a_folder_without_articles_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
         read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
-
-
-# ------- the real data
 
 
 @needs_data

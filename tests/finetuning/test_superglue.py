@@ -49,6 +49,7 @@ RECORD = [
         "idx": {"passage": 1, "query": 8},
     },
 ]
+WSC = {"text": "a b", "span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}
 # (task, row, the texts that a model reads)
 TEXTS = [
     ("boolq", {"question": "is it", "passage": "It is."}, ["is it", "It is."]),
@@ -98,9 +99,6 @@ def lines(files):
 
 def logits(*answers, labels=2):
     return np.eye(labels)[[*answers]]
-
-
-# ------- by hand
 
 
 @pytest.mark.parametrize(("task", "row", "texts"), TEXTS, ids=[task for task, _, _ in TEXTS])
@@ -180,13 +178,10 @@ def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, 
     assert measured.rows["labels"][:] == [0, 1, 1, 0, 0]
     scores = measured.metrics(right[:, ::-1], np.array(measured.rows["labels"]))
     assert scores == dict(exact_match=1.0, f1=1.0)
-
-
-def test_the_first_queries_are_counted_not_their_entities(data, tokenizer):
+    # The first queries are counted, not their entities.
     ours = data("record", train=RECORD, test=[{**RECORD[0], "answers": []}], max_train_samples=1)
-    assert ours.num_train == 1
     task = encoded(ours, tokenizer)
-    assert len(task.train) == 3
+    assert (ours.num_train, len(task.train)) == (1, 3)
     assert (task.test[""].examples, len(task.test[""].rows), task.test[""].metrics) == (1, 3, None)
 
 
@@ -231,9 +226,6 @@ def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, t
 def test_copa_takes_its_labels_from_the_column_that_is_named(data):
     ours = data("copa", train=[{**COPA, "gold": 1, "label": 0}], label_column="gold")
     assert [row["label"] for row in ours.questions["train"]] == [1]
-
-
-# ------- the authors' files
 
 
 def test_multirc_of_its_authors_is_that_of_the_hub(data, tokenizer):
@@ -294,9 +286,6 @@ def test_a_column_of_the_authors_name_that_does_not_nest_is_left_alone(data, tas
     assert data(task, train=[{**row, column: "text"} for row in rows]).num_train == len(rows)
 
 
-# ------- errors
-
-
 @pytest.mark.parametrize(("task", "rows", "scores"), [("record", RECORD, 5), ("copa", [{**COPA, "label": 0}] * 2, 2)])
 def test_nan_has_no_best_answer(data, tokenizer, tmp_path, task, rows, scores):
     measured = encoded(data(task, validation=rows), tokenizer).evaluation[""]
@@ -320,22 +309,14 @@ def test_nan_has_no_best_answer(data, tokenizer, tmp_path, task, rows, scores):
         ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .* expected the numbers of paragraph"),
         ("multirc", [{**MULTIRC[0], "idx": 3}], "row 1 .* has 3 in the column 'idx', expected an object"),
         ("wic", [{"word": "x", "sentence1": "x", "sentence2": None, "label": 0}], "has None in the column 'sentence2'"),
-        (
-            "wsc",
-            [{"text": "a b", "span1_text": "c", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}],
-            "row 1 of --validation_file does not have the words 'c': 'a b'",
-        ),
+        ("wsc", [WSC | {"span1_text": "c"}], "row 1 of --validation_file does not have the words 'c': 'a b'"),
         ("wsc", [{"text": "a b", "span1_text": "a", "span2_text": "b", "label": 0}], "has no column 'span1_index'"),
         ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file has no @placeholder in its query"),
         ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file has no entities"),
         ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
         ("record", [{**RECORD[0], "answers": []}], "--validation_file has no labels"),
         ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
-        (
-            "wsc",
-            [{"text": "a b", "span1_text": "a", "span1_index": "first", "span2_text": "b", "span2_index": 1, "label": 0}],
-            "row 1 of --validation_file has 'first' in the column 'span1_index'",
-        ),
+        ("wsc", [WSC | {"span1_index": "first"}], "row 1 of --validation_file has 'first' in the column 'span1_index'"),
         # Rows that nest otherwise were a TypeError or KeyError without a row.
         ("multirc", [{"passage": "x", "label": 0}], "has no column 'paragraph'"),
         ("multirc", [{"passage": {"text": "x"}, "idx": 0}], "row 1 of --validation_file is not as the authors of multirc"),
@@ -369,9 +350,6 @@ def test_columns_of_a_task_are_its_own(data, task, flags, message):
     row = COPA if task == "copa" else {"question": "x", "passage": "y"}
     with pytest.raises(ValueError, match=message):
         data(task, validation=[{**row, "label": 0}], **flags)
-
-
-# ------- real data
 
 
 @needs_real_data

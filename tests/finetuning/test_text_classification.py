@@ -57,9 +57,6 @@ def encoded(data, tokenizer, config=None):
     return data.encode(tokenizer, config)
 
 
-# ------- by hand
-
-
 def test_texts_become_rows_and_labels_names(data, tokenizer):
     ours = data(train=GOOD, validation=GOOD[:2], test=[{"text": "it"}])
     assert (ours.name, ours.pipeline, ours.num_train, ours.num_evaluation) == ("text-classification",) * 2 + (3, 2)
@@ -181,9 +178,6 @@ def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     assert (ours.dataset, ours.num_train, ours.num_evaluation) == (str(folder), 2, 0)
 
 
-# ------- invariants
-
-
 @pytest.mark.criterion("B3.4")
 def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer, tmp_path):
     flags = dict(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
@@ -270,9 +264,6 @@ def test_a_batch_trains_any_model(data, tokenizer, family, labels):
     loss = AutoModelForSequenceClassification.from_config(config)(**batch).loss
     loss.backward()
     assert torch.isfinite(loss)
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

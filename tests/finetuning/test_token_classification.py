@@ -68,9 +68,6 @@ def logits_of(positions, tags, labels):
     return logits
 
 
-# ------- files by hand
-
-
 CONLL = """-DOCSTART- -X- O O
 
 Ada NNP I-NP B-PER
@@ -166,9 +163,6 @@ def test_other_columns_and_several_files(tmp_path):
     data = TokenClassificationData(arguments)
     assert data.sets["train"].words == [["Ada", "Lovelace", "smiles"], ["Paris", "sleeps"], ["so"]]
     assert data.dataset == "a.jsonl, b.jsonl, c.conll"
-
-
-# ------- tokens by hand
 
 
 def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
@@ -279,9 +273,6 @@ def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
     assert batch["labels"].tolist() == [[-100, 1, *[-100] * 6], [-100, 1, 0, 1, *[-100] * 4]]
 
 
-# ------- byte-level tokenizers
-
-
 @pytest.mark.criterion("A10.5")
 def test_words_are_read_as_within_a_text(tmp_path, wordpiece):
     """Without its space a word would be read as the end of another."""
@@ -318,9 +309,6 @@ def test_the_space_before_words_is_saved(build, load, tmp_path):
     assert load(tmp_path)(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] == expected
 
 
-# ------- checkpoints that know their labels
-
-
 @pytest.mark.parametrize("known", [{"LABEL_0": 0, "LABEL_1": 1}, {"O": 0, "B-x": 1}, {"O": 0, "B-x": 1, "I-x": 2, "B-y": 3}])
 def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(known, tmp_path, wordpiece):
     data = data_of(tmp_path)
@@ -352,9 +340,6 @@ def test_words_without_any_label_are_labelled_by_the_checkpoint(tmp_path, wordpi
     data.use_label_order({"LABEL_0": 0, "LABEL_1": 1})
     test = data.encode(wordpiece, None).test[""]
     assert test.write(np.zeros((2, 12, 2)), tmp_path, "predict")[0].read_text(encoding="utf-8").startswith("Ada LABEL_0\n")
-
-
-# ------- any model
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -393,9 +378,6 @@ def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_t
         with torch.no_grad():
             alone = model(**batch).logits[0].numpy()
         np.testing.assert_allclose(predictions[number][: len(alone)], alone, atol=1e-4)
-
-
-# ------- what is wrong
 
 
 @pytest.mark.parametrize(
@@ -501,9 +483,6 @@ def test_logits_that_cannot_be_of_the_rows_are_refused(tmp_path, wordpiece):
         measured.metrics(np.zeros((2, 12, 3)), None)
     with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
         measured.metrics(np.full((2, 12, 4), np.nan), None)
-
-
-# ------- the real data
 
 
 @needs_data
