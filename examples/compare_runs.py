@@ -12,11 +12,11 @@ embedding_similarity.png: how alike the word embeddings of generator and discrim
 import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 from hf_deberta_ext.analysis.plots import plot_curves, plot_embedding_similarity
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -95,11 +95,9 @@ def table(summary: dict, metrics: list[str]) -> str:
 
 def main(argv=None):
     args = parse_args(argv)
-    try:
+    with ExitOnUserError():
         histories = read_runs(args.runs)
         summary = summarise(histories, args.metrics)
-    except ValueError as error:
-        sys.exit(f"compare_runs: {error}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     titles = {
         metric: metric.removeprefix("eval_").replace("_", " ") if len(args.metrics) > 1 else "" for metric in args.metrics

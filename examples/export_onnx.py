@@ -39,6 +39,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx
 from hf_deberta_ext.tokenization import load_tokenizer
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 TASKS = {
     "feature-extraction": DebertaExtModel,
@@ -56,11 +57,8 @@ ROUNDING = 1e-4
 
 def main(argv: list[str] | None = None) -> dict:
     args = parse_args(argv)
-    try:
+    with ExitOnUserError(expected=(ValueError, TypeError, OSError, ImportError)):
         results = run(args)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        # What a user can mend; anything else deserves its traceback.
-        sys.exit(f"export_onnx: {error}")
     worst = max(row["difference"] / max(row["largest"], 1e-12) for row in results["parity"]["float32"])
     if worst > ROUNDING:
         sys.exit(f"export_onnx: {args.output} is off by {worst:.1e} of the largest output, more than {ROUNDING:.0e}")

@@ -406,7 +406,7 @@ def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypat
     (saved / "rows.txt").write_text("")
     (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
     flags = [*flags, "model"] if flags[-1] == "--model" else flags
-    with pytest.raises(SystemExit, match=f"export_onnx: .*{message}"):
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
         script.main(flags)
     assert not (saved / "onnx").exists()
 
