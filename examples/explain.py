@@ -16,6 +16,7 @@ import sys
 from transformers.utils import logging
 
 from hf_deberta_ext.commands import explain
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
 def main(argv=None) -> int:
@@ -24,10 +25,8 @@ def main(argv=None) -> int:
     arguments = parser.parse_args(argv)
     # Every checkpoint is loaded with all heads that a figure could need, of which most lack some.
     logging.set_verbosity_error()
-    try:
+    with ExitOnUserError(expected=(ValueError, TypeError, OSError, ImportError)):
         return explain.run(arguments) or 0
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
 
 
 if __name__ == "__main__":

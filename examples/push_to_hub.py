@@ -18,16 +18,14 @@ import argparse
 import sys
 
 from hf_deberta_ext.commands import push
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     push.add_arguments(parser)
-    try:
+    with ExitOnUserError(expected=(OSError, TypeError, ValueError)):
         return push.run(parser.parse_args()) or 0
-    except (OSError, TypeError, ValueError) as error:
-        print(f"push_to_hub: {error}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

@@ -198,8 +198,9 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
 @pytest.mark.parametrize(
     "flags",
     [
-        # 13 batches an epoch, the last of two rows.
-        dict(max_train_samples=50, dataloader_num_workers=1),
+        # 13 batches an epoch, the last of two rows. No workers: an epoch would fork them beside the threads of gloo, where
+        # CPython 3.11 can hang.
+        dict(max_train_samples=50),
         dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
     ],
     ids=["uneven epochs", "stream"],

@@ -501,8 +501,10 @@ def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, sta
     assert "4 new; " in shown and "a dry run: nothing was sent" in shown
     assert ("problem: config.json: auto_map lacks AutoConfig" in shown) == (status == 1)
     sys.argv[2] = "no-name"
-    assert script.main() == 1
-    assert capsys.readouterr().err == "push_to_hub: repo_id = 'no-name' must be user/name or organisation/name\n"
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(": error: repo_id = 'no-name' must be user/name or organisation/name\n")
 
 
 # ------- for real
