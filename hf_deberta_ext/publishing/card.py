@@ -10,7 +10,7 @@ from typing import Any
 from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
-from .facts import HALVES, ModelFolder, RunFacts, read_folder, save_run_facts, shown_source, write_text
+from .facts import HALVES, ModelFolder, RunFacts, read_folder, replace_text, save_run_facts, shown_source
 from .loading_code import AUTO_MODELS, loading_code, sample_texts
 from .results import (
     eval_results,
@@ -67,8 +67,8 @@ def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
     save_run_facts(folder, facts)
     model = read_folder(folder)
     for half in HALVES if model.is_joint else ():
-        write_text(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
-    return write_text(model.folder / CARD, card_text(model))
+        replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
+    return replace_text(model.folder / CARD, card_text(model))
 
 
 def write_model_card(
@@ -136,7 +136,7 @@ def replace_card(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
             while (aside := file.with_name(f"{CARD}.old-{number}")).exists():
                 number += 1
             aside.write_bytes(old)
-    return write_text(file, text)
+    return replace_text(file, text)
 
 
 def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
@@ -165,7 +165,7 @@ def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
         if name == "tags":
             value = [*dict.fromkeys([*as_list(card.data.tags), *value])]
         card.data[name] = value
-    return write_text(file, str(card))
+    return replace_text(file, str(card))
 
 
 # ------- the template

@@ -22,7 +22,7 @@ from ..model.heads import HEADS
 from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
-__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "save_run_facts", "shown_source", "write_text"]
+__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "replace_text", "save_run_facts", "shown_source"]
 
 REPORT_FILE = "run_report.json"
 # Folders of a joint model that are models by themselves.
@@ -115,12 +115,12 @@ def save_run_facts(folder: str | os.PathLike, facts: RunFacts):
     """Adds the facts to run_report.json."""
     file = Path(folder, REPORT_FILE)
     values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
-    write_text(file, json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n")
+    replace_text(file, json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n")
 
 
-def write_text(file: Path, text: str) -> Path:
-    """Write a file atomically, with the line ends of the text."""
-    part = file.with_name(f"{file.name}.part")
+def replace_text(file: Path, text: str) -> Path:
+    """Write a file that has its old content or the new one, never a part; the text keeps its line ends."""
+    part = file.with_name(f".{file.name}.part")
     with open(part, "w", encoding="utf-8", newline="") as stream:
         stream.write(text)
     os.replace(part, file)

@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header, read_index
+from ..publishing.facts import replace_text
 
 __all__ = [
     "checkpoint_problem",
@@ -40,13 +41,6 @@ SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
 
 
 # ------- writing
-
-
-def replace_text(file: Path, text: str):
-    """Write a file that has its old content or the new one, never a part."""
-    part = _part(file)
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, file)
 
 
 @contextlib.contextmanager
