@@ -345,9 +345,6 @@ def tidy_graph(graph):
         del part.metadata_props[:]
 
 
-# ------- how far the file is from the model
-
-
 @dataclass(frozen=True)
 class OnnxParity:
     """An ONNX file beside its model, for inputs of one shape.

@@ -131,9 +131,6 @@ def _change_class(module: nn.Module, cls: type):
         vars(module)[name] = MethodType(cls.forward, module)
 
 
-# ------- relative positions of the stock code
-
-
 def _table_of(module: nn.Module) -> tuple[int, int]:
     """b (-1 = no buckets) and M of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
@@ -174,8 +171,6 @@ def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]
     changes = steps.nonzero().squeeze(1) - far
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
 
-
-# ------- the classes that modules change to
 
 # Attributes of an instance beside those of its stock class; the last two are caches of inference.
 ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", "cached_rel_embedding")

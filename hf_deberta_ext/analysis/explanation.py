@@ -54,9 +54,6 @@ class FigureUnavailableError(ValueError):
     """A figure that the model cannot provide."""
 
 
-# ------- the model and the text
-
-
 def load_model(arguments: argparse.Namespace) -> ExplainedModel:
     """Load the model of --model: a single model, a joint one, or a folder with a generator and a discriminator."""
     source, folder = arguments.model, Path(arguments.model)
@@ -119,9 +116,6 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
     if len(tokens) > limit:
         raise ValueError(f"--text has {len(tokens)} tokens, and the model reads at most {limit}: give a part of it")
     return dict(tokenizer=tokenizer, tensors=tensors, tokens=tokens)
-
-
-# ------- the figures: (numbers, function that draws them into paths)
 
 
 def _attention(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
@@ -231,6 +225,7 @@ def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str
     return panels + ([("loss" if joint_runs else "", single_runs, ("loss", "eval_loss"))] if single_runs else [])
 
 
+# Figure -> function that returns (its numbers, a function that draws it into paths).
 PREPARE = {
     "attention": _attention,
     "position_profile": _position_profile,

@@ -125,9 +125,6 @@ def pseudo_log_likelihood(
     return scores[0] if isinstance(texts, str) else scores
 
 
-# ------- texts
-
-
 def _listed(texts) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
@@ -183,9 +180,6 @@ def _longest(model, tokenizer) -> int | None:
     # transformers writes 1e30 where no length was set.
     limits = [limit for limit in (rows, tokenizer.model_max_length) if limit is not None and limit < 1e9]
     return min(limits, default=None)
-
-
-# ------- models
 
 
 def _discriminator(model):

@@ -161,9 +161,6 @@ class CheckpointContents:
         return f"{name} as Microsoft publishes it ({model_type}{beside})"
 
 
-# ------- files
-
-
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
     """The folder in which the files of a folder or Hub repository lie; from the Hub without weights unless asked for.
 
@@ -209,9 +206,6 @@ def fetch_weights(source: str, commit: str):
                 cached_file(source, shard, **options)
         break
     cached_file(source, GENERATOR_FILE, **options)
-
-
-# ------- contents
 
 
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:

@@ -105,9 +105,6 @@ def convert(
     report(f"written: {output} ({to}, {architecture}, {len(sizes)} files, {sum(sizes):,} bytes)")
 
 
-# ------- head and dtype
-
-
 def choose_head(contents: CheckpointContents, to: str) -> tuple[str, str]:
     """The head that is in the files, and the reason for it."""
     if contents.is_joint and to != "deberta-ext":
@@ -156,9 +153,6 @@ def choose_dtype(contents: CheckpointContents, head: str) -> tuple[str, str]:
     if head == "pretraining" and not contents.is_joint and dtypes != ["float32"]:
         return "float32", f"the file's {dtypes[0]} cannot hold the difference of the two tables exactly"
     return dtypes[0], "that of the file"
-
-
-# ------- loading
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
@@ -224,9 +218,6 @@ def find_tokenizer(contents: CheckpointContents, source: str | None, report: Cal
         return None
     report(f"tokenizer: {len(tokenizer)} tokens, from {source or contents.source}")
     return tokenizer
-
-
-# ------- writing
 
 
 def write_folder(

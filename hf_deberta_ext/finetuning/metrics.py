@@ -30,9 +30,6 @@ __all__ = [
 ]
 
 
-# ------- validation of predictions and references
-
-
 def _check_values(values: np.ndarray, side: str) -> None:
     """Raises:
     ValueError: `values` are no numbers, or one of them is NaN or infinite.
@@ -102,9 +99,6 @@ def _group_numbers(groups: Sequence[Hashable], count: int) -> tuple[list[Hashabl
     numbers: dict[Hashable, int] = {}
     index = np.array([numbers.setdefault(group, len(numbers)) for group in groups])
     return list(numbers), index
-
-
-# ------- classes
 
 
 def accuracy(predictions: Any, references: Any) -> float:
@@ -179,9 +173,6 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
     return float(matthews_corrcoef(references, predictions))
 
 
-# ------- numbers
-
-
 def pearson(predictions: Any, references: Any) -> float:
     """Pearson's correlation; 0.0 where one side is constant (scipy gives NaN there).
 
@@ -206,9 +197,6 @@ def spearman(predictions: Any, references: Any) -> float:
     """
     predictions, references = _numbers(predictions, references)
     return pearson(rankdata(predictions), rankdata(references))
-
-
-# ------- groups of examples
 
 
 def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | None]) -> dict[str, float]:
@@ -251,8 +239,6 @@ def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> di
     f1_m = float(np.mean([macro_f1(predictions[rows], references[rows]) for rows in questions]))
     return {"exact_match": float((wrong == 0).mean()), "f1_m": f1_m, "f1_a": f1_a}
 
-
-# ------- by name
 
 METRICS: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
     {

@@ -63,9 +63,6 @@ LFS_POINTER = b"version https://git-lfs"
 TORCH_ERRORS = (RuntimeError, EOFError, OSError, LookupError, AttributeError, ValueError, TypeError, zipfile.BadZipFile)
 
 
-# ------- names
-
-
 def is_weight_file(name: str) -> bool:
     """Tell weights of a model or adapter, whole, in shards, or of FSDP, by the name of the file."""
     is_adapter = ADAPTER_FILES.fullmatch(name) and name != ADAPTER_CONFIG_FILE
@@ -118,9 +115,6 @@ def shown_size(size: int, *, digits: int | None = None) -> str:
     return f"{value:.1f} {units[0]}" if digits is None else f"{value:#.{digits}g} {units[0]}".replace(". ", " ")
 
 
-# ------- JSON
-
-
 def read_json(file: str | os.PathLike) -> dict[str, Any]:
     """A JSON object; {} without the file.
 
@@ -159,9 +153,6 @@ def read_index(file: str | os.PathLike) -> dict[str, str]:
 def read_shards(file: str | os.PathLike) -> list[str]:
     """Names of the files that an index lists; errors as in `read_index`."""
     return sorted({*read_index(file).values()})
-
-
-# ------- tensors
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,6 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         self._tied_weights_keys = {f"discriminator.deberta.{name}": f"generator.deberta.{name}" for name in tied}
         self.post_init()
 
-    # ------- shared modules
-
     def _freeze_unread_positions(self):
         for part in PARTS:
             getattr(self, part)._freeze_unread_positions()
@@ -121,8 +119,6 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         for part in PARTS:
             getattr(self, part).set_attn_implementation(attn_implementation, *args, **kwargs)
-
-    # ------- a step
 
     @can_return_tuple
     def forward(

@@ -120,8 +120,6 @@ class ReplacedTokenTrainer(TargetTrainer):
                 "fsdp_config, or use stepping = 'joint'"
             )
 
-    # ------- sums
-
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         names = ("input_ids", "labels", "attention_mask", "document_ids")
         counted = self.model.counted_tokens(*(batch.get(name) for name in names))
@@ -188,8 +186,6 @@ class ReplacedTokenTrainer(TargetTrainer):
             metrics[f"{name}_similarity"] = average_cosine_similarity(table)
         return metrics
 
-    # ------- optimizer and schedule
-
     def create_optimizer(self, *args, **kwargs):
         if self.optimizer is not None:
             return self.optimizer
@@ -236,8 +232,6 @@ class ReplacedTokenTrainer(TargetTrainer):
             group["lr"] = group["initial_lr"] = rate
         self.lr_scheduler = LambdaLR(optimizer, [functions[group["half"]] for group in optimizer.param_groups])
         return self.lr_scheduler
-
-    # ------- decoupled steps
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         if self._own_settings:

@@ -22,9 +22,6 @@ from ..model.pretrained_model import cls_states
 __all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
 
 
-# ------- the objective
-
-
 def add_head(model: nn.Module, config: DebertaExtConfig):
     model.pooler = ContextPooler(config)
     # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
@@ -42,9 +39,6 @@ def predict_relationship(
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
     rows = torch.arange(len(states), device=states.device)
     return model.sentence_relationship(pooled), batch["sentence_labels"].view(len(states)), rows
-
-
-# ------- next sentence prediction: pairs of packed text
 
 
 @dataclasses.dataclass
@@ -104,9 +98,6 @@ def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator:
         if fitting:
             return a, generator.choice(fitting)
     return None
-
-
-# ------- sentence order prediction: pairs of a batch
 
 
 def swap_segments(row: dict[str, Any], special: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:

@@ -127,8 +127,6 @@ class TargetTrainer(RunTrainer):
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
 
-    # ------- a subclass has these
-
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """[losses] float32: the targets of each loss in a batch, without running the model."""
         raise NotImplementedError
@@ -148,8 +146,6 @@ class TargetTrainer(RunTrainer):
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
         """The same for all rows [R, statistics, 3] of an evaluation."""
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
-
-    # ------- called by Trainer
 
     def check_wrappers(self):
         """

@@ -168,9 +168,6 @@ def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
     return replace_text(file, str(card))
 
 
-# ------- the template
-
-
 def render_card(
     *,
     title: str,
@@ -236,9 +233,6 @@ def table_cell(value: Any) -> str:
         return f"{value:.4g}"
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(text.split()).replace("|", "\\|")
-
-
-# ------- a card from facts
 
 
 def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> str:

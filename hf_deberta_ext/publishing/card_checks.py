@@ -84,9 +84,6 @@ def split_card(text: str) -> tuple[str | None, str, int]:
     return match[1], text[match.end() :], text[: match.end()].count("\n") + 1
 
 
-# ------- metadata
-
-
 def _parsed(block: str) -> Any:
     """The YAML, or the error that it raises."""
     import yaml
@@ -138,9 +135,6 @@ def index_problems(index: Any) -> list[str]:
     ]
 
 
-# ------- text
-
-
 def text_lines(body: str, first: int) -> Iterator[tuple[int, str, str | None]]:
     """(number, line, None or the language of the code that it is in)."""
     fence, language = None, ""
@@ -183,9 +177,6 @@ def python_blocks(lines: list[tuple[int, str, str | None]]) -> Iterator[tuple[in
         elif block:
             yield start, "\n".join(block)
             block = []
-
-
-# ------- the folder
 
 
 def loading_problems(codes: list[tuple[int, str]], folder: Path) -> list[str]:

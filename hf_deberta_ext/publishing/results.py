@@ -107,9 +107,6 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-# ------- tables
-
-
 def results_table(measured: Mapping[str, float]) -> str:
     """A row for each metric."""
     lines = ["| metric | value |", "| --- | --- |"]

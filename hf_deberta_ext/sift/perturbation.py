@@ -108,9 +108,6 @@ class SiftOutput:
     delta: torch.Tensor
 
 
-# ------- the perturbation
-
-
 def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.Module]:
     """(name, module) of the LayerNorm over the sum of a model's embeddings.
 

@@ -88,9 +88,6 @@ def files_in(folder):
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
-# ------- what comes out
-
-
 def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp_path, capsys):
     out = tmp_path / "new" / "figures"
     assert explain("--model", folders / "joint", "--text", TEXT, "--output_dir", out, "--formats", "png", "svg") == 0
@@ -218,9 +215,6 @@ def test_a_repository_is_read_at_the_revision_that_is_asked_for(folders, tmp_pat
     assert numbers_of(figures)["model"] == "user/name" and len(numbers_of(figures)["replacement_probabilities"]) == 4
 
 
-# ------- curves
-
-
 def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folders(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", HISTORY), write_run(tmp_path / "b", RTD_HISTORY)
     # A run that goes on: its last checkpoint counts, by its number.
@@ -264,9 +258,6 @@ def test_a_folder_without_a_readable_run_is_named(state, message, tmp_path, caps
     assert explain("--curves", folder, "--output_dir", tmp_path / "figures") == 2
     error = capsys.readouterr().err
     assert message in error and str(folder) in error and files_in(tmp_path / "figures") == set()
-
-
-# ------- what is refused
 
 
 def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys):
@@ -378,9 +369,6 @@ def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     assert explain("--model", tmp_path / "nowhere", "--output_dir", tmp_path) == 2
     assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
-
-
-# ------- the example
 
 
 @pytest.fixture

@@ -173,9 +173,6 @@ def test_several_paths_get_the_same_figure_each_in_its_format(tmp_path, drawn_fi
     assert first.read_bytes() == again.read_bytes()
 
 
-# ------- attention
-
-
 def parts_of(N=4, H=2, terms=("c2p", "p2c")):
     """Random parts whose probabilities belong to them."""
     generator = torch.Generator().manual_seed(0)
@@ -237,9 +234,6 @@ def test_plot_attention_of_a_long_text_has_labels_of_a_readable_size(N, labels, 
     assert not first.overlaps(second)
 
 
-# ------- positions
-
-
 def profile_of(H=4, reach=3, terms=("c2p", "p2c")):
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(H, 2 * reach + 1, generator=generator) for name in terms}
@@ -281,9 +275,6 @@ def test_plot_position_profile_of_many_heads_is_a_map_with_a_row_for_each(tmp_pa
     for name, image in drawn.items():
         assert torch.equal(torch.tensor(image.get_array()), getattr(profile, name))
         assert image.get_clim() == pytest.approx((-limit, limit)) and image.get_extent()[:2] == [-9.5, 9.5]
-
-
-# ------- tokens
 
 
 def scores_of(*pairs):
@@ -354,9 +345,6 @@ def test_plot_replacement_probabilities_breaks_a_long_text_into_rows(tmp_path, d
     for cell, label in zip(cells, axes.texts[::2], strict=True):
         inside, text = cell.get_window_extent(), label.get_window_extent()
         assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
-
-
-# ------- what cannot be drawn
 
 
 NAN = float("nan")

@@ -62,9 +62,6 @@ def masked_lm(tiny_config, shake, tokenizer):
 BERT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 
 
-# ------- by hand
-
-
 def known_logits(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     return [(ids[place] - 20) / 8 + place / 4 for place in range(1, len(ids) - 1)]
@@ -109,9 +106,6 @@ def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
     fast = token_replacement_probabilities(Known(), tokenizer, TEXTS)
     slow = token_replacement_probabilities(Known(), Slow(), TEXTS)
     assert slow == [[score._replace(start=None, end=None) for score in scores] for scores in fast]
-
-
-# ------- what the scores do not depend on
 
 
 def close(found, expected):
@@ -184,9 +178,6 @@ def test_nothing_to_score(tokenizer, discriminator):
     assert token_replacement_probabilities(discriminator, tokenizer, ["", "fox"])[0] == []
 
 
-# ------- against a slow loop, and with other models
-
-
 def slow_pseudo_log_likelihood(model, tokenizer, text):
     """Salazar et al. 2020, Eq. (1), token by token."""
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -243,9 +234,6 @@ def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, di
         assert all((score.probability > 0.5) == (score.token == "▁fox") for score in scores)
     better, worse = pseudo_log_likelihood(discriminator, tokenizer, ["the lazy dog jumps", "the lazy fox jumps"])
     assert better.tokens == worse.tokens and better.mean > worse.mean
-
-
-# ------- texts that are too long, mistakes
 
 
 LONG = "the lazy fox " * 40

@@ -37,8 +37,6 @@ def test_inputs_embeds_of_another_dtype_are_taken_and_the_loss_is_float32(kind, 
     assert output.logits.dtype == torch.bfloat16 and output.loss.dtype == torch.float32
 
 
-# ------- every head on every backend
-
 # Whether Triton was told to run its kernels here, before it was imported.
 INTERPRETS = triton_unavailable(torch.device("cpu"), 16, torch.float32) is None
 BACKENDS = [*NAMES, *["triton"] * INTERPRETS]

@@ -114,9 +114,6 @@ class TokenEncoder(nn.Module):
         return self.projection(self.bert_layer.model(input_ids, attention_mask=attention_mask).last_hidden_state)
 
 
-# ------- positions, by hand
-
-
 def test_delta_beyond_the_table_is_the_one_of_stock():
     # M = 3: rows 0 ... 5; r = -3 is the last one with a row of its own.
     rows = unit._table_rows(unit._relative_positions(6, -1, 3), -1, 3)
@@ -143,9 +140,6 @@ def test_relative_positions_are_the_matrix_of_stock(buckets, max_distance, lengt
 )
 def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
     assert unit._rises_and_reach(buckets, max_distance) == expected
-
-
-# ------- what stays as it is
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -212,9 +206,6 @@ def test_a_saved_model_is_a_stock_checkpoint(family, stock, padded, tmp_path):
     with torch.no_grad():
         ours, theirs = model(ids, attention_mask=mask).logits, again(ids, attention_mask=mask).logits
     assert torch.allclose(ours, theirs, atol=1e-5)
-
-
-# ------- stock as the reference
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -360,9 +351,6 @@ def test_probabilities_are_those_of_stock(family, pair, padded, relative_error):
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
 
 
-# ------- training, and what is kept at inference
-
-
 @pytest.mark.parametrize("which", ["attention_probs_dropout_prob", "hidden_dropout_prob"])
 @pytest.mark.parametrize("family", BOTH)
 def test_dropout_of_probabilities_and_of_positions_keeps_the_mean(family, which, stock):
@@ -421,9 +409,6 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
         assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
     model.train()
     assert module.projected_positions is None and model.encoder.cached_rel_embedding is None
-
-
-# ------- inside of other models
 
 
 @pytest.mark.parametrize("family", ["v1", "v2, conv", "v3"])
@@ -525,9 +510,6 @@ def test_a_graph_of_the_whole_model_serves_other_lengths(family, graph, pair, pa
             model = torch.jit.trace(model, padded(5), strict=False)
         expected, states = (m(ids, attention_mask=mask)["last_hidden_state"][mask.bool()] for m in (reference, model))
     assert torch.allclose(states, expected, atol=1e-5)
-
-
-# ------- errors, and what is left alone
 
 
 def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padded):

@@ -96,9 +96,6 @@ def same_weights(folder, other):
         assert tensor.dtype == two[name].dtype and torch.equal(tensor, two[name]), name
 
 
-# ------- to ours
-
-
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path):
@@ -169,9 +166,6 @@ def test_a_generator_that_is_not_whole_is_not_joined(run, fails, tmp_path):
     assert message.startswith(f"generator.{name} would be drawn at random: not in the files")
 
 
-# ------- ours to ours
-
-
 @pytest.mark.parametrize("sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("es", "nes")), "all"])
 def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joint, run, tmp_path):
     model = joint(sharing).eval()
@@ -236,9 +230,6 @@ def test_a_head_is_invented_only_where_it_is_asked_for(
     assert message in printed and architecture(tmp_path / "ours") == [model_class.__name__]
 
 
-# ------- to the stock format
-
-
 @pytest.mark.parametrize("model_class", [HEADS[name] for name in HEADS if name not in ("masked-lm", "pretraining")])
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_ours_becomes_stock_and_transformers_computes_the_same(kind, model_class, tiny_config, shake, run, tmp_path):
@@ -288,9 +279,6 @@ def test_what_stock_computes_otherwise_is_refused_and_leaves_nothing(official, f
     assert sorted(file.name for file in tmp_path.iterdir()) == ["official"]
 
 
-# ------- dtype
-
-
 def test_half_precision_is_kept_and_changed_on_request(official, run, tmp_path):
     source = official("v2", ("lm",), torch.float16)
     assert "dtype: float16, that of the file" in run(source, tmp_path / "kept")
@@ -312,9 +300,6 @@ def test_several_dtypes_become_float32_and_values_beyond_float16_are_refused(tmp
     message = fails(source, tmp_path / "out", "--dtype", "float16")
     assert "embeddings.LayerNorm.weight has values that are not finite as torch.float16" in message
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mixed", "ours"]
-
-
-# ------- tokenizer
 
 
 def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
@@ -347,9 +332,6 @@ def test_a_tokenizer_that_does_not_fit_is_refused(official, fails, tmp_path):
     assert "there is no folder" in fails(source, tmp_path / "out", "--tokenizer", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "no tokenizer in" in fails(source, tmp_path / "out", "--tokenizer", tmp_path / "empty")
-
-
-# ------- the folder
 
 
 def test_weights_are_split_on_request(official, run, fails, tmp_path):
@@ -425,9 +407,6 @@ def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tm
     assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["ours", "ours/mine.txt"]
 
 
-# ------- checking
-
-
 BIAS = "deberta.encoder.layer.1.intermediate.dense.bias"
 
 
@@ -499,9 +478,6 @@ def test_long_lists_of_the_report_end_early(tmp_path, run):
     assert "report: unused: and " in printed and "--debug lists all" in printed
 
 
-# ------- errors
-
-
 def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
     out = tmp_path / "out"
     assert fails(tmp_path / "none", out) == f"there is no folder {tmp_path / 'none'}"
@@ -519,9 +495,6 @@ def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
     message = fails(source, out, "--head", "sequence-classification")
     assert "classifier.bias has shape [3]" in message and "is its number of labels (id2label) right?" in message
     assert not out.exists()
-
-
-# ------- as a program, and from the Hub
 
 
 @pytest.mark.slow

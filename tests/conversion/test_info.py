@@ -40,9 +40,6 @@ def edit(folder, **changes):
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
-# ------- what it is
-
-
 @pytest.mark.parametrize(
     ("kind", "heads", "expected"),
     [("v1", ("lm",), "DeBERTa v1"), ("v2", ("lm",), "DeBERTa v2"), ("v3", ("lm", "rtd"), "DeBERTa v3")],
@@ -196,9 +193,6 @@ def test_a_model_whose_folder_is_named_after_no_step_is_no_checkpoint_that_was_c
     assert describe(".")["trainer_state"] == describe(str(tmp_path / "checkpoint-5"))["trainer_state"] == "incomplete"
 
 
-# ------- what is missing
-
-
 def test_a_folder_is_whole_with_tokenizer_and_card(tiny_config, tmp_path):
     ours(tmp_path, tiny_config)
     missing = describe(str(tmp_path))["missing"]
@@ -251,9 +245,6 @@ def test_a_head_of_another_size_is_told(tmp_path):
     assert facts["classes"]["DebertaExtForSequenceClassification"] == [
         "classifier.bias is of another size", "classifier.weight is of another size",
     ]  # fmt: skip
-
-
-# ------- what cannot be loaded
 
 
 def status_and_text(folder, capsys):
@@ -360,9 +351,6 @@ def test_mdeberta_is_known_by_its_vocabulary(tmp_path):
     assert describe(str(folder))["kind"].startswith("mDeBERTa v3 as Microsoft publishes it")
 
 
-# ------- errors
-
-
 def one_line(arguments, capsys):
     assert main(["info", *arguments]) == 2
     printed = capsys.readouterr()
@@ -390,9 +378,6 @@ def test_a_repository_without_the_hub_is_one_line(capsys):
     assert "is neither a folder nor a repository id" in one_line(["nobody/no thing"], capsys)
 
 
-# ------- output
-
-
 def test_the_text_has_the_facts(tiny_config, tmp_path, capsys):
     ours(tmp_path, tiny_config)
     assert main(["info", str(tmp_path)]) == 0
@@ -413,9 +398,6 @@ def test_json_is_the_same_for_machines(tiny_config, tmp_path, capsys):
     ours(tmp_path, tiny_config, DebertaExtForTokenClassification)
     assert main(["info", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(describe(str(tmp_path))))
-
-
-# ------- on the Hub
 
 
 def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkeypatch):

@@ -51,9 +51,6 @@ def squad_v2_columns(rows):
     return tuple({row[0]: row[column] for row in rows} for column in (1, 3, 2))
 
 
-# ------- values
-
-
 def test_glue_by_hand(load):
     # 3 of 5 hits; F1 of label 1: 1 hit, 3 predicted, 1 right.
     found = load("glue", "mrpc").compute(predictions=PREDICTIONS, references=REFERENCES)
@@ -119,9 +116,6 @@ def test_multiple_choice_with_and_without_groups(load):
     groups = ["middle", "high", "high"]
     found = load("multiple_choice", "groups").compute(predictions=[0, 3, 1], references=[0, 2, 1], groups=groups)
     assert found == grouped_accuracy([0, 3, 1], [0, 2, 1], groups)
-
-
-# ------- what evaluate's modules do
 
 
 def test_batches_rows_arrays_and_tensors_are_the_same(load):
@@ -241,9 +235,6 @@ for name in ("rouge", "somebody/something", "./nowhere.py"):
     for name, line in (("rouge", rouge), ("somebody/something", something), ("./nowhere.py", nowhere)):
         assert line.startswith(f"metric {name!r} is none of ours (accuracy, entities, f1, glue,")
         assert "needs the network" in line
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,6 @@ def known_flags():
     return {*HfArgumentParser((ToyArguments, ModelArguments, FineTuningArguments))._option_string_actions}
 
 
-# ------- what comes back
-
-
 def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
     argv = flags(
         tmp_path, "--train_file", "a.csv", "b.csv", "--toy_column", "x", "--seeds", 1, 2, "--lora", "--task_name", "MNLI"
@@ -101,9 +98,6 @@ def test_help_shows_the_first_paragraph_and_every_flag(capsys):
         assert name in shown
 
 
-# ------- flags that are gone
-
-
 @pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize("name", REMOVED)
 def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
@@ -114,9 +108,6 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     instead = re.findall(r"--\w+", str(error.value).partition("transformers:")[2])
     assert {*instead} <= known_flags()
     assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
-
-
-# ------- values that are wrong
 
 
 @pytest.mark.criterion("B1.2")

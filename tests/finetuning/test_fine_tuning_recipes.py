@@ -26,9 +26,6 @@ def arguments(name, task, given=None, processes=1):
     return recipe_arguments(name, task, given, processes=processes, device=CPU)
 
 
-# ------- the published numbers
-
-
 def test_recipes_are_those_of_the_scripts():
     half = dict(half_precision=True)
     assert RECIPES["v3-large"]["sst2"] == FineTuningRecipe(8, 500, 6e-6, 32, 0.1, 128, **half)
@@ -73,9 +70,6 @@ def test_a_recipe_sets_what_is_learned():
         adam_epsilon=1e-6, max_grad_norm=1.0, lr_scheduler_type="linear", per_device_train_batch_size=8,
         gradient_accumulation_steps=4,
     )  # fmt: skip
-
-
-# ------- batches
 
 
 @pytest.mark.parametrize("size", RECIPES)
@@ -133,9 +127,6 @@ def test_the_table_says_who_set_what():
     assert "output_dir" not in lines and "batch 32" in table
 
 
-# ------- the part that is in the model
-
-
 @pytest.mark.parametrize(
     ("config", "field"),
     [
@@ -155,9 +146,6 @@ def test_dropout_before_the_classifier_has_its_name_in_each_family_or_none(confi
     before = config.to_dict()
     set_classifier_dropout(config, 0.5, {field})
     assert config.to_dict() == before
-
-
-# ------- settings that do not converge
 
 
 def training(tmp_path, **more):

@@ -28,9 +28,6 @@ from hf_deberta_ext.finetuning.metrics import (
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# ------- by hand
-
-
 # 226,000 rows: n^4 is 2.6e21, above 2^63.
 MANY = np.arange(226_000) % 2
 BY_HAND = {
@@ -96,9 +93,6 @@ def test_every_task_but_record_is_computed_by_name():
             assert list(compute(names, [0, 1, 1], [0, 1, 0], groups=["a", "a", "b"])) == list(names)
 
 
-# ------- against scikit-learn
-
-
 def test_multirc_equals_scikit_learn_question_by_question():
     sklearn = pytest.importorskip("sklearn.metrics")
     draw = np.random.default_rng(1)
@@ -110,9 +104,6 @@ def test_multirc_equals_scikit_learn_question_by_question():
     macro = [sklearn.f1_score(references[part], predictions[part], average="macro", zero_division=0) for part in parts]
     assert found["f1_m"] == pytest.approx(np.mean(macro))
     assert found["f1_a"] == pytest.approx(sklearn.f1_score(references, predictions))
-
-
-# ------- constant predictions
 
 
 @pytest.mark.criterion("B2.2")
@@ -136,9 +127,6 @@ def test_results_are_plain_floats():
     found = compute([name for name in METRICS if name != "micro_f1"], np.array([0, 1, 1]), np.array([0, 1, 0]))
     found |= multirc([0, 1], [1, 1], "ab") | grouped_accuracy([0], [0], ["a"])
     assert {type(value) for value in found.values()} == {float}
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "micro_f1"])

@@ -23,9 +23,6 @@ def finished(run_glue, material, tmp_path_factory):
     return folder, run_glue.main(arguments(material, folder, "--do_train", "--do_eval", "--do_predict", **flags))
 
 
-# ------- what a run leaves
-
-
 @pytest.mark.criterion("B4.2")
 def test_a_task_is_learned_and_its_test_file_is_what_the_server_takes(finished):
     folder, metrics = finished
@@ -57,9 +54,6 @@ def test_own_files_without_a_task_and_several_seeds(run_glue, material, tmp_path
     assert (tmp_path / "run" / "seed-2" / "model.safetensors").is_file()
 
 
-# ------- two processes
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one(run_glue, material, tmp_path):
     """The same examples a step, without dropout: the same loss, and each file once."""
@@ -80,9 +74,6 @@ def test_two_processes_train_as_one(run_glue, material, tmp_path):
     files = [(tmp_path / name / "predict_results.tsv").read_text(encoding="utf-8") for name in ("one", "two")]
     assert files[0] == files[1]
     assert {file.name for file in (tmp_path / "two").iterdir()} == {file.name for file in (tmp_path / "one").iterdir()}
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,6 @@ def run(*arguments, **values):
     return fine_tuning_scripts.run(*arguments, **(dict(max_seq_length=40, doc_stride=16) | values))
 
 
-# ------- learned by heart
-
-
 def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
     """Contexts of several windows, all but one or two of which say that there is no answer."""
     train, dev = (write_lines(tmp_path / f"{seed}.jsonl", *made_rows(24, seed)) for seed in (0, 1))
@@ -77,9 +74,6 @@ def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
     )  # fmt: skip
     print(f"{measured['eval_exact_match']} % of 200 questions answered exactly, F1 {measured['eval_f1']}")
     assert measured["eval_exact_match"] >= 95
-
-
-# ------- what a run leaves
 
 
 @pytest.mark.criterion("B4.1")
@@ -166,9 +160,6 @@ def test_the_documented_tiny_run(run_squad, model, tmp_path):
     assert read_json(tmp_path / "out" / "eval_predictions.json").keys() == {"1"} and "eval_exact_match" in measured
 
 
-# ------- any model
-
-
 TINY = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64)
 MODELS = {
     "bert": lambda size: BertConfig(vocab_size=size, **TINY),
@@ -193,9 +184,6 @@ def test_models_of_other_families_are_trained_and_measured(kind, run_squad, mode
     references = {row["id"]: row["answers"]["text"] for row in made_rows(8)}
     assert squad_v1(predictions, references)["f1"] == pytest.approx(measured["eval_f1"])
     assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == ("left" if kind == "xlnet" else "right")
-
-
-# ------- mistakes
 
 
 @pytest.mark.parametrize(

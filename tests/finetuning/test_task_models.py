@@ -35,9 +35,6 @@ def finished(folder_of, tmp_path_factory):
     return folder
 
 
-# ------- models
-
-
 @pytest.mark.parametrize("family", CONFIGS)
 def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     before = weights(folder_of(family))
@@ -115,9 +112,6 @@ def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "own").cls_dropout == 0.5
 
 
-# ------- LoRA
-
-
 @pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize(
     ("family", "adapted", "head"),
@@ -168,9 +162,6 @@ def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path)
     assert adapted == [(2, 32)] * 2 and all("key_proj" in name for name in saved if "lora_" in name)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "rank 2, alpha 16" in card and "library_name: peft" in card
-
-
-# ------- what is wrong with a model
 
 
 def altered(source, target, change):

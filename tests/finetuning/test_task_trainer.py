@@ -97,9 +97,6 @@ def bert(**more):
     return BertConfig(**(sizes | dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) | more))
 
 
-# ------- the loss
-
-
 @pytest.mark.criterion("A4.3")
 @exact_accumulation
 @pytest.mark.parametrize("kind", HEADS)
@@ -142,9 +139,6 @@ def test_evaluation_uses_the_loss_of_the_task(tmp_path):
     task = encoded(evaluation=sets, loss=lambda outputs, labels: labels.sum() / 1)
     metrics = trainer(tmp_path, get_model("sequence", bert()), task).evaluate()
     assert metrics["eval_loss"] == sum(rows("sequence", 5)["labels"])
-
-
-# ------- evaluation sets
 
 
 @pytest.fixture
@@ -232,9 +226,6 @@ def test_weight_zero_of_the_adversarial_loss_is_plain_training(tmp_path):
         states.append(model.state_dict())
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
-
-
-# ------- what stops
 
 
 @pytest.mark.criterion("B7.3")

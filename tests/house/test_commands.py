@@ -49,9 +49,6 @@ def program(*arguments, **options):
     return subprocess.run(command, env=environment, **options)
 
 
-# ------- what there is
-
-
 def test_the_help_lists_every_command_with_its_line(capsys):
     assert main(["--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -106,9 +103,6 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"deberta-ext {__version__}\n"
 
 
-# ------- wrong usage
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,9 +119,6 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, message, cap
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""
     assert printed.err.startswith("usage: deberta-ext")
-
-
-# ------- errors and exit statuses
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (1, 1), (3, 3)])
@@ -192,9 +183,6 @@ def test_ctrl_c_is_one_line_and_status_130(command, capsys):
     assert capsys.readouterr().err == "deberta-ext info: stopped\n"
 
 
-# ------- warnings
-
-
 def noisy(arguments):
     warnings.warn("a warning of python", stacklevel=1)
     for name in ("hf_deberta_ext.model.pretrained_model", "transformers_modules.some.modeling_deberta_ext"):
@@ -249,9 +237,6 @@ def test_verbosity_and_progress_bars_are_afterwards_what_they_were(error, comman
     main(["info", "x"])
     assert state() == before
     assert states[0][0] == logging.ERROR and not states[0][2] and states[0][3]
-
-
-# ------- as a program
 
 
 def test_python_m_is_the_same_program():

@@ -92,9 +92,6 @@ def tracked_files() -> list[Path]:
     return [file for file in (ROOT / name for name in sorted({*listed.split("\0")} - {""})) if file.is_file()]
 
 
-# ------- the folder that travels
-
-
 @pytest.mark.criterion("A7.3")
 @pytest.mark.parametrize("name", MODEL)
 def test_model_files_import_what_transformers_requires_and_siblings(name):
@@ -146,9 +143,6 @@ def test_the_table_of_backends_has_every_backend():
 @pytest.mark.parametrize("name", MODEL)
 def test_model_files_carry_the_mark_that_saving_looks_for(name):
     assert MODEL[name].read_text(encoding="utf-8").splitlines()[1] == "# hf_deberta_ext model code"
-
-
-# ------- the parts of the package
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
@@ -207,9 +201,6 @@ def test_a_moved_function_answers_with_its_new_name():
     pretraining = importlib.import_module("hf_deberta_ext.pretraining")
     with pytest.raises(AttributeError, match=r"is now hf_deberta_ext\.publishing\.card\.write_run_card$"):
         pretraining.write_model_card  # noqa: B018
-
-
-# ------- names and first lines
 
 
 def module_name(file: Path) -> str:

@@ -26,9 +26,6 @@ def header(content):
     return struct.pack("<Q", len(text)) + text
 
 
-# ------- hand-computed
-
-
 @pytest.mark.parametrize(
     ("size", "shown", "digits"),
     [
@@ -70,9 +67,6 @@ def test_an_index_names_the_file_of_each_tensor(tmp_path):
     file.write_text('{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}')
     assert read_index(file) == {"a": "x.safetensors", "b": "y.safetensors"}
     assert read_json(tmp_path / "none.json") == {}
-
-
-# ------- damage
 
 
 ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

@@ -22,9 +22,6 @@ def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-# ------- sampling
-
-
 @pytest.mark.criterion("A3.3", "P14")
 def test_samples_follow_the_softmax_and_special_tokens_are_never_drawn():
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]]).repeat(200_000, 1)
@@ -68,9 +65,6 @@ def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time_nor_on_the_dtype(
     assert len({*whole.tolist()}) > 10 and torch.equal(draw(logits.float()), whole)
     monkeypatch.setattr("hf_deberta_ext.model.replacement_sampling.CHUNK", 64 * 7)
     assert torch.equal(draw(logits), whole) and draw(logits[:0]).shape == (0,)
-
-
-# ------- corruption
 
 
 @pytest.mark.criterion("A3.3", "P.h")
@@ -172,9 +166,6 @@ def test_a_batch_without_a_selected_position_has_a_loss_of_zero_for_the_generato
     outputs.loss.backward()
     assert outputs.generator_loss == 0 and torch.equal(outputs.corrupted_ids, original)
     assert not outputs.discriminator_labels.clamp(min=0).any() and outputs.discriminator_loss > 0
-
-
-# ------- sharing
 
 
 @pytest.mark.criterion("A3.1", "P11", "P.f")
@@ -380,9 +371,6 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
     assert chosen == {"generator": "eager", "discriminator": "eager"}
     model.set_unpadding(False)
     assert model.generator.deberta.unpadding is False and model.discriminator.deberta.unpadding is False
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

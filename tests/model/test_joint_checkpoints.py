@@ -23,9 +23,6 @@ from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 IDS = torch.arange(5, 25)[None]
 
 
-# ------- starting points
-
-
 @pytest.mark.parametrize("config", [True, False], ids=["generator_config", "half_depth"])
 def test_official_pair_is_joined_with_the_difference_of_the_tables(config, tmp_path):
     folder, generator, discriminator = official_pair(tmp_path / "official", config=config)
@@ -177,9 +174,6 @@ def test_half_precision_pair_is_joined_in_float32_and_cast_on_request(tmp_path):
     assert DebertaExtForPreTraining.from_checkpoints(folder, dtype="bfloat16").dtype == torch.bfloat16
 
 
-# ------- products
-
-
 @pytest.mark.criterion("A3.2")
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
@@ -250,9 +244,6 @@ def test_half_precision_tables_are_summed_in_float32(joint):
     expected = (shared.source.weight.float() + shared.delta.weight.float()).bfloat16()
     exported = model.export_discriminator()
     assert exported.dtype == torch.bfloat16 and torch.equal(exported.get_input_embeddings().weight, expected)
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,6 @@ from hf_deberta_ext.training.run_folder import resume_checkpoint
 material, text = glue.material, mlm.text
 
 
-# ------- pickles
-
-
 class Runs:
     """A pickle that makes a folder when it is loaded."""
 
@@ -221,8 +218,6 @@ def test_a_checkpoint_with_pickled_code_is_not_resumed_from(case, stopped_run, t
             train(folder, checkpoint, max_steps=4)
     assert not (tmp_path / "ran").exists()
 
-
-# ------- tokens
 
 SECRET = "hf" + "_" + "sEcReT" * 6
 

@@ -61,9 +61,6 @@ def code_in(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in Path(folder).glob("*.py")}
 
 
-# ------- what is written
-
-
 @pytest.mark.parametrize("auto", HEADS)
 def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(auto, tmp_path):
     """A configuration alone as well, and older code of ours is replaced."""
@@ -92,9 +89,6 @@ def test_a_foreign_file_of_the_same_name_is_refused_and_the_folder_left_as_it_wa
     with pytest.raises(ValueError, match=f"{name} exists and is not part of the model"):
         (model if what == "model" else model.config).save_pretrained(tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "# somebody else's\n"}
-
-
-# ------- loading with the package
 
 
 @pytest.mark.criterion("A7.1")
@@ -172,9 +166,6 @@ def test_models_can_be_built_on_the_meta_device(model_class):
         with torch.device("meta"):
             model = model_class(DebertaExtConfig(**(TINY | fields)))
         assert {tensor.device.type for tensor in state(model).values()} == {"meta"}
-
-
-# ------- loading where the package does not exist
 
 
 def model_job(name: str, auto: str, source: Path | str, **more) -> dict:

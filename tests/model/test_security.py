@@ -30,8 +30,6 @@ CHANGES = {
 STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.putenv", "os.spawn", "os.startfile", "os.system",
           "os.unsetenv"}  # fmt: skip
 
-# ------- what shipped code could do, by its names
-
 # Networks, processes, machine code, pickles.
 MODULES = {
     "aiohttp", "asyncio", "cffi", "cloudpickle", "code", "ctypes", "dill", "ftplib", "http", "httpx", "importlib", "joblib",
@@ -107,8 +105,6 @@ def test_the_scan_finds_what_code_could_touch(code):
     assert findings(code) == CODES[code]
 
 
-# ------- what shipped code touches, and why
-
 LOADING, SAVING, PUSHING = "reads the checkpoint", "saves the model's code with it", "a push, which the user asks for"
 JUSTIFIED = {
     ("checkpoint_files.py", "", "pickle"): "for the name of its error",
@@ -141,8 +137,6 @@ def test_shipped_code_touches_what_is_listed_and_nothing_else():
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"}
     assert used == {"UnpicklingError"}
 
-
-# ------- what a process touches that loads, runs and saves
 
 # At the beginning of a folder's modeling file: what the watch must see.
 MALICE = """

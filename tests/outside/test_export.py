@@ -61,9 +61,6 @@ def labels(head, ids):
     return {"labels": torch.where(ids == 0, -100, ids % 2)}
 
 
-# ------- torch.compile
-
-
 @pytest.mark.criterion("A9.2")
 @pytest.mark.parametrize(
     ("head", "kind", "given"),
@@ -100,9 +97,6 @@ def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, k
             assert torch.allclose(got[name], expected[name], atol=1e-5), name
     assert 1 <= len(graphs) <= 2
     torch._dynamo.reset()
-
-
-# ------- torch.export
 
 
 @pytest.mark.criterion("A9.1")
@@ -232,9 +226,6 @@ def test_what_has_no_program_is_refused(build, tiny_config):
         export_program(build(DebertaExtModel, "v3"), choices=2)
     with pytest.raises(ValueError, match="from 1 on; got 0"):
         export_program(build(DebertaExtForMultipleChoice, "v3"), choices=0)
-
-
-# ------- int8 in torch
 
 
 @pytest.mark.criterion("A21.1")

@@ -85,9 +85,6 @@ def dimensions(values):
     return {value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
 
 
-# ------- the file
-
-
 @pytest.mark.criterion("A9.4", "P19")
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
@@ -180,9 +177,6 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
     assert capfd.readouterr() == ("", "")
 
 
-# ------- parity
-
-
 @pytest.mark.criterion("P19")
 def test_parity_by_hand(classifier, tmp_path):
     """A file whose classifier has another bias is off by that much, and decides otherwise."""
@@ -222,9 +216,6 @@ def test_differences_count_at_real_tokens(name, expected, got, mask, result):
     expected, got = ({key: torch.tensor(value).float() for key, value in side.items()} for side in (expected, got))
     head = next(head for head in heads.HEADS.values() if head.model_class == name)
     assert export_module.compare_outputs(head, expected, got, torch.tensor(mask).bool()) == result
-
-
-# ------- int8
 
 
 def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_16_bits(classifier, tmp_path):
@@ -271,9 +262,6 @@ def test_weights_too_large_for_one_file_are_written_beside_it(build, tmp_path, m
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
     (row,) = onnx_parity(model, file, [(2, 40, "right")])
     assert row.difference < FLOAT32 * row.largest
-
-
-# ------- what is refused
 
 
 def test_no_file_is_replaced_unasked_and_a_failure_leaves_it_as_it_was(classifier, build, tmp_path, monkeypatch):
@@ -328,9 +316,6 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
             onnx_parity(model, file)
         else:
             export_onnx(model, tmp_path / "model.onnx")
-
-
-# ------- examples/export_onnx.py
 
 
 @pytest.fixture(scope="module")

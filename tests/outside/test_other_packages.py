@@ -141,9 +141,6 @@ def probabilities(originals):
     return compute
 
 
-# ------- pipelines
-
-
 def test_fill_mask_gives_the_likeliest_words(results, probabilities):
     found = results["pipelines"]["fill-mask"]
     expected = probabilities("masked_lm", "w7 [MASK] w9 w12")[2].topk(4)
@@ -224,9 +221,6 @@ def test_questions_are_answered_without_a_pipeline(folder, originals):
     assert (start - 4, end - 4) == divmod(best, 4)
 
 
-# ------- sentence-transformers
-
-
 def need(results, package):
     if package not in results:
         pytest.skip(f"{package.replace('_', '-')} is in the extra `test`")
@@ -284,17 +278,11 @@ def test_sentence_transformer_saves_the_code_of_the_model(sentence_encoder, fold
     }
 
 
-# ------- peft
-
-
 @pytest.mark.criterion("A18.2")
 def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adapted):
     logits = need(results, "peft")
     assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
     assert torch.allclose(logits["merged"], adapted, atol=1e-4)
-
-
-# ------- stock deberta-v2
 
 
 @pytest.mark.criterion("A17.4")

@@ -79,9 +79,6 @@ class Stream:
         self.told[0] = epoch
 
 
-# ------- generators and numbers
-
-
 def test_each_example_of_each_epoch_has_a_generator_of_its_own():
     numbers = {
         tuple(torch.randint(1000, (6,), generator=example_generator(seed, epoch, example)).tolist())
@@ -125,9 +122,6 @@ def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
     assert torch.equal(*labels) and (labels[0] != -100).any()
     others = [collator(seed=seed)([free[i] for i in range(4)])["labels"] for seed in (0, 7)]
     assert torch.equal(labels[0], others[0]) and not torch.equal(*others)
-
-
-# ------- dynamic and static masks
 
 
 @pytest.mark.criterion("A19.5")
@@ -221,9 +215,6 @@ def test_collator_and_data_set_can_be_pickled(collator):
     assert pickle.loads(pickle.dumps(NumberedExamples(rows())))[0]["epoch"] == 0
 
 
-# ------- Trainer
-
-
 class Model(torch.nn.Module):
     """Learns a little, and notes every batch that it sees."""
 
@@ -275,9 +266,6 @@ def test_evaluation_sees_the_same_masks_each_time(tmp_path, collator):
     assert len(losses) == 3 and len({*losses}) == 1
 
 
-# ------- the batch
-
-
 def test_a_batch_is_padded_with_what_each_entry_needs(collator):
     features = [
         numbered({"input_ids": [CLS, 10, 11, SEP], "document_ids": [1, 1, 1, 1], "token_type_ids": [0, 0, 1, 1]}),
@@ -303,9 +291,6 @@ def test_padding_to_a_multiple_stops_at_max_length_and_makes_no_other_entries(co
         assert {*batch} == {"input_ids", "attention_mask", "labels"}
         widths.append(batch["input_ids"].shape[1])
     assert widths == [10, 10, 16, 12]
-
-
-# ------- sentence order
 
 
 @pytest.fixture
@@ -341,9 +326,6 @@ def test_swapped_pairs_are_masked_in_their_new_places(collator):
     assert torch.equal(original[:, 1], torch.where(batch["sentence_labels"] == 1, 30, 10))
     assert ((batch["input_ids"] == MASK) == (batch["labels"] >= 0)).all()
     assert (batch["labels"] >= 0).any(1).all()
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

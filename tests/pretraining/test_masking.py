@@ -79,9 +79,6 @@ def coverage(unit, policy="uniform", *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3,
     return counts
 
 
-# ------- by hand
-
-
 def unit_list(tokenizer, text, whole_words=True):
     ids = torch.tensor(tokenizer.convert_tokens_to_ids(text.split()))
     assert tokenizer.convert_ids_to_tokens(ids.tolist()) == text.split()
@@ -151,9 +148,6 @@ def test_a_span_that_meets_a_special_token_or_the_end_is_numbered_in_pieces():
     assert seen == one_span | {(0, 1, 0, 0, 2, 0, 0), (0, 0, 1, 0, 0, 2, 0)}
 
 
-# ------- budgets
-
-
 @pytest.mark.criterion("A19.3")
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
@@ -207,9 +201,6 @@ def test_spans_never_touch():
         assert span_ids.max() >= 1 and not ((left > 0) & (right > 0) & (left != right)).any()
 
 
-# ------- lengths
-
-
 @pytest.mark.criterion("A19.2", "P14")
 @pytest.mark.parametrize(
     ("options", "weights"),
@@ -226,9 +217,6 @@ def test_lengths_of_n_grams_go_by_1_over_n_and_those_of_spans_are_geometric_and_
     assert len(observed) == len(weights)
     expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * observed.sum()
     assert len(weights) == 1 or chisquare(observed, expected).pvalue > P_VALUE
-
-
-# ------- what takes their place
 
 
 def kinds(ids, output, mask_id):
@@ -279,9 +267,6 @@ def test_spans_are_replaced_as_a_whole_by_different_random_tokens_and_words_toke
     assert (random_spans[:, 1:] == random_spans[:, :-1]).float().mean() < 0.01
     words = kinds(ids, replace(ids, span_ids, without, MaskingOptions(unit="word"), generator()), 4).view(-1, 2)
     assert (words == 0).all(1).float().mean() == pytest.approx(0.64, abs=0.02)
-
-
-# ------- positions
 
 
 @pytest.mark.criterion("P14", "P.g")
@@ -363,9 +348,6 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
     assert MaskingOptions(unit="ngram", max_ngram=1).whole_words and not MaskingOptions(unit="token").whole_words
 
 
-# ------- whole examples
-
-
 @pytest.mark.criterion("A3.3")
 @pytest.mark.parametrize("marker", ["Ġ", "▁", "##"])
 @pytest.mark.parametrize("unit", UNITS)
@@ -383,9 +365,6 @@ def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
         assert changed.any() and (labels[changed] != -100).all()
         allowed = torch.isin(masked[changed], vocabulary.ordinary) | (masked[changed] == tokenizer.mask_token_id)
         assert allowed.all()
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

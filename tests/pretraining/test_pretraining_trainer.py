@@ -144,9 +144,6 @@ def test_first_rows_of_a_batch_need_less_padding():
     assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, 4, 5, 6]]
 
 
-# ------- errors
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [

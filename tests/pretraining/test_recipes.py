@@ -28,9 +28,6 @@ def accelerator(monkeypatch):
     return use
 
 
-# ------- the numbers
-
-
 @pytest.mark.parametrize(
     "name, batch, max_steps, learning_rate, rtd_lambda, stepping, layers, width",
     [
@@ -62,9 +59,6 @@ def test_official_recipes_share_a_batch_of_256_among_eight_processes():
     )  # fmt: skip
 
 
-# ------- the batch
-
-
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("processes", [1, 2, 8, 64])
 @pytest.mark.parametrize("gigabytes", [None, 1, 16, 80], ids=["cpu", "tiny", "16 GiB", "80 GiB"])
@@ -88,9 +82,6 @@ def test_memory_or_one_of_the_two_numbers_decides_the_other(accelerator):
     assert recipe_arguments(RECIPES["official-base"], {SIZE: 256}, device=CPU)[ACCUMULATION] == 1
     both = recipe_arguments(recipe, {SIZE: 3, ACCUMULATION: 5}, processes=3, device=CPU)
     assert not {SIZE, ACCUMULATION} & {*both}
-
-
-# ------- precision and flags
 
 
 @pytest.mark.parametrize(
@@ -148,9 +139,6 @@ def test_table_says_what_set_each_value_and_that_the_batch_is_another():
     given = {SIZE: 4, ACCUMULATION: 1}
     table = recipe_table("official-base", recipe_arguments(RECIPES["official-base"], given, device=CPU), given)
     assert table.endswith("batch: 4 per device x 1 accumulation steps x 1 processes = 4, recipe: 256")
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,6 @@ def by_hand(model, examples):
     return totals.tolist()
 
 
-# ------- what is logged
-
-
 @pytest.mark.criterion("A3.5")
 def test_detection_metrics_and_the_loss_of_a_guess_of_hand_computed_cases():
     expected = dict(discriminator_precision=0.75, discriminator_recall=0.5, replaced_share=0.1)
@@ -169,9 +166,6 @@ def test_both_halves_learn_in_100_steps(stepping, tiny_config, tmp_path):
     # Better than to call every token original, and than to guess by their share.
     assert after["eval_discriminator_accuracy"] > 1 - after["eval_replaced_share"] + 0.05
     assert after["eval_discriminator_loss"] < 0.6 * after["eval_discriminator_guess_loss"]
-
-
-# ------- steps
 
 
 def adam(parameters, rate):
@@ -353,9 +347,6 @@ def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_pat
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer.training_step(trainer.model, repeated, torch.ones(2))
         assert loss == 0 and not trainer._sums.any()
-
-
-# ------- errors
 
 
 def test_models_and_optimizers_that_do_not_fit_are_refused(tiny_config, joint, tmp_path):

@@ -48,9 +48,6 @@ SQUAD = dict(
 )  # fmt: skip
 
 
-# ------- the frame
-
-
 def test_every_part_of_a_card_has_its_heading_in_order():
     card = ModelCard(render_card(**WHOLE))
     headings = [line for line in card.text.splitlines() if line.startswith("#")]
@@ -97,9 +94,6 @@ def test_cells_of_a_table_are_one_line_without_bars_and_large_numbers_of_paramet
     assert [shown_number(count) for count in (12_345_678, 184_000, 1234)] == ["12.3 million", "0.2 million", "1,234"]
 
 
-# ------- names that the Hub knows
-
-
 @pytest.mark.parametrize(
     ("name", "problem"), [("MIT", "is it mit?"), ("apache-2", "is it apache-2.0?"), ("mine", "'other'"), (2, "no license 2")]
 )
@@ -140,9 +134,6 @@ def test_ids_of_the_hub_have_one_slash_at_most_and_metadata_are_one_value_or_a_l
     assert [one_or_list(values) for values in ([], ["en"], ["en", "de"])] == [None, "en", ["en", "de"]]
 
 
-# ------- results
-
-
 def test_results_are_metrics_without_speeds_and_counts_and_scores_no_losses_or_thresholds():
     assert measured_metrics(METRICS) == {"accuracy": 0.91, "mm_accuracy": 0.9, "loss": 0.25, "mm_loss": 0.3}
     assert [*measured_metrics(METRICS)][-2:] == ["loss", "mm_loss"]
@@ -175,9 +166,6 @@ def test_metrics_of_groups_and_averages_are_those_that_the_hub_knows_with_a_note
     (result,) = eval_results({"f1": 0.123456}, note="mean of 3 seeds", sets={"": (None, None)}, **common)
     assert (result.metric_type, result.metric_name, result.metric_value) == ("f1", "f1 (mean of 3 seeds)", 0.1235)
     assert (result.dataset_type, result.dataset_split) == ("text", None)
-
-
-# ------- loading
 
 
 @pytest.mark.parametrize("custom", [False, True], ids=["stock", "custom"])

@@ -163,9 +163,6 @@ PRINTED = {
 }  # fmt: skip
 
 
-# ------- the code of cards
-
-
 @pytest.mark.criterion("B10.2")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_card_that_we_write_has_no_problem_and_its_code_runs_without_the_package(name, folders):
@@ -183,9 +180,6 @@ def test_cards_of_our_models_bring_code_and_stock_ones_do_not(folders):
         assert "trust_remote_code=True" in code_of(made[name]), name
     text = (made["stock"] / "README.md").read_text(encoding="utf-8")
     assert "trust_remote_code" not in text and "A DeBERTa v2 or v3 masked language model (DebertaV2ForMaskedLM)" in text
-
-
-# ------- a card from files
 
 
 def run_folder(folder, **arguments):
@@ -312,9 +306,6 @@ def test_paths_are_shown_by_name_and_ids_as_they_are():
     assert shown_source("a/b/c") == "c" and shown_source("..") == Path("..").resolve().name
 
 
-# ------- a card that is there
-
-
 OURS = "---\nlicense: mit\ntags:\n- a\nown_field: 1\n---\n\n# Mine\n\nText stays  as it is.\n"
 
 
@@ -386,9 +377,6 @@ def test_a_card_that_is_overwritten_is_kept_beside_the_new_one(tmp_path):
     assert (folder / "README.md").read_bytes() == b"# Mine\n" and not (folder / "README.md.old-3").exists()
 
 
-# ------- what is wrong with a folder
-
-
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -447,9 +435,6 @@ def test_damaged_files_are_named(name, content, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
         write_model_card(tmp_path)
     assert str(tmp_path) in str(raised.value) and not (tmp_path / "README.md").exists()
-
-
-# ------- what is wrong with a card
 
 
 GOOD = "---\nlicense: mit\nlanguage: en\n---\n\n# A\n\nText.\n"

@@ -68,9 +68,6 @@ def limits_of(folder, **more):
     return card_of(folder, **more).text.partition("## Limits\n")[2].partition("\n## ")[0]
 
 
-# ------- tasks
-
-
 @pytest.mark.criterion("B10.1")
 def test_metadata_and_text_are_read_back(tmp_path):
     card = card_of(tmp_path / ".", figure="curves.png")
@@ -177,9 +174,6 @@ def test_a_run_may_have_its_own_text_and_scores(tmp_path):
     assert "## Limits\n\n- It is a toy.\n" in card.text and card.data.eval_results[0].metric_name == "accuracy (of 3)"
 
 
-# ------- several seeds
-
-
 @pytest.mark.criterion("B6")
 def test_seeds_are_summarised_by_mean_and_standard_deviation_of_the_metrics_of_all():
     runs = {3: METRICS, 1: METRICS | dict(eval_accuracy=0.95, predict_accuracy=0.7)}
@@ -219,9 +213,6 @@ def test_the_card_of_several_seeds_has_all_of_them(runs, tmp_path):
     ):  # fmt: skip
         assert text in card.text, text
     assert ("one run" in card.text) == (not several)
-
-
-# ------- pre-training
 
 
 def pretrained(folder, metrics, name="DebertaExtForMaskedLM", **facts):

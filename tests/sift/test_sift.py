@@ -65,9 +65,6 @@ def classifier(tiny_config, shake):
     return build
 
 
-# ------- by hand
-
-
 @pytest.mark.criterion("A13.2")
 def test_delta_is_added_to_the_normalised_sum_of_the_embeddings(classifier):
     model = classifier()
@@ -134,9 +131,6 @@ def test_the_ascent_follows_the_gradient_of_the_divergence(classifier):
             direction[row] = other
             less = (value(start + 1e-5 * direction) - value(start - 1e-5 * direction)) / 2e-5
             assert slope.item() > 2 * abs(less.item())
-
-
-# ------- what must hold
 
 
 @pytest.mark.criterion("A13.3")
@@ -272,9 +266,6 @@ def test_a_step_whose_gradient_is_not_finite_leaves_delta_as_it_is(classifier):
         torch.testing.assert_close(tiny, moved)
 
 
-# ------- every head, every model
-
-
 CLASSIFIER = AutoModelForSequenceClassification
 OF_TOKENS = torch.tensor([[-100, 0, 1, 2, 0, 1, -100], [-100, 1, 2, -100, -100, -100, -100]])
 HEADS = {
@@ -352,9 +343,6 @@ def test_mixed_precision(classifier, dtype):
     tokens = inputs["attention_mask"].bool().flatten() if low.delta.shape[0] == 2 else slice(None)
     cosines = torch.cosine_similarity(low.delta.flatten(0, 1)[tokens], exact.delta.flatten(0, 1)[tokens], dim=-1)
     assert cosines.min() > 0.8
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

@@ -254,9 +254,6 @@ def test_training_improves_under_sift_and_takes_the_perturbation_away(tiny_confi
     assert changes[3.0] < 0.7 * changes[1e-6]
 
 
-# ------- errors
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

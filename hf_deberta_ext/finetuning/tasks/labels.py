@@ -126,8 +126,6 @@ class Labels:
             raise _LabelError("one is in it twice; expected the list of those that apply, not a 0 or 1 for each")
         return [float(number in numbers) for number in range(len(self.names))]
 
-    # ------- in a model
-
     def for_model(self, encoded: list) -> list:
         """Labels in the data's order as the model has them."""
         if self.problem_type == REGRESSION:

@@ -83,9 +83,6 @@ class MultipleChoiceArguments(DataArguments):
             raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
 
 
-# ------- batches
-
-
 class MultipleChoiceCollator:
     """Rows -> batch of [B, C, N] inputs, C = most choices of a row, N = longest pair.
 
@@ -145,9 +142,6 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
         )
     exists = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
     return np.where(exists, logits, -np.inf).argmax(-1)
-
-
-# ------- the task
 
 
 class MultipleChoiceData:
@@ -300,9 +294,6 @@ def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBa
     }
     features["length"] = [max(map(len, row)) for row in features["input_ids"]]
     return features
-
-
-# ------- reading
 
 
 def read_multiple_choice(

@@ -159,9 +159,6 @@ class QuestionAnsweringData:
         return EvaluationSet(rows, None if references is None else metrics, write, len(questions))
 
 
-# ------- windows
-
-
 def encode_windows(
     questions: Questions,
     *,

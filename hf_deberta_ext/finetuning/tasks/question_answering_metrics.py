@@ -19,9 +19,6 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-# ------- one answer
-
-
 def normalise_answer(text: str) -> str:
     """Lower case, without ASCII punctuation, without the words a, an and the, white space squeezed; in this order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -47,9 +44,6 @@ def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) ->
 
 def _best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
     return max(score(prediction, reference) for reference in references)
-
-
-# ------- predictions and references by id
 
 
 def by_id(rows: Iterable[tuple[Hashable, Any]], side: str) -> dict[Hashable, Any]:
@@ -128,9 +122,6 @@ def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Se
             exact.append(_best(exact_match, predictions[key], texts))
             overlap.append(_best(lambda a, b: f1_of_tokens(a, b, both_empty=0.0), predictions[key], texts))
     return {"exact_match": math.fsum(exact) / len(references), "f1": math.fsum(overlap) / len(references)}
-
-
-# ------- SQuAD 2.0
 
 
 def _percent(scores: np.ndarray, count: int) -> float:

@@ -161,9 +161,6 @@ class CopaData(MultipleChoiceData):
         return [_write_jsonl(folder / "COPA.jsonl", lines)]
 
 
-# ------- texts of the tasks, from the Hub's rows
-
-
 def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Dataset":
     """`columns`, and what `rows` have of label and idx."""
     from datasets import Dataset
@@ -278,9 +275,6 @@ def plain_word(word: str) -> str:
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
-# ------- the authors' files, which nest
-
-
 def _flat_multirc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     flat = []
     for question in row["passage"]["questions"]:
@@ -313,9 +307,6 @@ NESTED = {
     "record": ("qas", list, _flat_record),
     "wsc": ("target", dict, _flat_wsc),
 }
-
-
-# ------- answers
 
 
 def _numbers(rows: "Dataset", column: str) -> list[int]:

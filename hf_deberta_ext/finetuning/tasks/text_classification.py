@@ -153,8 +153,6 @@ class TextClassificationData:
             sum(part.examples for part in self.parts[kind].values()) for kind in ("train", "validation")
         )
 
-    # ------- for subclasses
-
     def known_task(self) -> KnownTask | None:
         """The task that --task_name names, or None for a user's own data."""
         data_args, name = self.data_args, self.data_args.task_name
@@ -219,8 +217,6 @@ class TextClassificationData:
         if self.labels.problem_type != SINGLE:
             shown = [", ".join(value) if isinstance(value, list) else f"{value:.6g}" for value in shown]
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
-
-    # ------- reading
 
     def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
         """The name of the data, and (rows, source) by (train | validation | test, name of the set).
@@ -312,8 +308,6 @@ class TextClassificationData:
         if self.labels is None:
             raise ValueError(f"{part.source} has no labels: give a test file as --test_file")
         return self.labels.encode(part.cells, source=part.source, test=part.test)
-
-    # ------- for a model
 
     def use_label_order(self, label2id: Mapping[str, int] | None):
         """Take over the order of a checkpoint that knows the same labels.

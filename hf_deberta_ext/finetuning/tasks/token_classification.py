@@ -72,9 +72,6 @@ class TokenClassificationArguments(DataArguments):
     return_entity_level_metrics: bool = option(False, "precision, recall and F1 of each type of entity, too")
 
 
-# ------- tokens
-
-
 def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
     """Let a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
 
@@ -138,9 +135,6 @@ class TokenClassificationCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return dict(self.pad([{name: row[name] for name in row if name in self.names} for row in rows]))
-
-
-# ------- the task
 
 
 class TokenClassificationData:
