@@ -63,6 +63,11 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         raise OSError(f"the configuration of {source} cannot be read: {error}") from error
     except StrictDataclassError as error:
         raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
+    if "/" in str(attention := getattr(config, "_attn_implementation", None)):
+        raise ValueError(
+            f"the configuration of {source} asks for attn_implementation = {attention!r}, code that transformers would load "
+            "from the Hub: remove it; --attn_implementation gives it if you trust it"
+        )
     for name in {*DROPOUT_FIELDS} & {*fields}:
         # Heads read it from configurations that do not declare it.
         setattr(config, name, fields[name])

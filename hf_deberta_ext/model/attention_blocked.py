@@ -61,6 +61,9 @@ def disentangled_attention_blocked(
         out [B, H, N, d] in the dtype of Q_c; computed in float32 (float64 stays), also under autocast.
     """
     wide = torch.promote_types(Q_c.dtype, torch.float32)
+    if dropout_p == 1:
+        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
+        V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
     reach = N if reach is None else min(reach, N)
     with nullcontext() if Q_c.device.type == "meta" else torch.autocast(Q_c.device.type, enabled=False):

@@ -1081,6 +1081,9 @@ def disentangled_attention_triton(
     B, H, N, _ = Q_c.shape
     if cu_seqlens is not None and B != 1:
         raise ValueError(f"cu_seqlens describe one stream of documents, [1, H, N, d], got a batch of {B}")
+    if dropout_p == 1:
+        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
+        V_c, dropout_p = V_c * 0, 0.0
     device_type = Q_c.device.type
     with torch.autocast(device_type, enabled=False):
         q, k, v = (x.to(Q_c.dtype) for x in (Q_c, K_c, V_c))

@@ -237,6 +237,13 @@ def test_dropout_has_its_exact_rate_everywhere_and_follows_the_seed(N, backend):
     assert (same - 0.25**2 - 0.75**2).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("backend", ["eager", *BACKENDS])
+def test_dropout_of_everything_gives_zeros_and_no_gradient(backend):
+    leaves, options = make_inputs(30, ("c2p", "p2c"), mask="right")
+    out = call(backend, leaves, options, dropout_p=1.0)
+    assert not out.any() and not any(gradient.any() for gradient in torch.autograd.grad(out.sum(), leaves))
+
+
 @pytest.mark.criterion("P3")
 @backends
 @pytest.mark.parametrize("N", [64, 160])

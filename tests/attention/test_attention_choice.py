@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import pickle
+import shutil
 import warnings
 from pathlib import Path
 
@@ -87,17 +88,24 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUD
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, UNKNOWN) for name in ("fast", "flash_attention_2", "flex_attention", "paged|eager", "")),
+        *(
+            (name, UNKNOWN)
+            for name in ("fast", "flash_attention_2", "flex_attention", "paged|eager", "kernels-community/x", "me/k:f", "")
+        ),
         pytest.param("triton", r"'triton' cannot serve this model here: .*; 'eager', 'sdpa', 'blocked'.* can", marks=NO_GPU),
     ],
 )
 def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config, stock_config, tmp_path):
-    """transformers claims some of these names; none of them reaches its own attention."""
+    """transformers claims some of these names; none of them reaches its own attention, or its loader of kernels."""
     model = DebertaExtModel.from_pretrained(folder, attn_implementation="blocked")
+    written = shutil.copytree(folder, tmp_path / "written")
+    config = json.loads((written / "config.json").read_text())
+    (written / "config.json").write_text(json.dumps(config | dict(attn_implementation=name)))
     DebertaV2Model(stock_config("v3")).save_pretrained(tmp_path)
     for set_name in (
         lambda: DebertaExtModel.from_pretrained(folder, attn_implementation=name),
         lambda: DebertaExtModel.from_pretrained(tmp_path, attn_implementation=name),
+        lambda: DebertaExtModel.from_pretrained(written),
         lambda: AutoModel.from_config(tiny_config(), attn_implementation=name),
         lambda: DebertaExtModel(tiny_config(attn_implementation=name)),
         lambda: model.set_attn_implementation(name),

@@ -271,6 +271,12 @@ def test_dropout_has_its_rate_in_each_head_row_and_column():
     assert not torch.equal(keep, dropout_mask(torch.tensor([8], device=DEVICE), 2, 2, 192, 0.1).double().cpu())
 
 
+def test_dropout_of_everything_gives_zeros_and_no_gradient():
+    tensors, kwargs = random_inputs(17)
+    out, gradients = run(disentangled_attention_triton, tensors, reach=8, dropout_p=1.0, **kwargs)
+    assert not out.any() and not any(gradient.any() for gradient in gradients)
+
+
 @pytest.mark.slow
 def test_dropout_follows_the_default_generator_and_all_sums_have_a_fixed_order():
     tensors, kwargs = random_inputs(33, B=2, terms=("c2p", "p2c", "p2p"))

@@ -299,6 +299,16 @@ def test_models_that_are_not_there_are_named(source, message, tmp_path):
         run(source.format(folder=tmp_path), tmp_path / "run", "--do_train")
 
 
+@pytest.mark.parametrize("family", ["bert", "ours"])
+def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
+    """transformers would load the kernel."""
+    folder = altered(folder_of(family), tmp_path / "kernel", lambda state: None)
+    config = read(folder, "config.json") | dict(attn_implementation="kernels-community/x")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="kernels-community/x"):
+        run(folder, tmp_path / "run", "--do_train")
+
+
 def test_a_model_must_be_named(tmp_path):
     data_args, model_args, args, names = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
     model_args.model_name_or_path = None
