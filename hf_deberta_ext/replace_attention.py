@@ -12,6 +12,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from .model.attention import DisentangledSelfAttention, same_values
 from .model.attention_backends import check_backend, choose_backend
+from .model.input_validation import is_traced
 
 __all__ = ["ReplacedAttention", "replace_attention", "restore_attention"]
 
@@ -177,11 +178,6 @@ ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", 
 CACHES = ADDED[-2:]
 
 
-def _traced() -> bool:
-    """True where sizes and values would become constants of a graph."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
 class _Replaced:
     """Base of the replacing classes. At inference on CPU, the relative table and its projections are cached."""
 
@@ -190,7 +186,7 @@ class _Replaced:
     cached_rel_embedding = None
 
     def caches(self, device: torch.device) -> bool:
-        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or _traced())
+        return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or is_traced())
 
     def train(self, mode: bool = True):
         for attribute in CACHES:
@@ -229,7 +225,7 @@ class _ReplacedSelfAttention(_Replaced):
             relative_pos = _relative_positions(N, buckets, M, device)
         delta = _table_rows(relative_pos.to(device), buckets, M)
         # Short sequences need only the middle of the table, where each distance has a row of its own.
-        short = not _traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
+        short = not is_traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
         half = N if short and not self.caches(rel_embeddings.device) else span
         if len(rel_embeddings) > 2 * half:
             rel_embeddings = rel_embeddings[span - half : span + half]
@@ -357,7 +353,7 @@ class _ReplacedEncoder(_Replaced):
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
-        readable = mask.device.type == "cpu" and not _traced()
+        readable = mask.device.type == "cpu" and not is_traced()
         return None if readable and bool(mask.all()) else mask[:, None, None]
 
     def get_rel_pos(

@@ -6,8 +6,10 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from .attention_backends import BACKENDS, choose_backend
+from .input_validation import is_traced
 from .unpadding import PackedSequences
 
 __all__ = ["DisentangledSelfAttention", "same_values"]
@@ -73,12 +75,13 @@ class DisentangledSelfAttention(nn.Module):
 
         At inference on CPU they are cached until another table comes, a weight of the modules has a new version, or the
         modules give another answer to a probe, which notices adapters that are merged through `.data` or switched off.
+        Modules with hooks are called with the table every time, and never with a probe: a calibration sees real inputs.
         """
         if not self.terms:
             return None, None
         modules = self.position_projections()
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if traced or torch.is_grad_enabled() or self.pos_dropout.training or rel_embeddings.device.type != "cpu":
+        cacheable = not (is_traced() or torch.is_grad_enabled() or self.pos_dropout.training)
+        if not cacheable or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
             P = self.pos_dropout(rel_embeddings)
             return tuple(module and self.split_heads(module(P)) for module in modules)
         probe = torch.arange(rel_embeddings.shape[1]).cos().to(rel_embeddings.dtype)[None]
@@ -187,6 +190,13 @@ class DisentangledSelfAttention(nn.Module):
         if drop_others:
             context = context.gather(1, query_positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), probs if output_attentions else None
+
+
+def has_hooks(module: nn.Module | None) -> bool:
+    """True if a forward hook would see the calls of a module or of one inside it."""
+    if module is None:
+        return False
+    return _has_any_global_hook() or any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 def same_values(a: torch.Tensor | None, b: torch.Tensor) -> bool:

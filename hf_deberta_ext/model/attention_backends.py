@@ -11,6 +11,7 @@ from .attention_blocked import blocked_unavailable, disentangled_attention_block
 from .attention_eager import disentangled_attention_eager
 from .attention_flex import disentangled_attention_flex, flex_unavailable
 from .attention_sdpa import disentangled_attention_sdpa
+from .input_validation import is_traced
 
 __all__ = ["BACKENDS", "Backend", "backend_unavailable", "check_backend", "choose_backend"]
 
@@ -150,7 +151,7 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, served: s
     # Not in torch 2.6.
     if compiling and getattr(torch.compiler, "is_exporting", bool)():
         return "eager", "exported: these operations go into any format"
-    if not compiling and (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()):
+    if not compiling and is_traced():
         return "eager", "traced or transformed"
     if device.type == "meta":
         return "eager", "nothing is computed"

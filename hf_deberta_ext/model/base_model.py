@@ -4,12 +4,11 @@
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import can_return_tuple
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .embeddings import DebertaExtEmbeddings
 from .encoder import DebertaExtEncoder
-from .input_validation import check_switches
+from .input_validation import check_switches, model_forward
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .unpadding import PackedSequences
 
@@ -26,7 +25,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         self.unpadding: bool | None = None
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

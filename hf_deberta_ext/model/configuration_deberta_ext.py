@@ -6,6 +6,7 @@ import copy
 import difflib
 import functools
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,6 +28,8 @@ logger = logging.get_logger(__name__)
 __all__ = ["DebertaExtConfig"]
 
 POSITION_TERMS = ("c2p", "p2c", "p2p")
+# Sizes that nobody means are refused before anything of that size is allocated.
+LARGEST_SIZE, MOST_LAYERS = 2**24, 4096
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 # Names that are no fields but that transformers itself writes into or passes to any configuration.
@@ -35,7 +38,7 @@ _COMMON_NAMES = {
     "_output_attentions", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal", "_commit_hash",
     "per_layer_config", "quantization_config", "transformers_weights", "sentence_transformers",
-    "use_cache",
+    "use_cache", "model_max_length",
 }  # fmt: skip
 
 
@@ -206,9 +209,10 @@ class DebertaExtConfig(PreTrainedConfig):
             "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "conv_groups", "emd_layers",
         ):  # fmt: skip
-            _require(self, name, getattr(self, name) >= 1, "an integer of at least 1")
+            limit = MOST_LAYERS if name in ("num_hidden_layers", "emd_layers") else LARGEST_SIZE
+            _require(self, name, 1 <= getattr(self, name) <= limit, f"an integer of at least 1 and at most {limit}")
         for name in ("type_vocab_size", "conv_kernel_size"):
-            _require(self, name, getattr(self, name) >= 0, "0 (none) or more")
+            _require(self, name, 0 <= getattr(self, name) <= LARGEST_SIZE, f"0 (none) or more, at most {LARGEST_SIZE}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
             value = getattr(self, name)
             _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
@@ -218,7 +222,7 @@ class DebertaExtConfig(PreTrainedConfig):
             _require(self, name, getattr(self, name) in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
         for name in ("position_buckets", "max_relative_positions"):
             value = getattr(self, name)
-            _require(self, name, value == -1 or value >= 2, "-1 (off) or at least 2")
+            _require(self, name, value == -1 or 2 <= value <= LARGEST_SIZE, f"-1 (off) or 2 to {LARGEST_SIZE}")
         # Fields of transformers, which it does not check.
         _check_names_and_numbers_of_labels(self.id2label, self.label2id, self.num_labels)
         _check_dtype("dtype", self.dtype)
@@ -389,6 +393,14 @@ class DebertaExtConfig(PreTrainedConfig):
         for name, value in unknown.items():
             setattr(config, name, value)
         return loaded
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers. peft looks up the modules to adapt by the model's type, which it reads here: it is given those
+        of deberta-v2, whose names ours are."""
+        for name, table in vars(sys.modules.get("peft.utils.constants", object)).items():
+            if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "deberta-v2" in table:
+                table.setdefault(self.model_type, table["deberta-v2"])
+        return super().to_dict()
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
         """Writes config.json with the complete auto_map, and the model's code beside it, for trust_remote_code.

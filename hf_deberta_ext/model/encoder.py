@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .attention import DisentangledSelfAttention, same_values
 from .convolution import ConvLayer
+from .input_validation import is_traced
 from .layer_sharing import owned_halves, run_layer, stored_layers
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
@@ -127,7 +128,7 @@ class DebertaExtEncoder(nn.Module):
         if not self.relative_table_size:
             return None, {}
         delta, reach = self.relative_position(length), self.relative_position.max_distance
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        traced = is_traced()
         if torch.is_grad_enabled() and not traced:
             delta = delta - self.relative_position.row(1 - length)
             return self.get_rel_embedding(length, device), dict(delta=delta, reach=reach)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import GradientDisentangledEmbedding, share_embeddings
-from .input_validation import check_labels, require_tensor
+from .input_validation import check_labels, model_forward, require_tensor
 from .joint_checkpoints import JointCheckpointsMixin
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
@@ -120,7 +120,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         for part in PARTS:
             getattr(self, part).set_attn_implementation(attn_implementation, *args, **kwargs)
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor,

@@ -5,12 +5,17 @@
 Values are looked at where that costs nothing: on CPU, outside of graphs. On other devices it would wait for the device.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
+
 import torch
 from torch import nn
+from transformers.utils import can_return_tuple
 
 __all__ = [
-    "check_batch", "check_embeds", "check_ids", "check_labels", "check_switches", "check_whole", "require_tensor",
-    "values_at_hand",
+    "check_batch", "check_embeds", "check_ids", "check_labels", "check_switches", "check_whole", "is_traced",
+    "model_forward", "require_tensor", "values_at_hand",
 ]  # fmt: skip
 
 
@@ -19,10 +24,26 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+# Arguments of decoders that trainers give to every model; transformers' encoders ignore them, too.
+OF_DECODERS = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
+
+
+def model_forward(forward: Callable) -> Callable:
+    """Make a model's forward take `return_dict`, and ignore the arguments of decoders that it does not have itself."""
+    ignored = [name for name in OF_DECODERS if name not in inspect.signature(forward).parameters]
+
+    @can_return_tuple
+    @functools.wraps(forward)
+    def wrapped(self, *args, **kwargs):
+        return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
+
+    return wrapped
+
+
 def values_at_hand(x: torch.Tensor) -> bool:
     """Tell tensors whose values can be read without a synchronisation, and without breaking a graph or a transform."""
     plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
-    return plain and not _traced() and not torch._C._are_functorch_transforms_active()
+    return plain and not is_traced()
 
 
 def check_ids(
@@ -40,7 +61,7 @@ def check_ids(
         TypeError: no tensor.
         ValueError: another shape or dtype, or ids outside of the table.
     """
-    if ids is None or _traced():
+    if ids is None or is_traced():
         return
     require_tensor(name, ids)
     B, N = shape
@@ -63,7 +84,7 @@ def check_embeds(embeds: torch.Tensor | None, size: int):
         TypeError: no tensor.
         ValueError: another shape or dtype.
     """
-    if embeds is None or _traced():
+    if embeds is None or is_traced():
         return
     require_tensor("inputs_embeds", embeds)
     if embeds.dim() != 3 or embeds.shape[-1] != size:
@@ -79,7 +100,7 @@ def check_batch(name: str, x: torch.Tensor, axes: str):
         TypeError: no tensor.
         ValueError: another number of axes, or an empty one.
     """
-    if _traced():
+    if is_traced():
         return
     require_tensor(name, x)
     if x.dim() != len(axes.split(",")):
@@ -100,7 +121,7 @@ def check_labels(name: str, labels: torch.Tensor, kind: str, *shapes: list[int],
         TypeError: no tensor.
         ValueError: another shape, dtype or value.
     """
-    if _traced():
+    if is_traced():
         return
     require_tensor(name, labels)
     if shapes and list(labels.shape) not in shapes:
@@ -143,8 +164,10 @@ def check_switches(**switches):
             raise TypeError(f"{name} must be True, False or None, got {value!r}")
 
 
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+def is_traced() -> bool:
+    """True under torch.compile, torch.export, torch.jit.trace and the transforms of torch.func (vmap, jvp, grad), where
+    values cannot be read or would become constants."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def require_tensor(name: str, x):

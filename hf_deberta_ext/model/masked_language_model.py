@@ -5,12 +5,11 @@
 import torch
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.utils import can_return_tuple
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
-from .input_validation import check_switches
+from .input_validation import check_switches, model_forward
 from .layer_sharing import run_layer
 from .losses import cross_entropy
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
@@ -82,7 +81,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
         return self.mask_decoder(hidden_states, positions, layer, query_positions)
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

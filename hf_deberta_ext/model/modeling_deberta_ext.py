@@ -15,7 +15,6 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple
 
 # transformers <= 5.9 copies only the direct imports of this file from a local folder: so every file is named here.
 from .attention import DisentangledSelfAttention  # noqa: F401
@@ -36,7 +35,7 @@ from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining
 from .heads import HEADS  # noqa: F401
-from .input_validation import check_batch, check_labels, require_tensor
+from .input_validation import check_batch, check_labels, model_forward, require_tensor
 from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
 from .layer_sharing import run_layer  # noqa: F401
 from .losses import cross_entropy, sequence_loss
@@ -80,7 +79,7 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -116,7 +115,7 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -155,7 +154,7 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -211,7 +210,7 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

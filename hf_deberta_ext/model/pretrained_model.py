@@ -24,6 +24,7 @@ from .input_validation import (
     check_ids,
     check_labels,
     check_switches,
+    is_traced,
     require_tensor,
     values_at_hand,
 )
@@ -173,7 +174,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         """
         if attention_mask is not None:
             require_tensor("attention_mask", attention_mask)
-        cannot = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        cannot = is_traced()
         if document_ids is not None:
             require_tensor("document_ids", document_ids)
             if list(document_ids.shape) != list(shape):

@@ -2,6 +2,8 @@
 # hf_deberta_ext model code
 """Relative positions delta(i, j), rows of the relative table (DeBERTa, Eq. 3), and the log buckets of v2 and v3."""
 
+import bisect
+import functools
 import math
 
 import torch
@@ -44,8 +46,15 @@ class RelativePosition(nn.Module):
     def compute_rows(self) -> torch.Tensor:
         """[2M] rows of the relative table for r = -M ... M - 1; int64 whatever the default dtype and device."""
         M, b = self.max_distance, self.buckets
-        rows = [log_bucket(r, buckets=b, max_distance=M) + b for r in range(-M, M)] if b > 0 else range(2 * M)
-        return torch.tensor(rows, dtype=torch.int64)
+        r = torch.arange(-M, M, dtype=torch.int64)
+        if b < 0:
+            return r + M
+        # Buckets rise with the distance: bisection finds the first distance of each one beyond b / 2, in exact integers.
+        bucket = functools.partial(log_bucket, buckets=b, max_distance=M)
+        firsts = [bisect.bisect_left(range(M), value, key=bucket) for value in range(b // 2 + 1, b)]
+        distance = r.abs().clamp(max=M - 1)
+        far = torch.bucketize(distance, torch.tensor(firsts, dtype=torch.int64), right=True)
+        return r.sign() * (distance.clamp(max=b // 2) + far) + b
 
     def row(self, r: int) -> int:
         """The row of the relative table for r = i - j, without a tensor."""

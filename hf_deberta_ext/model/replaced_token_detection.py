@@ -6,11 +6,10 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
-from transformers.utils import can_return_tuple
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
-from .input_validation import check_labels
+from .input_validation import check_labels, model_forward
 from .losses import mean_loss
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
 
@@ -46,7 +45,7 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         self.mask_predictions = ReplacedTokenDetectionHead(config)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

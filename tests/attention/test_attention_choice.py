@@ -262,23 +262,40 @@ def clear_caches(model):
     return model
 
 
-def table_projections(model):
+@pytest.fixture
+def table_projections(model, monkeypatch):
     """Counts the projections of the whole relative table: a list that grows."""
-    calls = []
+    calls, linear = [], torch.nn.Linear.forward
 
-    def count(module, args):
-        if args[0].dim() == 2 and len(args[0]) == model.encoder.relative_table_size:
+    def forward(module, x):
+        if x.dim() == 2 and len(x) == model.encoder.relative_table_size:
             calls.append(module)
+        return linear(module, x)
 
-    for module in model.modules():
-        if isinstance(module, DisentangledSelfAttention):
-            for projection in module.position_projections():
-                projection.register_forward_pre_hook(count)
+    monkeypatch.setattr(torch.nn.Linear, "forward", forward)
     return calls
 
 
-def test_cached_projections_are_computed_once_and_change_no_bit(model, batch):
-    calls = table_projections(model)
+@pytest.mark.parametrize("place", ["module", "inner module", "everywhere"])
+def test_hooks_of_a_calibration_see_the_inputs_of_the_model_alone(model, batch, place):
+    """A probe of one row that no text gave went through them."""
+    seen, module, ids = [], projection(model), batch(2, 9)[0]
+    if place == "inner module":
+        setattr(model.encoder.layer[1].attention.self, projection_name(model), torch.nn.Sequential(module))
+    everywhere = torch.nn.modules.module.register_module_forward_pre_hook
+    hook = everywhere if place == "everywhere" else module.register_forward_pre_hook
+    handle = hook(lambda called, args: seen.append(args[0].shape[:-1]) if called is module else None)
+    with handle, torch.no_grad():
+        expected = model(ids).last_hidden_state
+        assert torch.equal(model(ids).last_hidden_state, expected)
+    rows = torch.Size([model.encoder.relative_table_size])
+    assert len(seen) in (2, 4) and {*seen} <= {rows, ids.shape} and rows in seen
+    with torch.no_grad():
+        assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-6)
+
+
+def test_cached_projections_are_computed_once_and_change_no_bit(model, batch, table_projections):
+    calls = table_projections
     ids, mask = batch(2, 50, [50, 21])
     with torch.no_grad():
         first = model(ids, attention_mask=mask).last_hidden_state
@@ -293,14 +310,15 @@ def test_cached_projections_are_computed_once_and_change_no_bit(model, batch):
             assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
 
 
-def test_nothing_is_cached_where_gradients_are_needed(model, batch):
+def test_nothing_is_cached_where_gradients_are_needed(model, batch, table_projections):
     ids, _ = batch(1, 9)
     with torch.no_grad():
         model(ids)
     model(ids).last_hidden_state.square().sum().backward()
     for name in ("rel_embeddings.weight", "layer.0.attention.self.query_proj.weight"):
         assert model.encoder.get_parameter(name).grad.any()
-    calls = table_projections(model)
+    calls = table_projections
+    calls.clear()
     attention = model.encoder.layer[0].attention.self
     assert attention.projected_positions is not None
     model.train()
@@ -316,6 +334,11 @@ def projection(model, name="query"):
     return attention.position_projections()[name == "query"]
 
 
+def projection_name(model):
+    attention, module = model.encoder.layer[1].attention.self, projection(model)
+    return next(name for name, child in attention.named_children() if child is module)
+
+
 def step(model):
     model(torch.arange(5, 14)[None]).last_hidden_state.square().sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.01).step()
@@ -327,10 +350,10 @@ def step_of_training(model):
 
 
 def replace_module(model):
-    old, attention = projection(model), model.encoder.layer[1].attention.self
+    old = projection(model)
     new = torch.nn.Linear(old.in_features, old.out_features)
     new.load_state_dict({key: x * 1.5 for key, x in old.state_dict().items()})
-    setattr(attention, next(name for name, module in attention.named_children() if module is old), new)
+    setattr(model.encoder.layer[1].attention.self, projection_name(model), new)
 
 
 def flip_table(model):
@@ -488,6 +511,28 @@ def test_the_readme_has_the_table_of_backends():
     first = rows.index([f'| `"{next(iter(BACKENDS))}"`', BACKENDS["eager"].description])
     expected = [[f'| `"{name}"`', backend.description] for name, backend in BACKENDS.items()]
     assert rows[first : first + len(BACKENDS)] == expected
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_stacked_models_and_tangents_of_torch_func(model, batch, mode):
+    """In eval mode without gradients the cached projections read the addresses of weights, which a transform has not."""
+    ids, mask = batch(2, 9)
+    models = [model, copy.deepcopy(model)]
+    models[1].load_state_dict({name: x * 1.5 for name, x in model.state_dict().items()})
+    stacked = torch.func.stack_module_state(models)
+
+    def call(parameters, buffers):
+        return torch.func.functional_call(model, (parameters, buffers), (ids, mask)).last_hidden_state
+
+    weights = {name: x.detach() for name, x in model.named_parameters()}
+    with mode():
+        for ours, alone in zip(torch.func.vmap(call)(*stacked), models, strict=True):
+            assert torch.allclose(ours, alone(ids, mask).last_hidden_state, atol=1e-5)
+        if mode is not torch.inference_mode:
+            tangents = {name: torch.full_like(x, 1e-3) for name, x in weights.items()}
+            states, tangent = torch.func.jvp(lambda p: call(p, dict(model.named_buffers())), (weights,), (tangents,))
+            moved = call({name: x + 1e-1 * tangents[name] for name, x in weights.items()}, dict(model.named_buffers()))
+            assert torch.allclose(states + 1e-1 * tangent, moved, atol=1e-3) and tangent.abs().max() > 1e-2
 
 
 def test_transforms_of_torch_func_get_the_equation(tiny_config, shake):

@@ -32,6 +32,12 @@ def test_log_bucket_is_odd_monotone_and_equals_transformers_within_the_table(buc
     assert ours == make_log_bucket_position(torch.arange(1 - M, M), buckets, M).long().tolist()
 
 
+@pytest.mark.parametrize(("b", "M"), [(256, 512), (48, 700), (32, 4096), (7, 33), (3, 9), (2, 4)])
+def test_rows_are_the_bucket_of_each_distance(b, M):
+    expected = [log_bucket(r, buckets=b, max_distance=M) + b for r in range(-M, M)]
+    assert RelativePosition(buckets=b, max_distance=M).rows.tolist() == expected
+
+
 def test_rows_without_buckets_are_the_clamped_distances_and_row_zero_is_never_read_with_them():
     delta = RelativePosition(buckets=-1, max_distance=4)(7)
     assert delta.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7]

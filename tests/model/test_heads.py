@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from every_head import CLASSES, KINDS
+from every_head import CLASSES, KINDS, call_of, small
 from rounding import equal_outputs
 from torch.nn import functional
 
@@ -29,6 +29,19 @@ def test_cross_entropy_by_hand():
     expected = (-math.log(0.75) - math.log(0.5)) / 2
     assert abs(cross_entropy(logits, labels).item() - expected) < 1e-6
     assert abs(cross_entropy(logits, labels, num_items_in_batch=8).item() - expected * 2 / 8) < 1e-6
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_arguments_of_decoders_are_ignored_by_name_and_others_refused(name, tiny_config):
+    """trl's RewardTrainer passes use_cache."""
+    model, batch = small(name, "v3", tiny_config).eval(), call_of(name)
+    given = dict(use_cache=False, past_key_values=None, cache_position=None, output_router_logits=False)
+    torch.manual_seed(0)
+    expected = model(**batch)
+    torch.manual_seed(0)
+    assert equal_outputs(model(**batch, **given, return_dict=False)[0], expected[0])
+    with pytest.raises(TypeError, match="attention_maks"):
+        model(**batch, attention_maks=batch["attention_mask"])
 
 
 def test_mean_loss_of_nothing_is_zero_with_a_gradient():

@@ -4,6 +4,7 @@
 Everything runs twice: in this process, with the package, and in one that cannot import it.
 """
 
+import copy
 import os
 
 import other_packages_worker as worker
@@ -89,8 +90,7 @@ def adapted(folder, originals):
         return None
     base = DebertaExtForSequenceClassification.from_pretrained(folder / "classifier")
     batch = make_tokenizer()(worker.WORDS, padding=True, return_tensors="pt")
-    modules = dict(target_modules=["query_proj", "key_proj", "value_proj"], modules_to_save=["classifier", "pooler"])
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **modules)).train()
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=["classifier", "pooler"])).train()
     optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()
@@ -279,6 +279,14 @@ def test_sentence_transformer_saves_the_code_of_the_model(sentence_encoder, fold
 
 
 @pytest.mark.criterion("A18.2")
+@pytest.mark.parametrize("name", ["LoraConfig", "IA3Config"])
+def test_peft_finds_the_modules_of_deberta_v2_by_itself(name, originals):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(copy.deepcopy(originals["classifier"]), getattr(peft, name)(task_type="SEQ_CLS"))
+    adapted = set(model.base_model.targeted_module_names)
+    assert {"query_proj" if name == "LoraConfig" else "key_proj", "value_proj"} <= {path.split(".")[-1] for path in adapted}
+
+
 def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adapted):
     logits = need(results, "peft")
     assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
