@@ -87,7 +87,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
             init.zeros_(module.weight)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str | None:
-        """As in transformers, without its loader of kernels from the Hub: neither config.json nor an argument chooses code."""
+        """As in transformers, without its loader of kernels from the Hub: no configuration or argument chooses code."""
         return self.get_correct_attn_implementation(attn_implementation)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
