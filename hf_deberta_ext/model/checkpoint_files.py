@@ -40,14 +40,15 @@ MICROSOFT_OUTPUT = (
 )
 # Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
-# All that belongs to weights and tokenizers, for publishing.
+# All that belongs to weights and tokenizers, for publishing: whole files, shards, variants (model.fp16.safetensors).
 WEIGHT_PATTERNS = (
-    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json",
-    ADAPTER_CONFIG_FILE, "adapter_model.*",
+    "model.safetensors", "model[.-]*.safetensors", "model.safetensors.index.json", "model.*.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model[.-]*.bin", "pytorch_model.bin.index.json", "pytorch_model.*.bin.index.json",
+    ADAPTER_CONFIG_FILE, *ADAPTER_WEIGHT_FILES,
 )  # fmt: skip
 TOKENIZER_PATTERNS = (
-    *TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "sentencepiece*.model",
-    "merges.txt", "chat_template*",
+    *TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "sentencepiece.bpe.model",
+    "sentencepiece.model", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 # A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded on request alone.
 MODEL_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")

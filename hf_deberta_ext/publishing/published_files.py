@@ -21,36 +21,24 @@ MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]\w*")
 MODEL_FILES = (
     "config.json", "generation_config.json",
     *WEIGHT_PATTERNS, *TOKENIZER_PATTERNS, "*.onnx", "*.onnx.data", "*.onnx_data",
-    "README.md", "LICENSE*", "*_results.json",
+    "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt",
+    "all_results.json", "train_results.json", "eval*_results.json", "predict*_results.json",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
-# Why well-known files stay; the first that fits says it. Folders end in a slash.
+# Why well-known files stay; patterns of --include do not take them. Folders end in a slash.
 LEFT_OUT = {
-    ".gitattributes": "the Hub keeps its own",
-    "checkpoint-*/": "a checkpoint of the training, with the state of its optimizer",
-    "training_args.bin": "Trainer's arguments, which name files of this machine; a pickle besides",
-    "optimizer.*": "state of the training",
-    "scheduler.*": "state of the training",
-    "scaler.*": "state of the training",
-    "rng_state*": "state of the training",
-    "trainer_state.json": "log of the training, which names folders of this machine",
-    "run_arguments.json": "the flags of the run, which name files of this machine",
-    "run_report.json": "report of the run, which names files of this machine",
-    "tokenizer/": "the run's own copy of the tokenizer, which lies beside the model",
-    "runs/": "logs",
-    "logs/": "logs",
-    "wandb/": "logs",
-    "*.log": "logs",
-    "events.out.tfevents*": "logs",
-    "*predict*": "predictions",
-    "*_answers.*": "predictions",
-    "*nbest*": "predictions",
-    "*null_odds*": "predictions",
-    "__pycache__/": "Python's cache",
-    "*.part": "a file that was not written to its end",
-}
-NOT_OURS = "not a file of a model: --include {} adds it"
+    "the Hub keeps its own": (".gitattributes",),
+    "a checkpoint of the training, with the state of its optimizer": ("checkpoint-*/",),
+    "names files of this machine": ("training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json"),
+    "state of the training": ("optimizer.*", "scheduler.*", "scaler.*", "rng_state*"),
+    "the run's own copy of the tokenizer, which lies beside the model": ("tokenizer/",),
+    "logs": ("runs/", "logs/", "wandb/", "*.log", "events.out.tfevents*"),
+    "predictions": ("*predict*", "*_answers.*", "*nbest*", "*null_odds*"),
+    "Python's cache": ("__pycache__/",),
+    "a file that was not written to its end": ("*.part",),
+    "hidden": (".*", ".*/"),
+}  # fmt: skip
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], dict[str, str]]:
@@ -61,20 +49,20 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
 
     Args:
         include (`list[str]`): patterns of more files. One without a slash is for names in `folder` itself ("*.txt"), one
-            with a slash for paths below it ("figures/*"). Files that are left out for a reason of their own (`LEFT_OUT`,
-            hidden files) have to be named by their whole path.
+            with a slash for paths below it ("figures/*"). Files of `LEFT_OUT` have to be named by their whole path.
 
     Returns:
-        (path in the repository -> file, path that is left out -> reason), both sorted. Folders end in a slash, and stand for
-        all files in them that are not published.
+        (path in the repository -> file, path that is not published -> why, and what adds it), both sorted. Folders end in a
+        slash, and stand for all files in them that are not published.
 
     Raises:
-        ValueError: `folder` is none, or a pattern fits no file.
+        ValueError: `folder` is none, a pattern fits no file, or a file to be published is a link that leaves the folder.
     """
     folder, include = Path(folder), tuple(include)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     files = dict(files_below(folder))
+    outside = {path: target for path, file in files.items() if (target := target_outside(file, folder.resolve()))}
     published = {path: file for path, file in files.items() if is_of_model(path, file, files)}
     pictures = [path for path in shown_pictures(published) if path in files and specific_reason(path) is None]
     included = {pattern: [path for path in files if matches(path, pattern)] for pattern in include}
@@ -84,16 +72,24 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
             "own, and files in folders, have to be named by their path"
         )
     published |= {path: files[path] for paths in (pictures, *included.values()) for path in paths}
-    left_out = dict(left_out_entry(path) for path in files if path not in published)
+    if links := sorted(outside.keys() & published.keys()):
+        raise ValueError(
+            f"{links[0].rstrip('/')} is a link to {outside[links[0]]}, outside of {folder}, and is not followed: copy "
+            "what it leads to into the folder, or take the link away"
+        )
+    left_out = dict(left_out_entry(path) for path in files if path not in published and path not in outside)
+    left_out |= {path: f"a link to {target}, outside of the folder" for path, target in outside.items()}
     return dict(sorted(published.items())), dict(sorted(left_out.items()))
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(path with slashes, file) of all files below. Files may be links, as in the Hub's cache, and so may folders of the
-    first level; links to folders below them might lead in a circle."""
+    """(path with slashes, file) of all files below. Folders of the first level may be links within `folder`; one that leaves
+    it is an entry that ends in a slash. Links to folders below them might lead in a circle."""
     for entry in sorted(folder.iterdir()):
         if entry.is_file():
             yield entry.name, entry
+        elif entry.is_dir() and target_outside(entry, folder.resolve()):
+            yield f"{entry.name}/", entry
         elif entry.is_dir():
             for place, _, names in os.walk(entry):
                 for name in sorted(names):
@@ -101,8 +97,20 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
                         yield file.relative_to(folder).as_posix(), file
 
 
+def target_outside(file: Path, folder: Path) -> Path | None:
+    """Where a link leads that leaves `folder`, given without links; None for any other file.
+
+    The Hub's cache has a folder of links for each commit, models--user--name/snapshots/COMMIT: those to the blobs of the
+    same repository, and to the cache's own for all repositories, are files of the folder.
+    """
+    target, repo = file.resolve(), folder.parent.parent
+    is_snapshot = folder.parent.name == "snapshots" and repo.name.startswith("models--")
+    places = (folder, repo / "blobs", repo.parent / "blobs") if is_snapshot else (folder,)
+    return None if any(target.is_relative_to(place) for place in places) else target
+
+
 def matches(path: str, pattern: str) -> bool:
-    if path == pattern:
+    if path == pattern or (path.endswith("/") and pattern.startswith(path)):
         return True
     if specific_reason(path) is not None:
         return False
@@ -116,6 +124,9 @@ def is_of_model(path: str, file: Path, paths: Iterable[str]) -> bool:
         return False
     if folders and folders[0] not in MODEL_FOLDERS and not (MODULE_FOLDER.fullmatch(folders[0]) and "modules.json" in paths):
         return False
+    if not name:
+        # A link in place of the folder.
+        return True
     if name.endswith(".py"):
         return is_model_code(file)
     return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
@@ -134,25 +145,20 @@ def specific_reason(path: str) -> str | None:
     """The reason of `LEFT_OUT` for a file or for a folder that it is in; None without one."""
     *folders, name = path.split("/")
     for part in (*(f"{folder}/" for folder in folders), name):
-        for pattern, reason in LEFT_OUT.items():
-            if fnmatchcase(part, pattern) and pattern.endswith("/") == part.endswith("/"):
+        for reason, patterns in LEFT_OUT.items():
+            if any(fnmatchcase(part, pattern) and pattern.endswith("/") == part.endswith("/") for pattern in patterns):
                 return reason
-        if part.startswith("."):
-            return "hidden"
     return None
 
 
 def left_out_entry(path: str) -> tuple[str, str]:
-    """(the file, or the folder that it is in where that is left out as a whole; why)."""
+    """(the file, or the folder that it is in where that is left out as a whole; why, and what adds it)."""
     *folders, name = path.split("/")
     inside = f"{folders.pop(0)}/" if folders and folders[0] in MODEL_FOLDERS else ""
     # A folder is one entry, whatever it holds.
     shown = f"{inside}{folders[0]}/" if folders else f"{inside}{name}"
     # The reason of a folder is not that of one of its files.
-    if reason := specific_reason(shown):
-        return shown, reason
-    if shown.endswith(PICTURES):
-        return shown, f"a picture that no card shows: --include {shown} adds it"
-    if shown.endswith(".py"):
-        return shown, f"not of the model's code: --include {shown} adds it"
-    return shown, NOT_OURS.format(f"{shown}*" if folders else shown)
+    reason = specific_reason(shown)
+    if reason is None:
+        return shown, f"add --include {shown}{'*' if folders else ''}"
+    return shown, f"{reason}: add --include {shown}{'NAME' if folders else ''}"

@@ -41,7 +41,7 @@ class PushReport:
         url (`str`): of the repository, or of the branch in it.
         commit (`str`, *optional*): the one that was made; where nothing differed, and in a dry run, that of the branch.
         pull_request (`str`, *optional*): its address.
-        left_out (`dict[str, str]`): files and folders that are not published -> the reason.
+        left_out (`dict[str, str]`): files and folders that are not published -> why, or what adds them.
         kept_on_hub (`tuple[str]`): files that are only on the Hub, and stay.
         problems (`tuple[str]`): of a dry run, for which a push would be refused.
     """
@@ -66,7 +66,7 @@ class PushReport:
         lines = [f"{self.repo_id}, branch {self.branch}: {summary}; {size} {'to send' if self.dry_run else 'sent'}"]
         order = sorted(self.files, key=lambda file: (CHANGES.index(file.change), file.path))
         lines += [f"  {file.change:<9}  {shown_size(file.size):>8}  {file.path}" for file in order]
-        lines += [f"left out: {path} ({reason})" for path, reason in self.left_out.items()]
+        lines += [f"{path} not published: {reason}" for path, reason in self.left_out.items()]
         lines += [f"only on the Hub, and kept: {path}" for path in self.kept_on_hub]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"problem: {problem}" for problem in self.problems]

@@ -112,11 +112,11 @@ class HubTrainer(Trainer):
         # Whatever the error is, the training is done, and its model is not lost.
         except Exception as error:
             raise OSError(
-                f"the model is in {folder}, but was not pushed to {self.hub_model_id}: {error} Or push it later "
-                f"with deberta-ext push {folder} {self.hub_model_id}"
+                f"the model is in {folder}, but was not pushed to {self.hub_model_id}: {str(error).rstrip('.')}. Or push "
+                f"it later with deberta-ext push {folder} {self.hub_model_id}"
             ) from error
         if left_out:
-            logger.info(f"not pushed: {', '.join(left_out)}")
+            logger.info(f"not published, unless by deberta-ext push with --include: {', '.join(left_out)}")
         return commit
 
     def _push_from_checkpoint(self, checkpoint_folder: str):
@@ -131,14 +131,12 @@ class HubTrainer(Trainer):
         done = f"epoch {int(state.epoch)}" if self.args.save_strategy == SaveStrategy.EPOCH else f"step {state.global_step}"
         # Links, or copies where the file system has none: the checkpoint may be gone before it is sent.
         links = tempfile.TemporaryDirectory(prefix=".pushed-", dir=self.args.output_dir)
-        files: dict[str, Path] = {}
-        # A card in a checkpoint is peft's template.
-        for name, file in published_files(checkpoint_folder)[0].items():
-            if name != CARD:
-                files[name] = link_file(file, Path(links.name, name))
         try:
+            # A card in a checkpoint is peft's template.
+            found = {name: file for name, file in published_files(checkpoint_folder)[0].items() if name != CARD}
+            files = {name: link_file(file, Path(links.name, name)) for name, file in found.items()}
             files = self._without_leaks(files, Path(checkpoint_folder), None)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             links.cleanup()
             logger.warning(f"there is no push at {done} to {self.hub_model_id}, and the training goes on: {error}")
             return

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files of a folder are published: a model's own, those that are asked for, and never one unexplained."""
 
+import shutil
+
 import pytest
 
 from hf_deberta_ext import DebertaExtConfig
@@ -13,11 +15,12 @@ from hf_deberta_ext.publishing.published_files import published_files
 CODE = f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n"
 MODEL = (
     "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
-    "pytorch_model.bin", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    "spm.model", "vocab.json", "merges.txt", "chat_template.jinja", "README.md", "LICENSE", "LICENSE.txt", "curves.png",
-    "figures/seeds.svg", "discriminator/heads.jpg", "all_results.json", "eval_mm_results.json",
-    "discriminator/config.json", "discriminator/model.safetensors", "generator/README.md", "onnx/model.onnx",
-    "onnx/model.onnx.data", "discriminator/README.md",
+    "model.fp16.safetensors", "pytorch_model.generator.bin", "pytorch_model.bin", "adapter_config.json",
+    "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json", "spm.model", "vocab.json", "merges.txt",
+    "chat_template.jinja", "README.md", "LICENSE", "LICENSE.txt", "curves.png", "figures/seeds.svg",
+    "discriminator/heads.jpg", "all_results.json", "eval_mm_results.json", "discriminator/config.json",
+    "discriminator/model.safetensors", "generator/README.md", "onnx/model.onnx", "onnx/model.onnx.data",
+    "discriminator/README.md",
 )  # fmt: skip
 GRAPHS = ["onnx/a.onnx", "onnx/a.onnx.data", "onnx/a.onnx_data", "onnx/b.onnx", "onnx/b.onnx.data", "a.onnx.data"]
 CARDS = {
@@ -26,18 +29,24 @@ CARDS = {
 }
 STATE = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth")
 PREDICTIONS = ("predict_results.tsv", "eval_nbest_predictions.json", "eval_answers.json")
+# They fitted patterns of names, as *.safetensors and *_results.json.
+STRAY = (
+    "train_embeddings.safetensors", "patients_results.json", "LICENSE_KEYS", "chat_template_draft", "adapter_model.pt",
+    "spm.model.bak", "sentencepiece_old.model", "pytorch_models.bin",
+)  # fmt: skip
 # File: the name that is left out for it, and a word of the reason.
 LEFT_OUT = {
     **{name: (name, "state") for name in STATE},
     **{name: (name, "predictions") for name in PREDICTIONS},
     **{name: (name, f"--include {name}") for name in ("notes.txt", "train.py", "discriminator/notes.txt")},
     **{f"checkpoint-5/{name}": ("checkpoint-5/", "checkpoint") for name in ("model.safetensors", "config.json")},
-    "training_args.bin": ("training_args.bin", "arguments"), "trainer_state.json": ("trainer_state.json", "log"),
-    "run_arguments.json": ("run_arguments.json", "flags"), "run_report.json": ("run_report.json", "report"),
-    "tokenizer/tokenizer.json": ("tokenizer/", "copy"), "training.log": ("training.log", "logs"),
+    "training_args.bin": ("training_args.bin", "machine"), "trainer_state.json": ("trainer_state.json", "machine"),
+    "run_arguments.json": ("run_arguments.json", "machine"), "run_report.json": ("run_report.json", "machine"),
+    "tokenizer/tokenizer.json": ("tokenizer/", "copy"), **{name: (name, f"--include {name}") for name in STRAY},
+    "training.log": ("training.log", "logs"),
     "runs/Jan01/events.out.tfevents.1": ("runs/", "logs"), ".env": (".env", "hidden"),
     ".cache/huggingface/x": (".cache/", "hidden"), ".gitattributes": (".gitattributes", "the Hub keeps its own"),
-    "lost.png": ("lost.png", "a picture that no card shows: --include lost.png adds it"),
+    "lost.png": ("lost.png", "add --include lost.png"),
     "1_Pooling/config.json": ("1_Pooling/", "--include 1_Pooling/*"), "figures/a.png": ("figures/", "--include figures/*"),
     "discriminator/checkpoint-1/config.json": ("discriminator/checkpoint-1/", "checkpoint"),
     "README.md.part": ("README.md.part", "not written to its end"),
@@ -62,7 +71,7 @@ def test_a_models_files_are_published_and_everything_else_has_a_reason(folder):
     assert all(file == folder / name for name, file in published.items())
     assert {*left_out} == {name for name, _ in LEFT_OUT.values()}
     for name, word in LEFT_OUT.values():
-        assert word in left_out[name]
+        assert word in left_out[name] and f"add --include {name}" in left_out[name]
 
 
 @pytest.mark.parametrize(
@@ -117,16 +126,74 @@ def test_the_modules_of_sentence_transformers_go_along(tmp_path):
     assert {*published} == names and {*left_out} == {"1_Pooling/", "eval/", "3_x/"}
 
 
-def test_links_are_files_and_what_saving_writes_is_published_whole(folder, tmp_path_factory):
-    """In the Hub's cache every file is a link."""
-    cache, saved = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("saved")
-    (cache / "config.json").symlink_to(folder / "config.json")
-    (cache / "discriminator").symlink_to(folder / "discriminator")
-    published, _ = published_files(cache)
-    assert {*published} == {"config.json", *(name for name in published_files(folder)[0] if name.startswith("disc"))}
-    DebertaExtConfig().save_pretrained(saved)
-    published, left_out = published_files(saved)
-    assert {*published} == {file.name for file in saved.iterdir()} and not left_out
+def test_what_saving_writes_is_published_whole(tmp_path):
+    DebertaExtConfig().save_pretrained(tmp_path)
+    published, left_out = published_files(tmp_path)
+    assert {*published} == {file.name for file in tmp_path.iterdir()} and not left_out
+
+
+# ------- links
+
+
+@pytest.mark.parametrize("link", ["config.json", "curves.png", "notes.txt", "discriminator", "discriminator/config.json"])
+def test_a_link_that_leaves_the_folder_is_not_published(link, folder, tmp_path_factory):
+    """It was followed: a file of anybody who may be read by this user was sent under an innocent name."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    shutil.rmtree(folder / link) if link == "discriminator" else (folder / link).unlink()
+    if link == "discriminator":
+        elsewhere.mkdir()
+        (elsewhere / "config.json").write_text("{}")
+    else:
+        elsewhere.write_text("root:x:0:0")
+    (folder / link).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match=rf"{link} is a link to {elsewhere}, outside of .*copy .* into the folder"):
+        published_files(folder, ["notes.txt"])
+
+
+def test_a_link_that_nobody_publishes_stops_no_push(folder, tmp_path_factory):
+    data = tmp_path_factory.mktemp("data")
+    (data / "train.csv").write_text("x")
+    (folder / "data").symlink_to(data)
+    (folder / "train.csv").symlink_to(data / "train.csv")
+    (folder / "gone.csv").symlink_to(data / "gone.csv")
+    _, left_out = published_files(folder)
+    assert left_out["data/"] == f"a link to {data}, outside of the folder"
+    assert left_out["train.csv"] == f"a link to {data / 'train.csv'}, outside of the folder"
+    for pattern in ("data/*", "data/train.csv", "*.csv"):
+        with pytest.raises(ValueError, match=r"(data|train\.csv) is a link to"):
+            published_files(folder, [pattern])
+
+
+def test_links_within_the_folder_and_within_one_repository_of_the_hubs_cache_are_files(tmp_path):
+    """A snapshot is a folder of links to the blobs of its repository; those of another repository are elsewhere."""
+    blobs, snapshot = tmp_path / "models--ann--x" / "blobs", tmp_path / "models--ann--x" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, name in enumerate(["config.json", "discriminator/config.json"]):
+        (blobs / f"{number}").write_text("{}")
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).symlink_to(f"{'../' * (1 + name.count('/'))}../blobs/{number}")
+    (snapshot / "merges.txt").symlink_to("config.json")
+    named = tmp_path / "named"
+    named.symlink_to(snapshot)
+    for folder in (snapshot, named):
+        published, _ = published_files(folder)
+        assert {*published} == {"config.json", "discriminator/config.json", "merges.txt"}
+    for target in (tmp_path / "models--ann--y" / "blobs" / "1", tmp_path / "models--ann--x" / "refs" / "main"):
+        target.parent.mkdir(parents=True)
+        target.write_text("{}")
+        (snapshot / "vocab.json").symlink_to(target)
+        with pytest.raises(ValueError, match=r"vocab\.json is a link to"):
+            published_files(snapshot)
+        (snapshot / "vocab.json").unlink()
+    # Without the layout of a cache a folder named blobs is nothing special.
+    other = tmp_path / "runs" / "snapshots" / "a"
+    other.mkdir(parents=True)
+    (tmp_path / "runs" / "blobs").mkdir()
+    (tmp_path / "runs" / "blobs" / "key").write_text("{}")
+    (other / "config.json").symlink_to(tmp_path / "runs" / "blobs" / "key")
+    with pytest.raises(ValueError, match=r"config\.json is a link to"):
+        published_files(other)
 
 
 def test_what_cannot_be_sorted_is_refused(folder):

@@ -18,6 +18,7 @@ from rounding import equal_outputs
 from safetensors.torch import load, load_file
 from tiny_models import FILES, tiny_model
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import HubStrategy
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from hf_deberta_ext.publishing.loading_code import pin_loading_lines
@@ -305,6 +306,17 @@ def test_a_checkpoint_that_tells_a_path_is_not_pushed_and_the_training_goes_on(h
     assert commits(hub) == ["initial commit"] and trainer.state.global_step == 2
     assert "there is no push at step 1 to user/run, and the training goes on: config.json:" in warned.text
     assert not [*folder.glob(".pushed-*")]
+
+
+def test_a_link_that_leaves_the_folder_is_not_pushed_and_ends_no_training(hub, trainer, folder, warned):
+    (folder / "../key").write_text("anybody's")
+    (folder / "LICENSE").symlink_to(folder / "../key")
+    trainer.args.hub_strategy = HubStrategy.EVERY_SAVE
+    trainer._push_from_checkpoint(str(folder))
+    assert "there is no push at step 0 to user/run, and the training goes on: LICENSE is a link to" in warned.text
+    with pytest.raises(OSError, match=r"the model is in .*but was not pushed .*LICENSE is a link to .*deberta-ext push"):
+        trainer.push_to_hub()
+    assert commits(hub) == ["initial commit"] and not [*folder.glob(".pushed-*")]
 
 
 # ------- the model's own push
