@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from ..model.checkpoint_layouts import check_loaded_dtypes, check_names
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -205,6 +206,9 @@ def load_model(
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
+    check_names(source, info)
+    if getattr(config, "quantization_config", None) is None:
+        check_loaded_dtypes(source, **hub_arguments(model_args, data_args))
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel

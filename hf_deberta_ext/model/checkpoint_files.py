@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "MICROSOFT_OUTPUT",
     "TOKENIZER_FILES", "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor",
-    "checkpoint_step", "header_tensor", "is_weight_file", "read_index", "read_json", "read_shards", "read_tensors",
-    "read_weights", "shown_size", "stale_weights", "tokenizer_files",
+    "check_dtypes", "checkpoint_step", "header_tensor", "is_weight_file", "read_index", "read_json", "read_shards",
+    "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -57,7 +57,7 @@ ONNX_DATA = re.compile(r"(.*\.onnx)[._]data")
 # safetensors' names of the types -> torch's.
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
           "I16": "int16", "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
-          "F8_E5M2": "float8_e5m2"}  # fmt: skip
+          "F8_E5M2": "float8_e5m2", "C64": "complex64"}  # fmt: skip
 AGAIN = "download or save it again"
 LFS_POINTER = b"version https://git-lfs"
 # Of torch.load, for files that are truncated or no pickles at all.
@@ -178,15 +178,30 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     """The tensors of a .safetensors or .bin file; pickled code is not run.
 
     Raises:
-        ValueError: the file is damaged, a Git LFS pointer, or holds something else than tensors by name.
+        ValueError: the file is damaged, a Git LFS pointer, or holds something else than tensors by name; or weights that are
+            no floating-point numbers.
     """
     refuse_pointer(file)
     if not str(file).endswith(".safetensors"):
-        return load_bin(file, map_location="cpu")
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is truncated or damaged ({error}); {AGAIN}") from error
+        tensors = load_bin(file, map_location="cpu")
+    else:
+        try:
+            tensors = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is truncated or damaged ({error}); {AGAIN}") from error
+    check_dtypes(file, tensors)
+    return tensors
+
+
+def check_dtypes(file: str | os.PathLike, tensors: dict[str, Any]):
+    """
+    Raises:
+        ValueError: a weight or bias is not of floating-point numbers: it would be converted in silence.
+    """
+    for name, tensor in tensors.items():
+        dtype = str(getattr(tensor, "dtype", "float")).removeprefix("torch.")
+        if name.endswith(("weight", "bias")) and not ("float" in dtype or dtype.startswith("F")):
+            raise ValueError(f"{file} is damaged: {name} is of {dtype}, not of floating-point numbers; {AGAIN}")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -2,16 +2,32 @@
 # hf_deberta_ext model code
 """Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
+import itertools
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from transformers.utils import cached_file
 
-from .checkpoint_files import GENERATOR_CONFIG_FILE, GENERATOR_FILE, WEIGHT_FILES, read_json, read_shards, read_weights
+from .checkpoint_files import (
+    AGAIN,
+    GENERATOR_CONFIG_FILE,
+    GENERATOR_FILE,
+    WEIGHT_FILES,
+    check_dtypes,
+    read_json,
+    read_shards,
+    read_tensors,
+    read_weights,
+)
 
-__all__ = ["LoadingReport", "check_index", "convert_official", "read_generator", "read_state_dict"]
+__all__ = [
+    "LoadingReport", "check_index", "check_loaded_dtypes", "check_names", "convert_official", "read_generator",
+    "read_state_dict",
+]  # fmt: skip
 
 # Of both families, whole keys; in the order in which they apply.
 _RENAMES = [
@@ -24,6 +40,16 @@ _RENAMES = [
     (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
     (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
     (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
+]
+# The other way round: parts of our names, and those that a file may have in their place.
+_FILE_NAMES = [
+    ("deberta.", ""),
+    ("deberta.", "bert."),
+    ("query_proj.weight", "in_proj.weight"),
+    ("query_proj.bias", "q_bias"),
+    ("value_proj.bias", "v_bias"),
+    ("pos_key_proj.", "pos_proj."),
+    ("pos_query_proj.", "pos_q_proj."),
 ]
 _DROPPED = [
     (r"^config$", "not a tensor: the training configuration that old files carry"),
@@ -89,6 +115,16 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
         ValueError: a file is damaged, a .bin file holds other pickled objects than tensors and plain values, or an index
             names a file that is not beside it.
     """
+    state_dict: dict = {}
+    for file in weight_files(name_or_path, use_safetensors, variant, **download):
+        state_dict.update(read_weights(file))
+    return state_dict
+
+
+def weight_files(
+    name_or_path: str, use_safetensors: bool | None = None, variant: str | None = None, **download
+) -> Iterator[str]:
+    """Paths of the files that `read_state_dict` reads; arguments and errors as there."""
     names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
     if variant is not None:
         names = [f"{stem}.{variant}.{ending}" for stem, ending in (name.rsplit(".", 1) for name in names)]
@@ -100,15 +136,28 @@ def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, v
             _raise_exceptions_for_gated_repo=True,
             **download,
         )
-        if path is None:
-            continue
-        if not name.endswith(".json"):
-            return read_weights(path)
-        state_dict: dict = {}
-        for shard in read_shards(path):
-            state_dict.update(read_weights(cached_file(name_or_path, shard, **download)))
-        return state_dict
+        if path is not None:
+            shards = read_shards(path) if name.endswith(".json") else None
+            yield from [path] if shards is None else (cached_file(name_or_path, shard, **download) for shard in shards)
+            return
     raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
+
+
+def check_loaded_dtypes(name_or_path: str, **download):
+    """Check the weights that transformers has just loaded, by the headers of their files.
+
+    Raises:
+        ValueError: some are no floating-point numbers.
+    """
+    # Downloaded already.
+    download = download | dict(force_download=False, local_files_only=True)
+    try:
+        files = [*weight_files(name_or_path, **download)]
+    except OSError:
+        # An adapter, or a format that transformers converts.
+        return
+    for file in files:
+        check_dtypes(file, read_tensors(Path(file)))
 
 
 def check_index(folder: str | os.PathLike, subfolder: str = ""):
@@ -204,3 +253,25 @@ def convert_tensor(key: str, tensor: torch.Tensor, config):
     yield name, tensor
     if key.endswith("attention.self.pos_proj.weight"):
         yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])
+
+
+def check_names(source: str, info: dict):
+    """Check transformers' loading info: a missing name beside an unexpected one that is one edit away was damaged.
+
+    Raises:
+        ValueError: says which; the tensor would be drawn anew.
+    """
+    unexpected_keys = sorted(info["unexpected_keys"])
+    for missing in sorted(info["missing_keys"]):
+        names = [missing, *(missing.replace(ours, theirs, 1) for ours, theirs in _FILE_NAMES if ours in missing)]
+        for name, unexpected in itertools.product(names, unexpected_keys):
+            if abs(len(name) - len(unexpected)) > 1:
+                continue
+            # Behind what both begin with, one character is another, one too many, or one too few.
+            same = len(os.path.commonprefix([name, unexpected]))  # noqa: RUF071 - no paths
+            a, b = name[same:], unexpected[same:]
+            if a[1:] in (b[1:], b) or a == b[1:]:
+                raise ValueError(
+                    f"{source} has no weights {missing}, but has an unexpected {unexpected}: is the name damaged? {AGAIN}, "
+                    "or correct the name"
+                )

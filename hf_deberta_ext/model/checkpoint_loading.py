@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file, logging
 
 from .checkpoint_files import ADAPTER_CONFIG_FILE, read_json
-from .checkpoint_layouts import check_index, convert_official, read_state_dict
+from .checkpoint_layouts import check_index, check_loaded_dtypes, check_names, convert_official, read_state_dict
 from .configuration_deberta_ext import is_joint, json_object
 from .official_configurations import OFFICIAL_TYPES
 
@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 
 __all__ = [
     "DOWNLOAD_ARGUMENTS", "LoadingMixin", "MismatchedSizesError", "config_dict", "nonfinite_parameters",
-    "refuse_adapter_of_v1",
+    "refuse_official_adapter",
 ]  # fmt: skip
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
@@ -52,14 +52,14 @@ class LoadingMixin:
         Raises:
             ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
                 configuration has no counterpart, of which nothing fits or sizes differ, a joint checkpoint of generator
-                and discriminator for another class, an adapter for a v1 checkpoint, or a damaged file.
+                and discriminator for another class, an adapter of an official checkpoint, or a damaged file.
         """
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
         source = pretrained_model_name_or_path
-        refuse_adapter_of_v1(source, download)
         reads_source = source is not None and not {"state_dict", "gguf_file"} & {*kwargs}
         delta_bases = kwargs.pop("delta_bases", None)
         stored_config = (config_dict(source, download) if reads_source else None) or {}
+        refuse_official_adapter(source, stored_config, download)
         if is_joint(stored_config) and cls.base_model_prefix:
             halves = [os.path.join(source, name) for name in ("discriminator", "generator")]
             exported = [half for half in halves if os.path.isfile(os.path.join(half, "config.json"))]
@@ -75,6 +75,9 @@ class LoadingMixin:
         if reads_source:
             check_index(source, kwargs.get("subfolder") or "")
         model, info = cls._load(source, source, *model_args, config=config, **kwargs)
+        if reads_source and "quantization_config" not in stored_config:
+            names = ("use_safetensors", "variant")
+            check_loaded_dtypes(str(source), **download, **{name: kwargs[name] for name in names if name in kwargs})
         changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         if reads_source and changed >= {name for name, _ in model.named_parameters()}:
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
@@ -103,6 +106,7 @@ class LoadingMixin:
                     message = f"{type(error).__name__}: {error}; is one of its files damaged?"
                     raise ValueError(f"{source} could not be loaded: {message}") from error
             raise
+        check_names(str(checkpoint), info)
         model._freeze_unread_positions()
         if nonfinite := nonfinite_parameters(model):
             rest = f" and {len(nonfinite) - 5} more" if nonfinite[5:] else ""
@@ -161,11 +165,11 @@ class LoadingMixin:
         return (model, info) if with_info else model
 
 
-def refuse_adapter_of_v1(source, download: dict):
+def refuse_official_adapter(source, stored_config: dict, download: dict):
     """
     Raises:
-        ValueError: `source` is an adapter for an official v1 checkpoint. transformers would load its base by itself, without
-            splitting v1's fused weights.
+        ValueError: `source` is an adapter for an official v1 checkpoint, or holds an official checkpoint with an adapter.
+            transformers would load the base by itself, without splitting v1's fused weights, and no adapter with the others.
     """
     path = source and cached_file(
         source,
@@ -178,10 +182,11 @@ def refuse_adapter_of_v1(source, download: dict):
     if not path:
         return
     base = read_json(path).get("base_model_name_or_path")
-    if base and (config_dict(base, {}) or {}).get("model_type") == "deberta":
+    base_type = (config_dict(base, {}) or {}).get("model_type") if base else None
+    if base_type == "deberta" or stored_config.get("model_type") in OFFICIAL_TYPES:
         raise ValueError(
-            f"{source} is an adapter for the official v1 checkpoint {base}: load that first, then the adapter, "
-            "peft.PeftModel.from_pretrained(model, adapter)"
+            f"{source} holds an adapter for the official checkpoint {base}: load that first, from a folder without "
+            f"{ADAPTER_CONFIG_FILE}, then the adapter, peft.PeftModel.from_pretrained(model, adapter)"
         )
 
 

@@ -182,9 +182,14 @@ BODY = "bert.encoder.layer.1.output.dense.weight"
     ("change", "message"),
     [
         (lambda state: state.pop(BODY), f"lacks 1 weights of its model, {BODY} for one"),
+        (
+            lambda state: state.update({BODY[:-1]: state.pop(BODY)}),
+            f"no weights {BODY}, but has an unexpected {BODY[:-1]}: is",
+        ),
+        (lambda state: state.update({BODY: state[BODY].long()}), f"{BODY} is of int64, not of floating-point numbers"),
         (None, "cannot be read, or do not fit"),
     ],
-    ids=["missing", "damaged"],
+    ids=["missing", "misspelt", "integers", "damaged"],
 )
 def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, tmp_path):
     broken = altered(folder_of("bert"), tmp_path / "broken", change or (lambda state: None))

@@ -183,15 +183,17 @@ def test_emd_is_off_without_positions_also_with_a_default_config_given(tmp_path)
     assert chosen.loading_report.initialised == ["deberta.embeddings.position_embeddings.weight"]
 
 
-def test_adapter_of_a_v1_checkpoint_is_refused_with_the_way_to_load_it(tmp_path):
+@pytest.mark.parametrize(("kind", "adapter"), [("v1", "adapter"), ("v3", "base")], ids=["beside v1", "in v3's folder"])
+def test_adapter_of_an_official_checkpoint_is_refused_with_the_way_to_load_it(kind, adapter, tmp_path):
+    """The base was loaded without its fused weights, or without the adapter."""
     for name in ("base", "adapter"):
         (tmp_path / name).mkdir()
-    write(tmp_path / "base", "v1", microsoft("v1"))
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
+    write(tmp_path / "base", kind, microsoft(kind))
+    (tmp_path / adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "peft_type": "LORA"})
     )
-    with pytest.raises(ValueError, match=r"adapter for the official v1 checkpoint .*PeftModel.from_pretrained"):
-        DebertaExtModel.from_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"official checkpoint .*PeftModel.from_pretrained"):
+        DebertaExtModel.from_pretrained(tmp_path / adapter)
 
 
 def test_a_given_config_and_overrides_are_followed(tmp_path):
@@ -301,6 +303,48 @@ def test_weights_that_are_no_numbers_are_warned_about(kind, value, tmp_path, cap
     model = DebertaExtForMaskedLM.from_pretrained(path.parent)
     assert f"{path.parent}: NaN or infinity in deberta.encoder.layer.1.output.dense.bias; " in caplog.text
     assert not model.deberta.encoder.layer[1].output.dense.bias.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
+@pytest.mark.parametrize(("kind", "file"), [FILES[0], FILES[1], FILES[2]])
+def test_weights_that_are_no_floating_point_numbers_are_refused(kind, file, dtype, tmp_path):
+    """They loaded as if fine, with other values."""
+    path = whole(kind, file, tmp_path / "model")
+    name = "deberta.encoder.layer.1.output.dense.bias"
+    if file.endswith(".bin"):
+        torch.save(torch.load(path) | {name: torch.ones(32, dtype=dtype), "deberta.position_ids": torch.arange(3)}, path)
+    else:
+        save_file(load_file(path) | {name: torch.ones(32, dtype=dtype)}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{file} .*{name} is of {str(dtype).removeprefix('torch.')}") as error:
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert str(path) in str(error.value)
+
+
+LAYER, WORDS = "deberta.encoder.layer.1.", "deberta.embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "damaged", "missing"),
+    [
+        ("ours", LAYER + "output.dense.weight", LAYER + "output.eense.weight", LAYER + "output.dense.weight"),
+        ("ours", "deberta.encoder.rel_embeddings.weight", "deberta.encoder.rel_embeddings.weigt", "deberta.encoder.rel_"),
+        ("ours", WORDS, WORDS.replace("deberta", "debeeta"), WORDS),
+        ("v3", LAYER + "intermediate.dense.bias", LAYER + "intermediate.dense.cias", LAYER + "intermediate.dense.bias"),
+        ("v1", LAYER + "attention.self.in_proj.weight", LAYER + "attention.self.in_qroj.weight", "self.query_proj.weight"),
+        ("v1", LAYER + "attention.self.q_bias", LAYER + "attention.self.p_bias", "self.query_proj.bias"),
+        ("v1", LAYER + "attention.self.pos_q_proj.bias", LAYER + "attention.self.pos_q_prok.bias", "pos_query_proj.bias"),
+        ("v3", "lm_predictions.lm_head.bias", "lm_predictions.lm_head.bhas", "lm_predictions.lm_head.bias"),
+    ],
+)
+def test_a_tensor_whose_name_is_damaged_is_named_and_not_drawn_anew(kind, name, damaged, missing, tmp_path):
+    """One flipped bit, and that tensor was random."""
+    path = whole(kind, "model.safetensors", tmp_path / "model")
+    tensors = load_file(path)
+    tensors[damaged] = tensors.pop(name)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{missing}.* has an unexpected .*{damaged}.*: is the name damaged") as error:
+        DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert str(path.parent) in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
