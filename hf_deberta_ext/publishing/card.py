@@ -11,7 +11,7 @@ from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
 from .facts import HALVES, ModelFolder, RunFacts, read_folder, replace_text, save_run_facts, shown_source
-from .loading_code import AUTO_MODELS, loading_code, sample_texts
+from .loading_code import AUTO_MODELS, loading_code, render_template, sample_texts
 from .results import (
     eval_results,
     is_score,
@@ -33,32 +33,6 @@ NOUNS = {
     "joint": HEADS["pretraining"].description,
 } | {head.pipeline_tag: head.description.removeprefix("A DeBERTa ") for head in HEADS.values() if head.pipeline_tag}
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
-# Below so many examples the chance of the sample is larger than most differences that people report.
-FEW_EXAMPLES = 1000
-# Published models have read billions: 78 GB of text (DeBERTa) to 160 GB (DeBERTaV3).
-FEW_TOKENS = 10_000_000
-EXPLAINED = {
-    "mlm": "Each loss is a mean over the targets of its objective, in held-out text. Perplexity is the exponential of the "
-    "loss under the mask.",
-    "rtd": "In held-out text. The generator's loss is a mean over masked tokens; perplexity is its exponential. The "
-    "discriminator tells which tokens were replaced, {eval_replaced_share:.2%} of them: a sample that equals the original "
-    "counts as original. Who knows only this share would have a loss of {eval_discriminator_guess_loss:.4f}. Precision and "
-    "recall are those of the replaced tokens, at a probability of 1/2. The average cosine similarity of word embeddings is "
-    "{eval_generator_similarity:.4f} in the generator and {eval_discriminator_similarity:.4f} in the discriminator.",
-}
-LENGTHS = {
-    "pre-training": "examples of at most {} tokens: what it does with longer texts is not known",
-    "question-answering": "windows of at most {} tokens: longer texts are read in several",
-    "multiple-choice": "choices of at most {} tokens, context and question included: longer contexts were cut, or did not "
-    "occur",
-    "inputs": "inputs of at most {} tokens: longer ones were cut, or did not occur",
-}
-CAPTIONS = {
-    "task": "Losses and metrics during the training",
-    "mlm": "Losses and held-out loss during the training",
-    "rtd": "Losses, precision and recall during the training",
-    "seeds": "The scores of the seeds",
-}
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
@@ -332,103 +306,29 @@ def opening_of(model: ModelFolder, base: str | None) -> str:
 
 
 def results_section(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
-    run, caption = model.run, CAPTIONS["task"]
-    if run.results:
-        blocks = [run.results]
-    elif model.summary:
-        caption = CAPTIONS["seeds"]
-        note = "Mean and standard deviation over seeds: nothing is chosen among the seeds."
-        blocks = [summary_table(model.summary), note] if measured else ["Nothing was measured."]
-    elif model.detects_replaced_tokens:
-        caption = CAPTIONS["rtd"]
-        blocks = [replaced_token_table(model.results), EXPLAINED["rtd"].format(**model.results)]
-    elif run.objectives:
-        caption = CAPTIONS["mlm"]
-        blocks = [objectives_table(model.results, run.objectives), EXPLAINED["mlm"]]
-    elif measured:
-        counts = number_of_examples(model.results)
-        numbers = ", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items())
-        sentences = [f"Measured on {run.measured_on}."] if run.measured_on else []
-        sentences += [f"Examples: {numbers}."] if counts else []
-        blocks = [results_table(measured), " ".join(sentences)]
-    else:
-        blocks = ["Nothing was measured."] if run.training else []
-    if run.figure and not model.half:
-        blocks.append(f"![{caption}]({run.figure})")
-    return "\n\n".join(filter(None, blocks)) or None
+    counts = number_of_examples(model.results)
+    text = render_template(
+        "card_results.jinja", model=model, run=model.run, measured=measured,
+        examples=", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items()),
+        results_table=results_table, summary_table=summary_table, objectives_table=objectives_table,
+        replaced_token_table=replaced_token_table,
+    )  # fmt: skip
+    return text or None
 
 
 def limits_of(model: ModelFolder, measured: Mapping[str, float], base: str | None, languages: Sequence[str]) -> list[str]:
-    """Sentences on the bounds of the model and of its results, as far as its folder has facts for them."""
-    run, kind, is_pretraining = model.run, model.kind, model.is_pretraining
-    limits = [*run.limits]
-    if model.adapter:
-        contents = "an adapter and a head" if model.adapter.get("modules_to_save") else "an adapter alone"
-        limits.append(f"The folder holds {contents}: nothing works without the model that it was trained on.")
-    elif not model.has_tokenizer:
-        limits.append("The folder has no tokenizer: it needs the one that the model was trained with.")
-    if kind == "joint" or model.half == "generator":
-        limits.append("The generator was made to propose replacements: what to fine-tune is the discriminator.")
-    elif kind == "fill-mask":
-        limits.append("It fills masks: for any other task it has to be fine-tuned.")
-    elif kind not in AUTO_MODELS or kind == "encoder":
-        limits.append("It has no head for a task: it has to be fine-tuned for one.")
-    if model.detects_replaced_tokens and model.half != "generator":
-        limits.append(
-            "The discriminator was tested on replacements of this generator alone: other errors in a text may look "
-            "different to it."
-        )
-        if learned_nothing(model.results):
-            limits.append(
-                "The discriminator's loss is that of a constant guess: it has learned nothing that helps fine-tuning."
-            )
-    rows = model.config.get("max_position_embeddings")
-    if model.config.get("position_biased_input", True) and model.config.get("model_type") in FAMILIES and rows:
-        limits.append(f"It has positions for {rows} tokens and takes no longer input.")
-    if run.longest:
-        length = LENGTHS["pre-training"] if is_pretraining else LENGTHS.get(kind, LENGTHS["inputs"])
-        limits.append(f"It was trained on {length.format(run.longest)}.")
-    if run.train_samples:
-        limits.append(f"It was trained on the first {run.train_samples:,} examples of the data alone.")
-    if len(run.seeds) == 1 and measured:
-        limits.append(
-            f"It is one run, with the seed {run.seeds[0]}: how much the results differ from seed to seed is not known."
-        )
-    if not measured:
-        limits.append("Nothing was measured: how good it is is not known.")
-    elif is_pretraining:
-        source = run.measured_on or "held-out documents of the data that it was trained on"
-        limits.append(f"Its results are of {source} and nothing else; how well it can be fine-tuned was not measured.")
-    else:
-        limits += limits_of_results(model, measured)
-    if run.tokens is not None and run.tokens < FEW_TOKENS and base is None:
-        limits.append(f"It has been trained on {run.tokens:,} tokens of text, far less than published models.")
-    if languages:
-        limits.append(f"The data is in {', '.join(languages)}: nothing is known of other languages.")
-    if base is not None:
-        limits.append(f"What the model that it began as ({base}) does not know, or has learned wrongly, stays.")
-    elif run.from_scratch and not is_pretraining:
-        limits.append("It was trained from random weights, without pre-training.")
-    if not model.has_log:
-        limits.append("How it was trained is not in its folder.")
-    return limits
-
-
-def limits_of_results(model: ModelFolder, measured: Mapping[str, float]) -> list[str]:
-    run, limits = model.run, []
-    if run.measured_on is not None:
-        first = f", the first {run.eval_samples:,} examples of each set," if run.eval_samples else ""
-        limits.append(f"It was measured on {run.measured_on}{first} and nothing else: other texts may be harder.")
-    few = min(number_of_examples(model.results).values(), default=FEW_EXAMPLES)
-    if few < FEW_EXAMPLES and any(map(is_score, measured)):
-        limits.append(f"{few} examples are few: small differences between models are chance there.")
-    if run.trained_on_results:
-        limits.append("What it was measured on it was trained on, too: the results say nothing of other texts.")
-    if run.best_chosen:
-        limits.append("The best of several checkpoints was chosen on the data of the results, which are too good for it.")
-    if not all(map(is_score, (name for name in measured if not name.endswith("loss")))):
-        limits.append("Scores called best are at the threshold that is best on this very data.")
-    return limits
+    """Sentences on the bounds of the model and of its results."""
+    config, metrics = model.config, [name for name in measured if not name.endswith("loss")]
+    has_positions = config.get("model_type") in FAMILIES and config.get("position_biased_input", True)
+    text = render_template(
+        "card_limits.jinja", model=model, run=model.run, kind=model.kind, measured=measured, base=base, languages=languages,
+        has_task_head=model.kind in AUTO_MODELS and model.kind != "encoder", learned_nothing=learned_nothing,
+        positions=config.get("max_position_embeddings") if has_positions else None,
+        fewest_examples=min(number_of_examples(model.results).values(), default=None),
+        has_scores=any(map(is_score, metrics)), has_best_thresholds=not all(map(is_score, metrics)),
+    )  # fmt: skip
+    sentences = text.removeprefix("- ").split("\n- ") if text else []
+    return [*model.run.limits, *(" ".join(sentence.split()) for sentence in sentences)]
 
 
 def size_rows(model: ModelFolder) -> dict[str, Any]:

@@ -4,10 +4,20 @@
 import posixpath
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from ..model.heads import HEADS
 
-__all__ = ["AUTO_MODELS", "LOADING_LINES", "loading_code", "pin_loading_lines", "published_card", "sample_texts"]
+__all__ = [
+    "AUTO_MODELS",
+    "LOADING_LINES",
+    "loading_code",
+    "pin_loading_lines",
+    "published_card",
+    "render_template",
+    "sample_texts",
+]
 
 # The first lines of the code that loads a model; a push replaces both lines.
 LOADING_LINES = """repo = "{repo}"  # the path of this folder, or its id on the Hub
@@ -38,86 +48,6 @@ TEXTS = {
 AUTO_MODELS = {
     head.pipeline_tag: head.auto_class for head in HEADS.values() if head.pipeline_tag and head.auto_class != "AutoModel"
 } | {"encoder": "AutoModel"}
-PIPELINE = """from transformers import pipeline
-
-{loading}
-{name} = pipeline("{kind}", repo{options})
-print({name}({inputs}))"""
-# Kinds that have a pipeline: (name of the variable, options of the pipeline, its input).
-PIPELINES = {
-    "text-classification": ("classify", "", None),
-    "token-classification": ("tag_words", ', aggregation_strategy="first"', '"She met Ann Lee in Paris."'),
-    "fill-mask": ("fill_mask", "", '"Paris is the [MASK] of France."'),
-}
-MODEL = """{imports}
-{loading}
-model = {auto}.from_pretrained(repo{options})
-tokenizer = AutoTokenizer.from_pretrained(repo{options})
-{tried}"""
-ALONE = """from transformers import {auto}
-
-{loading}
-model = {auto}.from_pretrained(repo{options})"""
-ADAPTER = """{imports}
-{loading}
-base = "{base}"  # the path or Hub id of the model that was fine-tuned
-base_revision = {base_revision}  # of the base on the Hub: a tag or commit
-{base_model}
-model = PeftModel.from_pretrained(model, repo, revision=revision).eval()
-tokenizer = AutoTokenizer.from_pretrained({tokenizer})
-{tried}"""
-# The base with the adapter's configuration, which has the labels; or as it is, where the adapter has none.
-BASE_WITH_CONFIG = """config = AutoConfig.from_pretrained(repo{options})
-{model_class}options = dict(config=config, revision=base_revision, ignore_mismatched_sizes=True)
-model = {auto}.from_pretrained(base, **options)"""
-BASE_ALONE = "model = {auto}.from_pretrained(base, revision=base_revision{trust})"
-# The code is that of the adapter's folder, at its revision: the base may have none.
-MODEL_CLASS = """model_class = get_class_from_dynamic_module(config.auto_map["{auto}"], repo, revision=revision)
-"""
-# Inputs and outputs of models without a pipeline; the names are those of the variables above.
-CLASSIFY = """inputs = tokenizer({inputs}, return_tensors="pt")
-with torch.no_grad():
-    logits = model(**inputs).logits[0]
-print({answer})"""
-ANSWER = """question, context = "Where did she sit?", "She sat on the bank of the river."
-inputs = tokenizer(question, context, return_tensors="pt")
-with torch.no_grad():
-    outputs = model(**inputs)
-# The best start and end, one by one: for long texts and questions without an answer, examples/run_squad.py --do_predict.
-start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
-CHOOSE = """context, choices = "She sat on the bank of the river.", ["She had a loan.", "She had a fishing rod."]
-inputs = tokenizer([context] * len(choices), choices, padding=True, return_tensors="pt")
-with torch.no_grad():
-    logits = model(**{name: values[None] for name, values in inputs.items()}).logits[0]
-print(choices[logits.argmax()])"""
-TAG = """inputs = tokenizer("She met Ann Lee in Paris.", return_tensors="pt")
-with torch.no_grad():
-    logits = model(**inputs).logits[0]
-labels = [model.config.id2label[number] for number in logits.argmax(-1).tolist()]
-print([*zip(tokenizer.convert_ids_to_tokens(inputs["input_ids"][0]), labels)])"""
-FILL = """inputs = tokenizer("Paris is the [MASK] of France.", return_tensors="pt")
-with torch.no_grad():
-    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id]
-print(tokenizer.decode(logits.argmax(-1)))"""
-ENCODE = """inputs = tokenizer("A text.", return_tensors="pt")
-with torch.no_grad():
-    hidden_states = model(**inputs).last_hidden_state
-print(hidden_states.shape)"""
-# An encoder with another head or none, ready to be fine-tuned.
-FINE_TUNE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-{loading}
-# Or another AutoModelFor...: the head is new, and has to be fine-tuned.
-model = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=2{options})
-tokenizer = AutoTokenizer.from_pretrained(repo{options})"""
-JOINT = """from transformers import AutoModelForPreTraining, AutoTokenizer
-
-{loading}
-model = AutoModelForPreTraining.from_pretrained(repo{options})
-tokenizer = AutoTokenizer.from_pretrained(repo{options})
-# What to fine-tune and what fills masks; each is a model of its own, too: subfolder="discriminator", "generator".
-discriminator, generator = model.export_discriminator(), model.export_generator()"""
 
 
 def loading_code(
@@ -147,52 +77,21 @@ def loading_code(
         own_config (`bool`): the folder of an adapter has a config.json.
         tokenizer (`bool`): the folder has one; else a model is loaded alone, and an adapter with that of its base.
     """
-    loading = LOADING_LINES.format(repo=repo)
-    trust = ", trust_remote_code=True" if custom_code else ""
-    options = f", revision=revision{trust}"
-    if not tokenizer and adapter_base is None:
-        auto = "AutoModelForPreTraining" if kind == "joint" else AUTO_MODELS.get(kind, "AutoModel")
-        return ALONE.format(auto=auto, loading=loading, options=options)
-    if kind in ("fine-tune", "joint"):
-        return (FINE_TUNE if kind == "fine-tune" else JOINT).format(loading=loading, options=options)
-    if kind in PIPELINES and adapter_base is None:
-        name, extra, inputs = PIPELINES[kind]
-        # All labels that hold, not the best alone.
-        extra = ", top_k=None" if problem_type == "multi_label_classification" else extra
-        if inputs is None:
-            first, *pair = map(quoted, texts)
-            inputs = f'{{"text": {first}, "text_pair": {pair[0]}}}' if pair else first
-        return PIPELINE.format(kind=kind, loading=loading, name=name, options=options + extra, inputs=inputs)
-    auto = AUTO_MODELS[kind]
-    tried = {
-        "text-classification": CLASSIFY.format(inputs=", ".join(map(quoted, texts)), answer=answer_code(problem_type)),
-        "token-classification": TAG,
-        "question-answering": ANSWER,
-        "multiple-choice": CHOOSE,
-        "fill-mask": FILL,
-        "encoder": ENCODE,
-    }[kind]
-    if adapter_base is None:
-        imports = f"import torch\nfrom transformers import {auto}, AutoTokenizer\n"
-        return MODEL.format(imports=imports, loading=loading, auto=auto, options=options, tried=tried)
-    revision = "None" if base_revision is None else f'"{base_revision}"'
-    names, extra_imports = ["AutoConfig", "AutoTokenizer"], []
-    if not own_config:
-        names = [auto, "AutoTokenizer"]
-        base_model = BASE_ALONE.format(auto=auto, trust=trust)
-    elif custom_code:
-        extra_imports = ["from transformers.dynamic_module_utils import get_class_from_dynamic_module"]
-        model_class = MODEL_CLASS.format(auto=auto)
-        base_model = BASE_WITH_CONFIG.format(auto="model_class", model_class=model_class, options=options)
-    else:
-        names.insert(1, auto)
-        base_model = BASE_WITH_CONFIG.format(auto=auto, model_class="", options=options)
-    imports = ["import torch", "from peft import PeftModel", f"from transformers import {', '.join(names)}"]
-    return ADAPTER.format(
-        imports="\n".join([*imports, *extra_imports, ""]), loading=loading, base=adapter_base, base_revision=revision,
-        base_model=base_model, tokenizer=f"repo{options}" if tokenizer else f"base, revision=base_revision{trust}",
-        tried=tried,
+    return render_template(
+        "loading_code.jinja", kind=kind,
+        auto_class="AutoModelForPreTraining" if kind == "joint" else AUTO_MODELS.get(kind, "AutoModel"),
+        loading_lines=LOADING_LINES.format(repo=repo), texts=[quoted(text) for text in texts], custom_code=custom_code,
+        problem_type=problem_type, adapter_base=adapter_base, base_revision=base_revision, own_config=own_config,
+        tokenizer=tokenizer,
     )  # fmt: skip
+
+
+def render_template(name: str, **values: Any) -> str:
+    """The text that a Jinja template beside this file makes of the values."""
+    from jinja2 import Template
+
+    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Template(template, trim_blocks=True, lstrip_blocks=True).render(values).strip()
 
 
 def sample_texts(task: str | None, columns: Sequence[str]) -> Sequence[str]:
@@ -226,13 +125,6 @@ def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned:
     whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
     note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
     return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
-
-
-def answer_code(problem_type: str | None) -> str:
-    return {
-        "regression": "logits.item()",
-        "multi_label_classification": "[model.config.id2label[n] for n, logit in enumerate(logits.tolist()) if logit > 0]",
-    }.get(problem_type or "", "model.config.id2label[logits.argmax().item()]")
 
 
 def quoted(text: str) -> str:
