@@ -2,14 +2,32 @@
 """Runs of several processes."""
 
 import atexit
+import contextlib
 import os
+import pickle
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import distributed
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer, TrainingArguments
 
-__all__ = ["check_sharding", "leave_together", "use_cpu_without_accelerator"]
+__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "use_cpu_without_accelerator"]
+
+
+# What the metadata of torch.distributed.checkpoint is pickled of, beside dtypes.
+METADATA_NAMES = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    ),
+}  # fmt: skip
 
 
 def use_cpu_without_accelerator(args: TrainingArguments):
@@ -48,6 +66,49 @@ def check_sharding(trainer: Trainer):
             f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
             'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
         )
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Reads the metadata of torch.distributed.checkpoint, and refuses names of code elsewhere, which torch's reader runs."""
+
+    def find_class(self, module: str, name: str):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in METADATA_NAMES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+@contextlib.contextmanager
+def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
+    """Context in which the shards that FSDP has saved are loaded without running pickled code, as torch would.
+
+    Raises:
+        ValueError: a file names code, or is damaged.
+    """
+    metadata = [] if checkpoint is None else sorted(Path(checkpoint).glob("*/.metadata"))
+    advice = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
+    for file in metadata:
+        try:
+            with file.open("rb") as opened:
+                MetadataUnpickler(opened).load()
+        # A damaged pickle raises anything.
+        except Exception as error:
+            raise ValueError(f"{file} is damaged or holds pickled code, which is not run ({error}). {advice}") from error
+    if not metadata:
+        yield
+        return
+    # torch's planner reads what is no tensor with weights_only=False.
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before, os.environ[name] = os.environ.get(name, "0"), "1"
+    try:
+        yield
+    except CheckpointException as error:
+        cause = str(next(iter(error.failures.values()))[0]).splitlines()[0]
+        raise ValueError(
+            f"a shard in {checkpoint} is damaged or holds pickled code, which is not run ({cause}). {advice}"
+        ) from error
+    finally:
+        os.environ[name] = before
 
 
 def leave_together():

@@ -11,13 +11,20 @@ __all__ = ["check_loss"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Check a loss at the end of `training_step`. Waits for the device as often as Trainer's own filter.
+    """Check the losses of a step behind its last micro-batch; before that, remember this one.
+
+    All processes stop there together: one that stopped in the middle of a step would leave the others waiting for it, and
+    the diagnosis of sharded weights waiting for them.
 
     Raises:
-        ValueError: the loss is not finite, here or in another process; says of which step, and the likely causes.
+        ValueError: a loss is not finite, here or in another process; says of which step, and the likely causes.
     """
+    loss, trainer.unchecked_loss = loss + trainer.unchecked_loss, 0.0
+    if not trainer.accelerator.sync_gradients:
+        trainer.unchecked_loss = loss
+        return
     finite = torch.isfinite(loss).all()
-    if trainer.args.world_size > 1 and trainer.accelerator.sync_gradients:
+    if trainer.args.world_size > 1:
         # Gradients are the mean over all by now: a process that went on would step, and save weights that are not finite.
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
     if not finite:

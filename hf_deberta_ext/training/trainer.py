@@ -22,6 +22,7 @@ from .checkpoints import (
     replace_text,
     replaced_model,
 )
+from .distributed import safe_sharded_states
 from .finite_loss import check_loss
 from .hub_trainer import HubTrainer
 
@@ -48,6 +49,8 @@ class RunTrainer(HubTrainer):
       Metrics behind the training stand once in the log, also of a run that was resumed there.
     """
 
+    # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
+    unchecked_loss: torch.Tensor | float = 0.0
     _limit: int | None = None
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
@@ -126,8 +129,12 @@ class RunTrainer(HubTrainer):
         return output
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
-        with readable_checkpoint(resume_from_checkpoint):
+        with readable_checkpoint(resume_from_checkpoint), safe_sharded_states(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        with safe_sharded_states(checkpoint):
+            return super()._load_optimizer_and_scheduler(checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any):
         """Raise where Trainer warns and continues: the run would not be the one that was stopped.

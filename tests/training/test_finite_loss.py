@@ -58,47 +58,44 @@ def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(traine
 
 
 WORKER = """
-import os, sys
+import sys
 from datetime import timedelta
-sys.path.insert(0, {tests!r})
 import torch
-torch.set_num_threads(1)
-import objective_trainer as pretraining
-from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
-fields = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, position_buckets=16,
-    max_position_embeddings=64,
-)
-torch.manual_seed(0)
-model = MultiObjectiveMaskedLM(DebertaExtConfig(**fields), [*pretraining.WEIGHTS])
-saving = dict(save_strategy="steps", save_steps=1, max_steps=6, learning_rate=1e-3, use_cpu=True, ddp_backend="gloo")
-trainer = pretraining.build(model, {folder!r}, pretraining.rows(), per_device_train_batch_size=2, **saving)
-batch_sums = trainer.batch_sums
+from distributed_worker import make_trainer
+folder, wrapper, micro_batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
+saving = dict(save_strategy="steps", save_steps=1, ddp_timeout=30)
+trainer = make_trainer("masked lm, v2", folder, processes=2, wrapper=wrapper, **saving)
+batch_sums, rank = trainer.batch_sums, trainer.args.process_index
 def lost(model, inputs):
     outputs, sums = batch_sums(model, inputs)
-    bad = trainer.state.global_step == 2 and os.environ["RANK"] == "1"
+    bad = rank == 1 and trainer.state.global_step == 2 and trainer._micro_batch == micro_batch
     return outputs, sums * (float("nan") if bad else 1.0)
 trainer.batch_sums = lost
 try:
     trainer.train()
 except ValueError as error:
-    print(f"rank {{os.environ['RANK']}}: {{error}}", flush=True)
+    print(f"rank {rank}: {error}", flush=True)
     # torchrun kills the others when one ends badly: not before they have spoken.
-    torch.distributed.monitored_barrier(timeout=timedelta(seconds=100))
+    torch.distributed.monitored_barrier(timeout=timedelta(seconds=30))
     sys.exit(3)
 """
 
 
 @pytest.mark.criterion("P12")
 @pytest.mark.slow
-def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
-    """Gradients are the mean over the processes: the other one stepped with them, and saved a checkpoint of NaN."""
+@pytest.mark.parametrize("micro_batch", [0, 1], ids=["first micro-batch", "last micro-batch"])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_a_loss_that_one_process_loses_stops_all_before_their_step(wrapper, micro_batch, tmp_path):
+    """Gradients are the mean over the processes: the other one stepped with them, and saved a checkpoint of NaN. Before the
+    last micro-batch one process raised alone: the other waited for it, and under FSDP both did, for the look at sharded
+    weights is collective."""
     script, folder = tmp_path / "worker.py", tmp_path / "run"
-    script.write_text(WORKER.format(tests=str(ROOT / "tests" / "support"), folder=str(folder)), encoding="utf-8")
+    script.write_text(WORKER, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command += [str(folder), wrapper, str(micro_batch)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
     assert "rank 1: the loss of step 3 is nan" in done.stdout, done.stderr[-3000:]
     assert "rank 0: the loss of step 3 is not finite in another process" in done.stdout
