@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header, read_index
 from ..publishing.facts import replace_text
+from .manifest import MANIFEST_FILE, manifest_problem
 
 __all__ = [
     "checkpoint_problem",
@@ -33,6 +34,7 @@ STATE_FILE, CONFIG_FILE, CARD = "trainer_state.json", "config.json", "README.md"
 SINGLE_WEIGHTS = (
     "model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin", "pytorch_model_fsdp.bin",
 )  # fmt: skip
+TORCH_FILES = (".pt", ".pth", ".bin")
 # Folders in which FSDP and DeepSpeed keep the parts of weights and optimizer.
 SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
     ("pytorch_model_fsdp*", "global_step*"),
@@ -117,12 +119,15 @@ def has_weights(folder: Path) -> bool:
     return any(is_weight_file(file.name) for file in folder.iterdir())
 
 
-def checkpoint_problem(checkpoint: Path) -> str | None:
+def checkpoint_problem(checkpoint: Path, *, digests: bool = False) -> str | None:
     """The reason why no run can be resumed from a checkpoint of Trainer, as "its optimizer.pt is missing"; None without one.
 
-    Every file that is read when a run is resumed is checked, none is loaded: Trainer writes trainer_state.json last, but a
-    checkpoint can lose its files later, and Trainer continues without optimizer, schedule or states of the random number
-    generators where their files are missing.
+    Trainer continues without optimizer, schedule or states of the random number generators where their files are missing.
+    What else is wrong says the manifest; of a checkpoint without one, from an older version or another trainer, every file
+    that is read when a run is resumed must have its end.
+
+    Args:
+        digests (`bool`): read all files of the manifest, which finds whatever is not as it was saved.
     """
     try:
         step = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"]
@@ -130,11 +135,6 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
         return f"its {STATE_FILE} is missing or truncated"
     if checkpoint_step(checkpoint) not in (-1, step):
         return f"its {STATE_FILE} is of step {step}"
-    for index in sorted(checkpoint.glob("*.index.json")):
-        if is_truncated(index):
-            return f"its {index.name} is truncated"
-        if missing := sorted(name for name in {*read_index(index).values()} if not (checkpoint / name).is_file()):
-            return f"its {missing[0]} is missing"
     needed = {
         "model.safetensors": (*SINGLE_WEIGHTS, *SHARDED_WEIGHTS, "*.index.json", "*/adapter_model.*"),
         "optimizer.pt": ("optimizer.pt", *SHARDED_OPTIMIZER),
@@ -145,8 +145,15 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
     for name, patterns in needed.items():
         if not any(next(checkpoint.glob(pattern), None) for pattern in patterns):
             return f"its {name} is missing" + (", as with --save_only_model" if name == "optimizer.pt" else "")
-    truncated = (file for file in sorted(checkpoint.iterdir()) if file.is_file() and is_truncated(file))
-    return next((f"its {file.name} is truncated" for file in truncated), None)
+    if (checkpoint / MANIFEST_FILE).exists():
+        return manifest_problem(checkpoint, digests=digests)
+    for file in filter(Path.is_file, sorted(checkpoint.iterdir())):
+        if is_truncated(file):
+            return f"its {file.name} is truncated"
+        shards = {*read_index(file).values()} if file.name.endswith(".index.json") else ()
+        if missing := sorted(name for name in shards if not (checkpoint / name).is_file()):
+            return f"its {missing[0]} is missing"
+    return None
 
 
 def is_truncated(file: Path) -> bool:
@@ -158,12 +165,21 @@ def is_truncated(file: Path) -> bool:
             json.loads(file.read_text(encoding="utf-8"))
         elif file.suffix == ".safetensors":
             read_header(file)
-        elif file.suffix in (".pt", ".pth", ".bin"):
+        elif file.suffix in TORCH_FILES:
             # torch.save writes the directory of its archive last.
             zipfile.ZipFile(file).close()
     except (OSError, ValueError, zipfile.BadZipFile):
         return True
     return False
+
+
+def is_damaged(file: Path) -> bool:
+    """True for a file of torch.save that lacks parts, or whose parts have other sums than it says."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is not None
+    except (OSError, zipfile.BadZipFile):
+        return True
 
 
 # ------- errors of files that are damaged
@@ -189,17 +205,21 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
 
 @contextlib.contextmanager
 def readable_checkpoint(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
-    """Context in which pickled code raises a ValueError, for the error of torch.load, which advises to run it.
+    """Context in which damaged files and pickled code raise a ValueError, for the error of torch.load, which names no file
+    and advises to run the code.
 
     Args:
-        checkpoint (`str` or path, *optional*): that is resumed from, for the message; None or False without one.
+        checkpoint (`str` or path, *optional*): that is loaded from; None or False without one.
     """
     try:
         yield
-    except pickle.UnpicklingError as error:
-        if not checkpoint:
+    except Exception as error:
+        files = [file for file in sorted(Path(checkpoint).iterdir()) if file.suffix in TORCH_FILES] if checkpoint else []
+        damaged = next(filter(is_damaged, files), None)
+        if damaged is None and not isinstance(error, pickle.UnpicklingError):
             raise
-        raise ValueError(
-            f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run. Resume "
-            "from another checkpoint of this run, or begin anew in another --output_dir"
-        ) from error
+        problem = f"{damaged} is damaged"
+        if damaged is None:
+            problem = f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run"
+        advice = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
+        raise ValueError(f"{problem}. {advice}") from error

@@ -72,29 +72,31 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a complete checkpoint.
     """
-    folder = Path(folder)
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
-    newest = next((checkpoint for checkpoint in checkpoints if checkpoint_problem(checkpoint) is None), None)
-    if resume in (None, False) or str(resume).lower() == "false":
+    folder, asked = Path(folder), str(resume).lower()
+    if asked not in ("none", "false", "true", "last"):
+        if (problem := checkpoint_problem(Path(resume), digests=True)) is not None:
+            raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
+        return str(resume)
+    newest, problems = None, {}
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True):
+        if (problem := checkpoint_problem(checkpoint, digests=True)) is None:
+            newest = checkpoint
+            break
+        problems[checkpoint.name] = problem
+    if asked in ("none", "false"):
         if folder.exists() and (not folder.is_dir() or not all(map(_precedes_checkpoints, folder.iterdir()))):
             advice = "" if newest is None else f"go on from {newest} with --resume_from_checkpoint last, or "
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
         return None
-    if resume is True or str(resume).lower() in ("true", "last"):
-        if newest is None and checkpoints:
-            raise ValueError(
-                f"there is no checkpoint-* in {folder} to resume from ({checkpoints[0].name} is not a complete checkpoint: "
-                f"{checkpoint_problem(checkpoints[0])}); leave --resume_from_checkpoint out, and choose another --output_dir"
-            )
-        if newest is None:
-            raise ValueError(f"there is no checkpoint-* in {folder} to resume from; leave --resume_from_checkpoint out")
-        step = checkpoint_step(newest)
-        if incomplete := [checkpoint.name for checkpoint in checkpoints if checkpoint_step(checkpoint) > step]:
-            logger.warning(f"{', '.join(incomplete)} in {folder} is not complete: the run goes on from {newest.name}")
-        return str(newest)
-    if (problem := checkpoint_problem(Path(resume))) is not None:
-        raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
-    return str(resume)
+    incomplete = "; ".join(f"{name} is not a complete checkpoint: {problem}" for name, problem in problems.items())
+    if newest is None:
+        raise ValueError(
+            f"there is no checkpoint-* in {folder} to resume from{f' ({incomplete})' if incomplete else ''}; leave "
+            f"--resume_from_checkpoint out{', and choose another --output_dir' if incomplete else ''}"
+        )
+    if incomplete:
+        logger.warning(f"in {folder}, {incomplete}. The run goes on from {newest.name}")
+    return str(newest)
 
 
 def _precedes_checkpoints(file: Path) -> bool:

@@ -25,6 +25,8 @@ from .checkpoints import (
 from .distributed import safe_sharded_states
 from .finite_loss import check_loss
 from .hub_trainer import HubTrainer
+from .manifest import begin_manifest, manifest_problem, write_manifest
+from .run_folder import resume_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +39,8 @@ class RunTrainer(HubTrainer):
     """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
 
     - A loss that is not finite stops the training, in every process, before a step is made of it.
+    - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
+      from one that is not as it was saved.
     - A checkpoint that is written again, because the run was resumed from an earlier one, is removed before: Trainer would
       write into it, and its state, which is old, would say that it is complete.
     - Checkpoints beyond `save_total_limit` are renamed before they are removed. Damaged ones go first, then those of later
@@ -58,18 +62,23 @@ class RunTrainer(HubTrainer):
 
         Its result has no metrics where they and the model are in the output folder; else they are lost, but for the epoch.
 
+        True resumes from the last whole checkpoint, where Trainer takes the last one.
+
         Raises:
-            ValueError: a file of the checkpoint holds pickled objects that would run code.
+            ValueError: a file of the checkpoint is not as it was saved, or holds pickled objects that would run code.
         """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = resume_checkpoint(self.args.output_dir, True)
+        elif resume_from_checkpoint and self.is_world_process_zero():
+            if (problem := manifest_problem(Path(resume_from_checkpoint))) is not None:
+                raise ValueError(f"{resume_from_checkpoint} is not a complete checkpoint: {problem}")
         if isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint):
             folder = Path(self.args.output_dir)
             is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
             # Trainer loads under FSDP from its checkpoints alone.
             self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
-        last = f"the last checkpoint of {self.args.output_dir}"
-        with readable_checkpoint(last if resume_from_checkpoint is True else resume_from_checkpoint):
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """True if the training ends at this checkpoint."""
@@ -133,8 +142,12 @@ class RunTrainer(HubTrainer):
             return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        with safe_sharded_states(checkpoint):
+        with readable_checkpoint(checkpoint), safe_sharded_states(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint):
+        with readable_checkpoint(checkpoint):
+            return super()._load_rng_state(checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any):
         """Raise where Trainer warns and continues: the run would not be the one that was stopped.
@@ -157,8 +170,10 @@ class RunTrainer(HubTrainer):
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and checkpoint.exists():
-            remove_folder(checkpoint)
+        if self.args.should_save:
+            if checkpoint.exists():
+                remove_folder(checkpoint)
+            begin_manifest(checkpoint)
         if self.args.world_size > 1:
             # All processes write into it.
             self.accelerator.wait_for_everyone()
@@ -168,7 +183,10 @@ class RunTrainer(HubTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self._limit, self.args.save_total_limit = None, self._limit
+        if self.args.world_size > 1:
+            self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            write_manifest(checkpoint)
             self._remove_checkpoints(folder, checkpoint)
             remove_partial(folder)
 

@@ -17,6 +17,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.training.manifest import MANIFEST_FILE
+from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
@@ -223,6 +225,9 @@ def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_pa
     for name in ("mlm", "sop", "sbo"):
         assert results[0][f"eval_{name}_targets"] == results[1][f"eval_{name}_targets"]
         assert results[0][f"eval_{name}_loss"] == pytest.approx(results[1][f"eval_{name}_loss"], rel=1e-4)
+    manifest = json.loads((two / "checkpoint-16" / MANIFEST_FILE).read_text(encoding="utf-8"))
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= {*manifest["files"]}
+    assert resume_checkpoint(two, "last") == str(two / "checkpoint-16")
 
 
 # ------- errors

@@ -22,6 +22,7 @@ from hf_deberta_ext.finetuning.reports import report_seeds
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
+from hf_deberta_ext.training.manifest import MANIFEST_FILE
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
@@ -63,8 +64,10 @@ def stopped(undisturbed, tmp_path):
 
 @pytest.mark.criterion("P12")
 def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_another_one(stopped, undisturbed, tmp_path):
-    """Each file in turn: the checkpoint is passed over, unless a resumed run does not read the file."""
+    """Each file in turn: the checkpoint is passed over, unless a resumed run does not read the file. Its manifest is gone,
+    as in a folder of an older version; with it, any file is missed."""
     checkpoint = stopped / "checkpoint-6"
+    (checkpoint / MANIFEST_FILE).unlink()
     unread = {"training_args.bin", *(path.name for path in checkpoint.glob("*.py"))}
     names = sorted(path.name for path in checkpoint.iterdir())
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, "config.json"} < {*names}
@@ -85,6 +88,93 @@ def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_a
         (checkpoint / name).unlink()
     train(stopped, resume_checkpoint(stopped, "last"))
     assert_same_end(stopped, undisturbed)
+
+
+def flip_bit(file, _):
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+
+
+def zero_most(file, _):
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10))
+
+
+def take_other_step(file, other):
+    shutil.copy(other, file)
+
+
+def change_max_steps(file, _):
+    file.write_text(file.read_text(encoding="utf-8").replace('"max_steps": 8', '"max_steps": 7'), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("model.safetensors", flip_bit),
+        ("model.safetensors", zero_most),
+        ("model.safetensors", take_other_step),
+        ("optimizer.pt", flip_bit),
+        ("optimizer.pt", take_other_step),
+        ("rng_state.pth", take_other_step),
+        (STATE, change_max_steps),
+        ("training_args.bin", lambda file, _: file.unlink()),
+        (MANIFEST_FILE, lambda file, _: file.write_bytes(b"")),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_it_was_saved_is_named_and_not_resumed_from(name, damage, stopped, caplog, monkeypatch):
+    """All of these were resumed from in silence, to another model."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    checkpoint, before = stopped / "checkpoint-6", stopped / "checkpoint-4"
+    assert resume_checkpoint(stopped, "last") == str(checkpoint) and not caplog.text
+    damage(checkpoint / name, before / name)
+    assert resume_checkpoint(stopped, "last") == str(before)
+    assert f"checkpoint-6 is not a complete checkpoint: its {name} " in caplog.text
+    assert "The run goes on from checkpoint-4" in caplog.text
+    for resume in (lambda: resume_checkpoint(stopped, str(checkpoint)), lambda: build(stopped).train(str(checkpoint))):
+        with pytest.raises(ValueError, match=rf"checkpoint-6 is not a complete checkpoint: its {name} (is|has) "):
+            resume()
+
+
+def test_people_who_resume_with_true_go_on_from_the_last_whole_checkpoint(stopped, undisturbed):
+    flip_bit(stopped / "checkpoint-6" / "model.safetensors", None)
+    trainer = build(stopped)
+    trainer.train(resume_from_checkpoint=True)
+    trainer.save_model()
+    trainer.save_state()
+    assert_same_end(stopped, undisturbed)
+
+
+def test_a_manifest_is_written_behind_its_files_which_are_on_the_disk_by_then(tmp_path, monkeypatch):
+    synchronised, fsync = [], os.fsync
+
+    def record(descriptor):
+        synchronised.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    train(tmp_path / "run", max_steps=2)
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    files = [file.stat().st_ino for file in checkpoint.rglob("*") if file.name != MANIFEST_FILE]
+    manifest = synchronised.index((checkpoint / MANIFEST_FILE).stat().st_ino)
+    assert {*files, checkpoint.stat().st_ino} <= {*synchronised[:manifest]}
+    assert checkpoint.parent.stat().st_ino in synchronised[manifest:]
+    listed = left_by_kills.read(checkpoint / MANIFEST_FILE)["files"]
+    assert {*listed} == {file.name for file in checkpoint.iterdir()} - {MANIFEST_FILE}
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
+def test_a_damaged_file_of_an_older_checkpoint_is_named(name, stopped):
+    """It was a traceback of torch's reader, which names no file."""
+    (stopped / "checkpoint-6" / MANIFEST_FILE).unlink()
+    file = stopped / "checkpoint-6" / name
+    content = file.read_bytes()
+    middle = content.index(b"\x80\x02")
+    file.write_bytes(content[:middle] + b"\0" * 40 + content[middle + 40 :])
+    assert checkpoint_problem(file.parent) is None
+    with pytest.raises(ValueError, match=rf"checkpoint-6/{name} is damaged\. Resume from another checkpoint"):
+        train(stopped, file.parent)
 
 
 def test_a_run_goes_on_behind_code_that_was_copied_in_part(stopped, undisturbed):
@@ -112,6 +202,7 @@ def test_a_checkpoint_lacks_no_weights_that_are_tied_and_is_not_trained_on_witho
     train(stopped, stopped / f"checkpoint-{resume}")
     assert "missing keys" not in caplog.text
     assert_same_end(stopped, undisturbed)
+    (stopped / f"checkpoint-{resume}" / MANIFEST_FILE).unlink()
     file, name = stopped / f"checkpoint-{resume}" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
     save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: it is not the model that was"):
@@ -207,14 +298,12 @@ def test_results_that_were_cut_are_written_anew(tmp_path):
 def test_a_summary_over_seeds_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
     """It was written over: a run killed there left a part of it, which cards and figures are made from."""
 
-    def killed(file, text, *args, **kwargs):
-        with file.open("w", encoding="utf-8") as opened:
-            opened.write(text[: len(text) // 2])
+    def killed(*args):
         raise KeyboardInterrupt
 
     file = tmp_path / "all_results.json"
     file.write_text(json.dumps(dict(seeds=[1])), encoding="utf-8")
-    monkeypatch.setattr(type(file), "write_text", killed)
+    monkeypatch.setattr(os, "replace", killed)
     prepared = SimpleNamespace(data=None, task=None, args=SimpleNamespace(output_dir=tmp_path))
     with pytest.raises(KeyboardInterrupt):
         report_seeds(prepared, dict(seeds=[1, 2]))
