@@ -5,12 +5,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from ..sift import SiftArguments, SiftTrainer
+from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
 from .task import EncodedTask, EvaluationSet
 
@@ -68,7 +70,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     - The loss of a step is the mean over its micro-batches of each micro-batch's mean. No model is told how many
       items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
       accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
-      more than others, as it does with several processes.
+      more than others, as it does with several processes. In the last step of an epoch each row counts as much as others.
     - A loss that is not finite stops the training at once.
 
     Args:
@@ -103,6 +105,30 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self.model_accepts_loss_kwargs = False
         self.predictions: dict[str, Any] = {}
         self._measured: EvaluationSet | None = None
+
+    def get_batch_samples(self, epoch_iterator, num_batches: int, device):
+        """The micro-batches of a step; those of a step with fewer rows, at the end of an epoch, with their "weight"."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not is_split_free(self.args):
+            return batches, items
+        batches = self.without_repeated_rows(batches)
+        counts = [0 if "repeated" in batch else len(next(iter(batch.values()))) for batch in batches]
+        rows = torch.tensor([sum(counts), len(counts)], device=device)
+        if self.args.world_size > 1:
+            rows = self.accelerator.gather(rows).view(-1, 2).sum(0)
+        rows, parts = rows.tolist()
+        if rows < parts * self.args.train_batch_size:
+            for batch, count in zip(batches, counts, strict=True):
+                batch.pop("repeated", None)
+                batch["weight"] = count * parts / rows
+        return batches, items
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        weight = inputs.pop("weight", None)
+        computed = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if weight is None:
+            return computed
+        return (computed[0] * weight, computed[1]) if return_outputs else computed * weight
 
     def evaluate(
         self,

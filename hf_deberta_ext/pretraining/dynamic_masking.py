@@ -11,7 +11,6 @@ the batch and resuming do not change it.
 """
 
 import copy
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,16 +19,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from transformers import TrainerCallback
 
+from ..training.distributed import spread_seed
 from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask
 from .sentence_pairs import swap_segments
 
-__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator", "spread_seed"]
-
-
-def spread_seed(*numbers: int) -> int:
-    """63 bits that neighbouring numbers do not share: torch's generators give related streams for neighbouring seeds."""
-    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"]
 
 
 def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:

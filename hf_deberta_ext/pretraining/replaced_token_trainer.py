@@ -13,8 +13,8 @@ from transformers import SchedulerType, get_scheduler
 
 from ..analysis.embedding_similarity import average_cosine_similarity
 from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
-from .dynamic_masking import spread_seed
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
 

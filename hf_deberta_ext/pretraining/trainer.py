@@ -14,7 +14,7 @@ from transformers import EvalPrediction, TrainingArguments
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
 from ..training.flags import option
 from ..training.trainer import RunTrainer
-from .dynamic_masking import EpochCallback, spread_seed
+from .dynamic_masking import EpochCallback
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
@@ -99,9 +99,6 @@ class TargetTrainer(RunTrainer):
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
     number of processes changes the loss.
 
-    Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
-    processes and one process with twice the accumulation draw the same, and so does a resumed run.
-
     A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums.
 
     Raises:
@@ -121,7 +118,6 @@ class TargetTrainer(RunTrainer):
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
-        self._step, self._micro_batch = -1, -1
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         for dataset in evaluated.values():
             if hasattr(dataset, "__len__"):
@@ -173,45 +169,12 @@ class TargetTrainer(RunTrainer):
             batches.append(batch)
         if not batches:
             return batches, None
-        batches = self._without_repeated_rows(batches)
+        batches = self.without_repeated_rows(batches)
         none = torch.zeros(len(self.objectives))
         counts = sum((self.count_targets(batch) for batch in batches if "repeated" not in batch), none).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
-
-    def _without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """At the end of an epoch accelerate gives processes without a (whole) batch the first rows again, so that all have
-        as many. Those have been trained on: they are taken out, and where none is left, one stays without a target."""
-        if self.args.world_size == 1 or not hasattr(self.train_dataset, "__len__"):
-            return batches
-        size, processes = self.args.train_batch_size, self.args.world_size
-        rounds = math.ceil(len(self.train_dataset) / (size * processes))
-        steps = math.ceil(rounds / self.args.gradient_accumulation_steps)
-        first = self.state.global_step % steps * self.args.gradient_accumulation_steps
-        new_batches = []
-        for round_, batch in enumerate(batches, first):
-            began = (round_ * processes + self.args.process_index) * size
-            new_batches.append(first_rows(batch, len(self.train_dataset) - began))
-        return new_batches
-
-    def begin_micro_batch(self) -> int:
-        """Seed the next micro-batch of the current step, and return its number."""
-        if self._step != self.state.global_step:
-            self._step, self._micro_batch = self.state.global_step, -1
-        self._micro_batch += 1
-        self.seed_micro_batch(self._micro_batch)
-        return self._micro_batch
-
-    def seed_micro_batch(self, number: int, *further: int):
-        """Seed the draws of the micro-batch `number` of the current step."""
-        accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
-        numbers = accumulated * self.args.world_size + self.args.process_index, *further
-        torch.manual_seed(spread_seed(self.args.seed, *numbers))
-
-    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        self.begin_micro_batch()
-        return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         repeated = inputs.pop("repeated", None)
@@ -298,19 +261,6 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         if name in WITH_PERPLEXITY:
             metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
     return metrics
-
-
-def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """The first rows of a batch, and no more padding than they need; for `count` 0 or less one row, marked as "repeated"."""
-    if count >= len(batch["labels"]):
-        return batch
-    batch = {name: values[: max(count, 1)] for name, values in batch.items()}
-    if "attention_mask" in batch:
-        width = int(batch["attention_mask"].any(0).nonzero().max()) + 1
-        batch = {name: values[:, :width] if values.dim() > 1 else values for name, values in batch.items()}
-    if count <= 0:
-        batch["repeated"] = torch.tensor(True)
-    return batch
 
 
 def _no_targets(names: list[str], rows: int) -> str:

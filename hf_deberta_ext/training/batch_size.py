@@ -14,8 +14,8 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .._version import __version__
 
 __all__ = [
-    "CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "hardware_facts", "micro_batches", "settings_table",
-    "training_device", "versions",
+    "CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "hardware_facts", "is_split_free", "micro_batches",
+    "settings_table", "training_device", "versions",
 ]  # fmt: skip
 
 CPU_MICRO_BATCH = 8
@@ -78,6 +78,11 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
             f"accumulation steps: take {near_divisors(share, size)} per device, or give --gradient_accumulation_steps, too"
         )
     return dict(zip(names, (size, share // size), strict=True))
+
+
+def is_split_free(args: TrainingArguments) -> bool:
+    """True if neither the examples of a step nor their order depend on how many processes share it."""
+    return args.train_sampling_strategy in ("random", "sequential") and not args.dataloader_drop_last
 
 
 def near_divisors(number: int, target: int) -> str:

@@ -3,6 +3,7 @@
 
 import atexit
 import contextlib
+import hashlib
 import os
 import pickle
 import time
@@ -14,7 +15,7 @@ from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer, TrainingArguments
 
-__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "use_cpu_without_accelerator"]
+__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed", "use_cpu_without_accelerator"]
 
 
 # What the metadata of torch.distributed.checkpoint is pickled of, beside dtypes.
@@ -36,6 +37,12 @@ def use_cpu_without_accelerator(args: TrainingArguments):
         args.use_cpu = True
     if args.use_cpu and args.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         args.ddp_backend = "gloo"
+
+
+def spread_seed(*numbers: int) -> int:
+    """63 bits that neighbouring numbers do not share: torch's generators give related streams for neighbouring seeds."""
+    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def check_sharding(trainer: Trainer):

@@ -2,6 +2,7 @@
 """`RunTrainer`, the base of every trainer: atomic checkpoints, finite losses, runs that are resumed behind their end."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
+from .batch_size import is_split_free
 from .checkpoints import (
     STATE_FILE,
     checkpoint_problem,
@@ -22,7 +24,7 @@ from .checkpoints import (
     replace_text,
     replaced_model,
 )
-from .distributed import safe_sharded_states
+from .distributed import safe_sharded_states, spread_seed
 from .finite_loss import check_loss
 from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
@@ -38,6 +40,8 @@ RESULTS_FILE = "all_results.json"
 class RunTrainer(HubTrainer):
     """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
 
+    - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
+      processes and one process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training, in every process, before a step is made of it.
     - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
       from one that is not as it was saved.
@@ -55,6 +59,7 @@ class RunTrainer(HubTrainer):
 
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
+    _step, _micro_batch = -1, -1
     _limit: int | None = None
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
@@ -125,9 +130,34 @@ class RunTrainer(HubTrainer):
         Raises:
             ValueError: the loss is not finite.
         """
+        self.begin_micro_batch()
         loss = super().training_step(model, inputs, num_items_in_batch)
         check_loss(loss, self)
         return loss
+
+    def begin_micro_batch(self) -> int:
+        """Seed the next micro-batch of the current step, and return its number."""
+        if self._step != self.state.global_step:
+            self._step, self._micro_batch = self.state.global_step, -1
+        self._micro_batch += 1
+        self.seed_micro_batch(self._micro_batch)
+        return self._micro_batch
+
+    def seed_micro_batch(self, number: int, *further: int):
+        """Seed the draws of the micro-batch `number` of the current step."""
+        accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
+        numbers = accumulated * self.args.world_size + self.args.process_index, *further
+        torch.manual_seed(spread_seed(self.args.seed, *numbers))
+
+    def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """At the end of an epoch accelerate gives processes without a (whole) batch the first rows again, so that all have
+        as many. Those have been trained on: they are taken out, and where none is left, one stays, marked as "repeated"."""
+        if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
+            return batches
+        size, processes, rows = self.args.train_batch_size, self.args.world_size, len(self.train_dataset)
+        step_size = size * processes * self.args.gradient_accumulation_steps
+        first = self.state.global_step % math.ceil(rows / step_size) * step_size + self.args.process_index * size
+        return [first_rows(batch, rows - first - number * processes * size) for number, batch in enumerate(batches)]
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -241,6 +271,22 @@ class RunTrainer(HubTrainer):
         self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
         remove_partial(folder)
+
+
+def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """The first rows of a batch, and no more padding than they need; for `count` 0 or less one row, marked as "repeated"."""
+    if count >= len(next(iter(batch.values()))):
+        return batch
+    batch = {name: values[: max(count, 1)] for name, values in batch.items()}
+    if "attention_mask" in batch:
+        mask = batch["attention_mask"]
+        width = int(mask.flatten(0, -2).any(0).nonzero().max()) + 1
+        # Labels of several classes for each row may have its shape.
+        padded = {name for name, values in batch.items() if values.shape == mask.shape and not values.is_floating_point()}
+        batch = {name: values[..., :width] if name in padded else values for name, values in batch.items()}
+    if count <= 0:
+        batch["repeated"] = torch.tensor(True)
+    return batch
 
 
 def without_repeated_metrics(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
 # The others take a minute, most of it two processes that start.
-SHORT = ("masked lm, v2", "task")
+SHORT = ("masked lm, v2", "task, uneven")
 SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
 
 
@@ -159,7 +159,8 @@ def alone(tmp_path_factory):
 def assert_same_log(entries: list[dict], expected: list[dict]):
     assert len(entries) == len(expected) == STEPS
     for entry, reference in zip(entries, expected, strict=True):
-        names = {name for name in reference if not name.endswith(("runtime", "per_second"))}
+        # Trainer's epoch is the share of the micro-batches of a process.
+        names = {name for name in reference if not name.endswith(("runtime", "per_second", "epoch"))}
         assert names <= {*entry} and "loss" in names
         for name in names:
             # A small difference of large losses: rounding shows.

@@ -11,7 +11,8 @@ from objective_trainer import WEIGHTS, build, rows
 from torch.nn import functional
 
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, row_statistics
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, evaluation_metrics, first_rows
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, evaluation_metrics
+from hf_deberta_ext.training.trainer import first_rows
 
 pytest.importorskip("accelerate")
 

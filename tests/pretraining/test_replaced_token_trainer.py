@@ -335,7 +335,7 @@ def test_a_loss_scaler_changes_nothing_but_the_scale(stepping, max_grad_norm, jo
 
 
 def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_path):
-    from hf_deberta_ext.pretraining.trainer import first_rows
+    from hf_deberta_ext.training.trainer import first_rows
 
     for stepping in ("joint", "decoupled"):
         examples = rows()

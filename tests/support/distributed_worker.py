@@ -161,8 +161,8 @@ def sift(folder, form="virtual", fields=None, **arguments):
     return SiftTrainer(model, args, train_dataset=make_rows(DebertaExtForTokenClassification))
 
 
-def task(folder, sift_weight, fields=None, **arguments):
-    rows = make_rows(DebertaExtForSequenceClassification)
+def task(folder, sift_weight, fields=None, count=ROWS, **arguments):
+    rows = make_rows(DebertaExtForSequenceClassification)[:count]
     encoded = EncodedTask(train=rows, evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
     model = shaken(DebertaExtForSequenceClassification(make_config("v2", **(fields or {}))))
     return TaskTrainer(model, sharded(SiftArguments(folder, sift_weight=sift_weight, **arguments)), task=encoded)
@@ -202,6 +202,8 @@ TRAININGS = {
     "sift": Training(sift, random=True),
     "sift, adversarial": Training(partial(sift, form="adversarial"), random=True, arguments=(("sift_steps", 2),)),
     "task": Training(partial(task, sift_weight=0.0)),
+    # Of the last five rows one process has three, the other two.
+    "task, uneven": Training(partial(task, sift_weight=0.0, count=21, fields=DROPOUT), random=True),
     "task with sift": Training(partial(task, sift_weight=1.0), random=True),
     "lora, checkpointed": Training(
         partial(head, model_class=DebertaExtForSequenceClassification, lora=True), arguments=CHECKPOINTED
