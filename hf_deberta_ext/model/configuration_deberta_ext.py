@@ -441,7 +441,7 @@ def json_object(source, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str
     wrong = f"the config.json of {source} holds no JSON object, {{...}}"
     try:
         config, unused = read(*args, **kwargs)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{wrong} ({error})") from error
     if not isinstance(config, dict):
         raise ValueError(f"{wrong}, but a {type(config).__name__}")

@@ -107,6 +107,7 @@ def test_a_damaged_safetensors_file_is_one_error_that_names_it(content, said, tm
     [
         ("{", r"index\.json is not JSON"),
         ("[1]", r"index\.json must hold a JSON object, not a list"),
+        ("[" * 5000 + "]" * 5000, r"index\.json is not JSON \(maximum recursion depth"),
         ("{}", r"the weight_map of .*index\.json must name a file for each tensor"),
         ('{"weight_map": ["a"]}', r"the weight_map of .*index\.json must name a file for each tensor"),
         ('{"weight_map": {}}', "must name a file for each tensor"),

@@ -242,7 +242,7 @@ def test_a_size_of_the_generator_that_is_no_integer_is_named(value):
         DebertaExtConfig(generator={"hidden_size": value})
 
 
-@pytest.mark.parametrize("text", ["3", "null", '"x"', "true", "[]"])
+@pytest.mark.parametrize("text", ["3", "null", '"x"', "true", "[]", pytest.param("[" * 5000 + "]" * 5000, id="deep")])
 def test_a_config_file_that_is_empty_or_holds_no_object_is_named(text, tmp_path):
     """transformers looked for keys in it: "argument of type 'int' is not iterable"."""
     (tmp_path / "config.json").write_text(text)
