@@ -7,25 +7,30 @@ digits for a number or ISO dates for a date; pyarrow.csv joins what follows a cl
 carriage return within a cell, and names no line of a file that is not UTF-8.
 """
 
+import bisect
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import itertools
 import json
 import os
 import re
+import reprlib
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .columns import TYPE_NAMES
-
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
-__all__ = ["FLAGS", "KINDS", "file_kind", "named_files", "open_file", "read_files", "read_lines", "read_rows", "shown_files"]
+__all__ = [
+    "FLAGS", "HELD_BYTES", "KINDS", "STREAMED_BYTES", "file_kind", "join_columns", "named_files", "open_file", "parse_json",
+    "read_files", "read_lines", "read_rows", "shown_files",
+]  # fmt: skip
 
 FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 KINDS = {
@@ -39,7 +44,10 @@ ROWS_EXPECTED = {
     "jsonl": "one object a line",
     "parquet": "a table with rows",
 }
-LONGEST_CELL = 2**31 - 1
+# Most of a file that is in memory at once: a line, a document, one JSON value. Arrow holds no longer text.
+HELD_BYTES = 2**31 - 1
+# Most of a file that is read row by row.
+STREAMED_BYTES = 10**11
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -48,14 +56,17 @@ def file_kind(path: str | os.PathLike) -> str | None:
     return KINDS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])
 
 
-def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source: str) -> "Dataset":
-    """The rows of one or several files, joined in the order given.
+def read_files(
+    files: str | os.PathLike | Sequence[str | os.PathLike], *, source: str, max_file_bytes: int = HELD_BYTES
+) -> "Dataset":
+    """The rows of one or several files, joined in the order given, in memory.
 
     Rows are those of `read_rows`. A key that a row of JSON does not have is None. Names of labels in .parquet are kept.
 
     Args:
         files: at least one, of any kind but text.
         source (`str`): the flag that named them, "--train_file", for messages.
+        max_file_bytes (`int`): as in `open_file`.
     Raises:
         ValueError: a file is missing, of another kind, without rows or damaged; the columns of two files differ; the cells
             of a column are of several types. File and row are named.
@@ -69,7 +80,8 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
         for path in paths:
             check_table_file(path)
         are_parquet = all(file_kind(path) == "parquet" for path in paths)
-        tables = [read_parquet(path) if are_parquet else read_columns(path) for path in paths]
+        read = read_parquet if are_parquet else read_columns
+        tables = [read(path, max_file_bytes) for path in paths]
         names = [{*table.column_names} if are_parquet else {*table} for table in tables]
         for path, columns in zip(paths, names, strict=True):
             if different := sorted(columns ^ names[0]):
@@ -79,9 +91,13 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
         return join_parquet(paths, tables) if are_parquet else Dataset(join_columns(paths, tables))
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
+    except MemoryError as error:
+        raise ValueError(f"{source}: {shown_files(paths)} needs more memory than there is") from error
 
 
-def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: str | os.PathLike, columns: Sequence[str] | None = None, max_file_bytes: int = STREAMED_BYTES
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, row) of each row of a file, read while iterating; a place is "line 3 of FILE" or "row 3 of FILE".
 
     .csv has the quotes of RFC 4180, checked strictly, as a quote that is never closed would swallow the rest of the file;
@@ -90,6 +106,7 @@ def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> 
 
     Args:
         columns (*optional*): the only ones needed, if a row has them all: no others are read from .parquet.
+        max_file_bytes (`int`): as in `open_file`.
     Raises:
         ValueError: the file is damaged, is not of its kind or is not UTF-8; a row has more or fewer cells than the header,
             which names a column twice; a row of JSON is no object. Comes while iterating.
@@ -97,20 +114,29 @@ def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> 
     path = os.fspath(path)
     kind = file_kind(path)
     if kind == "parquet":
-        return _parquet_rows(path, columns)
-    return json_rows(path) if kind in ("json", "jsonl") else _table_rows(path, kind)
+        return _parquet_rows(path, columns, max_file_bytes)
+    rows = json_rows if kind in ("json", "jsonl") else _table_rows
+    return rows(path, max_file_bytes)
 
 
-def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | os.PathLike, max_file_bytes: int = STREAMED_BYTES) -> Iterator[tuple[int, str]]:
     """(number from 1, line with its end) of a UTF-8 file, without the byte order mark.
 
+    A line ends with LF, or with CR in a file without LF, as those of old Macs are.
+
     Raises:
-        ValueError: bytes that are not UTF-8, or damaged gzip; comes while iterating.
+        ValueError: bytes that are not UTF-8, a line of more than `HELD_BYTES`, and as `open_file`; comes while iterating.
     """
-    with open_file(path) as file:
+    with open_file(path, max_file_bytes) as file:
+        lines = iter(functools.partial(file.readline, HELD_BYTES + 1), b"")
+        head = [*itertools.islice(lines, 2)]
+        if len(head) == 1:
+            head = head[0].splitlines(keepends=True)
         offset = 0
         # Not str.splitlines(): U+2028 and the like may be part of a text.
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(itertools.chain(head, lines), 1):
+            if len(line) > HELD_BYTES:
+                raise ValueError(f"line {number} of {path} has more than {HELD_BYTES} bytes: part it")
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -123,17 +149,57 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def open_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def open_file(path: str | os.PathLike, max_file_bytes: int = STREAMED_BYTES) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed if its name ends in .gz.
 
+    Args:
+        max_file_bytes (`int`): how many there may be, decompressed.
     Raises:
-        ValueError: the gzip data is damaged; comes while reading.
+        ValueError: the gzip data is damaged, or there are more bytes; comes while reading.
     """
-    try:
-        with gzip.open(path) if os.fspath(path).lower().endswith(".gz") else open(path, "rb") as file:
-            yield file
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not os.fspath(path).lower().endswith(".gz"):
+            check_size(size, path, max_file_bytes)
+        elif size:
+            file = io.BufferedReader(Decompressed(file, path, max_file_bytes), 2**17)
+        else:
+            raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: it is empty")
+        yield file
+
+
+class Decompressed(io.RawIOBase):
+    """The decompressed bytes of a .gz file, with errors as in `open_file`."""
+
+    def __init__(self, file: BinaryIO, path: str | os.PathLike, max_file_bytes: int):
+        self.file, self.path, self.max_file_bytes = gzip.GzipFile(fileobj=file), path, max_file_bytes
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count = self.file.readinto(buffer)
+        except (OSError, zlib.error, EOFError) as error:
+            raise ValueError(
+                f"{self.path} is damaged or is not gzip although it ends in .gz: {error} (after {self.count} bytes of text)"
+            ) from error
+        self.count += count
+        check_size(self.count, self.path, self.max_file_bytes)
+        return count
+
+
+def check_size(count: int, place: str | os.PathLike, max_file_bytes: int):
+    """
+    Raises:
+        ValueError: there are more bytes than `max_file_bytes`.
+    """
+    if count > max_file_bytes:
+        raise ValueError(
+            f"{place} has more than {max_file_bytes} bytes (decompressed): give a higher --max_file_bytes if that is right, "
+            f"or .jsonl and .parquet instead of one JSON value and .parquet.gz, which have at most {HELD_BYTES}"
+        )
 
 
 def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
@@ -162,15 +228,13 @@ def shown_files(files: Sequence[str | os.PathLike]) -> str:
     return ", ".join(Path(file).name for file in files)
 
 
-# ------- rows of one file
-
-
-def _table_rows(path: str, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
-    lines = _csv_cells(path) if kind == "csv" else _tsv_cells(path)
-    _, header = next(lines, (0, []))
+def _table_rows(path: str, max_file_bytes: int) -> Iterator[tuple[str, dict[str, str]]]:
+    kind, lines = file_kind(path), read_lines(path, max_file_bytes)
+    rows = _csv_cells(path, lines) if kind == "csv" else _tsv_cells(lines)
+    _, header = next(rows, (0, []))
     if repeated := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"the header of {path} has the column {repeated[0]!r} twice")
-    for number, cells in lines:
+    for number, cells in rows:
         if len(cells) != len(header):
             cure = (
                 "put quotes around cells that hold a comma or a line end"
@@ -183,12 +247,12 @@ def _table_rows(path: str, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"line {number} of {path}", dict(zip(header, cells, strict=True))
 
 
-def _csv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_cells(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
     """(number of the last line, cells) of each row that is not blank."""
-    reader = csv.reader((line for _, line in read_lines(path)), strict=True)
+    reader = csv.reader((line for _, line in lines), strict=True)
     while True:
         # A cell may be as long as an article; the limit of 131,072 characters is one of the whole process.
-        limit = csv.field_size_limit(LONGEST_CELL)
+        limit = csv.field_size_limit(HELD_BYTES)
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -204,40 +268,43 @@ def _csv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
 
 
-def _tsv_cells(path: str) -> Iterator[tuple[int, list[str]]]:
+def _tsv_cells(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
     """(number of the line, cells) of each line that is not empty."""
-    for number, line in read_lines(path):
+    for number, line in lines:
         if line := line.removesuffix("\n").removesuffix("\r"):
             yield number, line.split("\t")
 
 
-def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: str, max_file_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of a file of one object a line, which is streamed, or of one value, which is held in memory whole."""
-    head = list(itertools.islice((line for _, line in read_lines(path) if line.strip()), 2))
+    head = list(itertools.islice((line for _, line in read_lines(path, max_file_bytes) if line.strip()), 2))
     if not head:
         return
     try:
         begins_with_object = isinstance(json.loads(head[0]), dict)
-    except json.JSONDecodeError:
-        begins_with_object = False
+    except (ValueError, RecursionError) as error:
+        # Nested too deeply, or a number too long: an error of the line.
+        begins_with_object = not isinstance(error, json.JSONDecodeError)
     if begins_with_object and (len(head) == 2 or file_kind(path) == "jsonl"):
         # Without its end, or an error at the end of a line would be one of "line 2".
-        lines = ((f"line {number} of {path}", line.strip()) for number, line in read_lines(path))
-        rows = ((place, parse_json(line, place)) for place, line in lines if line)
+        places = ((f"line {number} of {path}", line.strip()) for number, line in read_lines(path, max_file_bytes))
+        rows = ((place, parse_json(line, place)) for place, line in places if line)
     else:
-        value = parse_json("".join(line for _, line in read_lines(path)), path)
+        lines = read_lines(path, min(max_file_bytes, HELD_BYTES))
+        value = parse_json("".join(line for _, line in lines), path)
         if isinstance(value, dict) and isinstance(value.get("data"), list):
             value = value["data"]
         values = value if isinstance(value, list) else [value]
         rows = ((f"row {number} of {path}", row) for number, row in enumerate(values, start=1))
     for place, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f'{place} must be an object such as {{"text": "so", "label": 0}}, got {str(row)[:60]}')
+            raise ValueError(f'{place} must be an object such as {{"text": "so", "label": 0}}, got {reprlib.repr(row)}')
         yield place, row
 
 
 def parse_json(text: str, place: str) -> Any:
-    """
+    """The value of a JSON text; half of a surrogate pair, which no UTF-8 has, becomes "?".
+
     Args:
         place (`str`): "line 3 of FILE" or the file, for the message.
     Raises:
@@ -245,43 +312,60 @@ def parse_json(text: str, place: str) -> Any:
     """
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is not JSON: {error}; expected {ROWS_EXPECTED['json']}") from error
-    if SURROGATE.search(text):
-        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode())
+        if SURROGATE.search(text):
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{place} is not JSON: {reason}; expected {ROWS_EXPECTED['json']}") from error
     return value
 
 
-def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    from pyarrow import parquet
-
+def _parquet_rows(path: str, columns: Sequence[str] | None, max_file_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     numbers = itertools.count(1)
-    with _parquet_source(path) as file:
-        table = parquet.ParquetFile(file)
-        if columns is not None and not {*columns} <= {*table.schema_arrow.names}:
-            columns = None
-        for batch in table.iter_batches(columns=columns, batch_size=1000):
+    with open_parquet(path, columns, max_file_bytes) as batches:
+        for batch in batches:
             for row in batch.to_pylist():
                 yield f"row {next(numbers)} of {path}", row
 
 
 @contextlib.contextmanager
-def _parquet_source(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """The file, in memory where it is .gz, as parquet is read from its end.
+def open_parquet(
+    path: str | os.PathLike, columns: Sequence[str] | None, max_file_bytes: int
+) -> Iterator[Iterator["pa.RecordBatch"]]:
+    """Batches of rows; the file is in memory whole where it is .gz, as parquet is read from its end.
 
     Raises:
-        ValueError: pyarrow cannot read it.
+        ValueError: the file, or what is made of it in this context, cannot be read; a column is there twice.
     """
-    import pyarrow as pa
+    from pyarrow import parquet
 
-    try:
-        with open_file(path) as file:
-            yield io.BytesIO(file.read()) if isinstance(file, gzip.GzipFile) else file
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    rows = 0
 
+    def batches() -> Iterator["pa.RecordBatch"]:
+        nonlocal rows
+        for batch in table.iter_batches(columns=columns, batch_size=1000):
+            # Or cells that are not UTF-8 would be noticed much later.
+            batch.validate(full=True)
+            yield batch
+            rows += len(batch)
 
-# ------- tables of several files
+    with open_file(path, max_file_bytes) as file:
+        if not file.seekable():
+            file = io.BytesIO(file.read(HELD_BYTES + 1))
+            check_size(len(file.getbuffer()), path, HELD_BYTES)
+        try:
+            table = parquet.ParquetFile(file, buffer_size=2**20)
+            groups = map(table.metadata.row_group, range(table.num_row_groups))
+            check_size(sum(group.total_byte_size for group in groups), "it", max_file_bytes)
+            names = table.schema_arrow.names
+            if repeated := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"it has the column {repeated[0]!r} twice")
+            if columns is not None and not {*columns} <= {*names}:
+                columns = None
+            yield batches()
+        # pyarrow and datasets have another error for each damage.
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read as parquet (after row {rows}): {error}") from error
 
 
 def check_table_file(path: Path):
@@ -298,14 +382,14 @@ def check_table_file(path: Path):
         raise ValueError(f"{path} must end in {endings} (each also with .gz)")
 
 
-def read_columns(path: Path) -> dict[str, list]:
+def read_columns(path: Path, max_file_bytes: int) -> dict[str, list]:
     """All columns of a file in memory.
 
     Raises:
         ValueError: it has no rows, and as `read_rows`.
     """
     columns: dict[str, list] = {}
-    for number, (_, row) in enumerate(read_rows(path)):
+    for number, (_, row) in enumerate(read_rows(path, max_file_bytes=max_file_bytes)):
         for name, cell in row.items():
             columns.setdefault(name, [None] * number).append(cell)
         for column in columns.values():
@@ -316,20 +400,20 @@ def read_columns(path: Path) -> dict[str, list]:
     return columns
 
 
-def read_parquet(path: Path) -> "Dataset":
+def read_parquet(path: Path, max_file_bytes: int) -> "Dataset":
     """All columns of a .parquet file, with the names of labels that `Dataset.to_parquet` keeps beside the schema.
 
     Raises:
         ValueError: it has no rows, or is damaged.
     """
+    import pyarrow as pa
     from datasets import Dataset
-    from pyarrow import parquet
 
-    with _parquet_source(path) as file:
-        table = parquet.ParquetFile(file).read()
-    if not table.num_rows:
+    with open_parquet(path, None, max_file_bytes) as batches:
+        rows = Dataset(pa.Table.from_batches([*batches]))
+    if not len(rows):
         raise ValueError(f"{path} has no rows; expected {ROWS_EXPECTED['parquet']}")
-    return Dataset(table)
+    return rows
 
 
 def join_parquet(paths: Sequence[Path], tables: Sequence["Dataset"]) -> "Dataset":
@@ -350,23 +434,28 @@ def join_columns(paths: Sequence[Path], tables: Sequence[dict[str, list]]) -> An
     """One `pyarrow.Table` of the columns of several files.
 
     Raises:
-        ValueError: the cells of a column are not of one type; the first cell of another type is named.
+        ValueError: the cells of a column are not of one type, or numbers too large; the first such cell is named.
     """
     import pyarrow as pa
+
+    def array_of(cells: list[Any]) -> tuple[Any, Exception | None]:
+        try:
+            return pa.array(cells), None
+        except (pa.ArrowException, OverflowError) as error:
+            return None, error
 
     arrays = {}
     for name in tables[0]:
         cells = [cell for table in tables for cell in table[name]]
-        try:
-            arrays[name] = pa.array(cells)
-        except (pa.ArrowException, OverflowError) as error:
-            first_type = next((type(cell) for cell in cells if cell is not None), None)
-            for path, table in zip(paths, tables, strict=True):
-                for number, cell in enumerate(table[name], start=1):
-                    if type(cell) not in (first_type, type(None)):
-                        raise ValueError(
-                            f"the cells of the column {name!r} are not of one type: {TYPE_NAMES[first_type]} before row "
-                            f"{number} of {path}, which has {cell!r}"
-                        ) from error
-            raise ValueError(f"the column {name!r} of {shown_files(paths)}: {error}") from error
+        arrays[name], error = array_of(cells)
+        if error is not None:
+            at = bisect.bisect_left(range(len(cells)), True, key=lambda last: array_of(cells[: last + 1])[1] is not None)
+            places = [
+                f"row {row} of {path}"
+                for path, table in zip(paths, tables, strict=True)
+                for row in range(1, len(table[name]) + 1)
+            ]
+            raise ValueError(
+                f"{places[at]} has {reprlib.repr(cells[at])} in the column {name!r}, unlike the cells before it: {error}"
+            ) from error
     return pa.table(arrays)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..data.files import HELD_BYTES
 from ..model.attention_backends import BACKENDS
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
@@ -31,6 +32,7 @@ class DataArguments:
     validation_file: list[str] = field(default_factory=list, metadata={"help": "files to evaluate on"})
     test_file: list[str] = field(default_factory=list, metadata={"help": "files to predict on; labels are not needed"})
     max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
+    max_file_bytes: int = option(HELD_BYTES, "most of a data file, decompressed: a small .gz may hold more than memory does")
     pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
     pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
     max_train_samples: int | None = option(None, "train on the first so many examples")
@@ -48,7 +50,14 @@ class DataArguments:
     def __post_init__(self):
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
-        names = ("max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples", "max_predict_samples")
+        names = (
+            "max_seq_length",
+            "max_file_bytes",
+            "pad_to_multiple_of",
+            "max_train_samples",
+            "max_eval_samples",
+            "max_predict_samples",
+        )
         for name in (*names, "preprocessing_num_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:

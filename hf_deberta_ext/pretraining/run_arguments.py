@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..data.files import STREAMED_BYTES
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
@@ -85,6 +86,9 @@ class DataArguments:
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
     train_split: str = option("train", "of Hub data")
     validation_split: str = option("validation", "of Hub data")
+    max_file_bytes: int = option(
+        STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"
+    )
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
     shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
@@ -124,7 +128,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if data_args.streaming and data_args.num_proc is not None:
         raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
     smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
-    smallest |= dict(num_proc=1, max_train_samples=1, max_eval_samples=1)
+    smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
     for name, least in smallest.items():
         value = getattr(data_args, name)
         if value is not None and value < least:

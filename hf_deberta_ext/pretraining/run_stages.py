@@ -49,7 +49,7 @@ def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Data
     """
     common = dict(
         documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
-        cache_dir=model_args.cache_dir, token=model_args.token,
+        cache_dir=model_args.cache_dir, token=model_args.token, max_file_bytes=data_args.max_file_bytes,
     )  # fmt: skip
     if data_args.validation_data:
         held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)

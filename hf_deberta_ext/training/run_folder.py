@@ -37,7 +37,7 @@ REPEATED = (
 )  # fmt: skip
 # Flags of the scripts that it may change: of the machine, of the folder and of the model card.
 FREE = {
-    "attn_implementation", "cache_dir", "card_language", "license", "num_proc", "overwrite_output_dir",
+    "attn_implementation", "cache_dir", "card_language", "license", "max_file_bytes", "num_proc", "overwrite_output_dir",
     "preprocessing_num_workers", "seeds", "token",
 }  # fmt: skip
 

@@ -86,6 +86,9 @@ def test_windows_line_ends_and_byte_order_mark_are_dropped(write, load):
     path = write("a.txt", b"\xef\xbb\xbfA one.\r\nA two.\r\n\r\nB.\r\n")
     assert rows(load(path)) == ["A one.\nA two.", "B."]
     assert rows(load(write("b.txt", b"\xef\xbb\xbf\r\nA\r\n"), documents="line")) == ["A"]
+    # Of old Macs, with and without a last line end of today.
+    for end in (b"", b"\r", b"\n"):
+        assert rows(load(write("c.txt", b"\xef\xbb\xbfA one.\rA two.\r\rB." + end))) == ["A one.\nA two.", "B."]
     assert rows(load(write("a.json", b'\xef\xbb\xbf\n [{"text": "A"},\n{"text": "B"}]'))) == ["A", "B"]
 
 
@@ -138,6 +141,15 @@ def test_table_cells_stay_as_they_are_written(write, load):
     assert rows(load(path)) == ["NA", "007", "", 'a "quote",\nline', long]
 
 
+def test_a_document_longer_than_memory_holds_is_named(write, load, monkeypatch):
+    monkeypatch.setattr(corpus_module, "HELD_BYTES", 1000)
+    path = write("a.txt", "a\n\n" + "no blank line\n" * 100)
+    for documents in ("blank_line", "file"):
+        with pytest.raises(ValueError, match=r"the document at line 7\d of .*a.txt has more than 1000 .*--documents line"):
+            load(path, documents=documents)
+    assert len(load(path, documents="line")) == 101
+
+
 def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tmp_path):
     path = write("a.txt", "first")
     assert rows(load(path)) == ["first"]
@@ -153,7 +165,9 @@ def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeyp
     read = []
     path = write("a.txt", "".join(f"document {i}\n\n" for i in range(100_000)))
     original = corpus_module.read_lines
-    monkeypatch.setattr(corpus_module, "read_lines", lambda path: (read.append(line) or line for line in original(path)))
+    monkeypatch.setattr(
+        corpus_module, "read_lines", lambda *a, **b: (read.append(line) or line for line in original(*a, **b))
+    )
     corpus = load(path, streaming=True)
     assert next(iter(corpus)) == {"text": "document 0"}
     assert len(read) < 20

@@ -2,10 +2,12 @@
 """Rows from files and from the Hub: every kind of file, cells that others misread, and what is wrong with a file."""
 
 import gzip
+import io
 import json
 import random
 import re
 from csv import field_size_limit
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 pytest.importorskip("datasets")
 
 import datasets
+import pyarrow as pa
+from pyarrow import parquet
 
 from hf_deberta_ext.data.columns import as_numbers, check_cells, check_columns, first, label_order
 from hf_deberta_ext.data.files import named_files, read_files, shown_files
@@ -24,11 +28,23 @@ ROWS = [
     {"sentence": 'he said "no",\nand left', "label": 0},
     {"sentence": "日本 naïve \u2028 end", "label": 1},
 ]
+DEEP = '{"a":' * 5000 + "1" + "}" * 5000
 # What pandas, pyarrow or datasets would not leave as they are.
 ODD = ["NA", "null", "", "nan", "None", "2020-01-01", "007", "1e5", "true", " padded "]
 
 
+def parquet_of(columns, names=("text",)):
+    """A parquet file; cells that are bytes become text, UTF-8 or not."""
+    arrays = [pa.array([cell if isinstance(cell, bytes) else cell.encode() for cell in cells]) for cells in columns]
+    file = io.BytesIO()
+    parquet.write_table(pa.table([pa.Array.from_buffers(pa.string(), len(a), a.buffers()) for a in arrays], [*names]), file)
+    return file.getvalue()
+
+
 def write(file, text, encoding="utf-8"):
+    if text is None:
+        file.touch()
+        return file
     data = text.encode(encoding) if isinstance(text, str) else text
     file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
     return file
@@ -234,8 +250,23 @@ def read_twice(path):
         ("a.json", '{\n "text": "A"\n}\n', ["A"]),
         ("a.jsonl", '[{"text": "A"},\n{"text": "B"}]', ["A", "B"]),
         ("a.jsonl", r'{"text": "half \ud83d, whole \ud83d\ude00"}', ["half ?, whole 😀"]),
+        ("a.csv", 'text,label\rA,1\r"B\rb",2\r', ["A", "B\rb"]),
+        ("a.tsv", "text\tlabel\rA\t1\rB\t2\r", ["A", "B"]),
+        ("a.jsonl", '{"text": "A"}\r{"text": "B"}', ["A", "B"]),
+        ("a.json", '[\r{"text": "A"},\r{"text": "B"}]\r\n', ["A", "B"]),
     ],
-    ids=["quotes_in_tsv", "data", "lines_in_json", "one_object", "list_in_jsonl", "half_a_surrogate_pair"],
+    ids=[
+        "quotes_in_tsv",
+        "data",
+        "lines_in_json",
+        "one_object",
+        "list_in_jsonl",
+        "half_a_surrogate_pair",
+        "old_mac_csv",
+        "old_mac_tsv",
+        "old_mac_jsonl",
+        "old_mac_json",
+    ],
 )
 def test_a_file_has_the_same_texts_for_pretraining_and_fine_tuning(tmp_path, name, text, expected):
     assert read_twice(write(tmp_path / name, text)) == [expected, expected]
@@ -251,6 +282,16 @@ def test_a_file_has_the_same_texts_for_pretraining_and_fine_tuning(tmp_path, nam
         ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be an object .*got 7"),
         ("a.csv", b"text,label\ncaf\xe9,1\n", r"a.csv is not UTF-8: byte 14 \(line 2\) is 0xe9; convert the file to UTF-8"),
         ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
+        ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: it is nested too deeply"),
+        ("a.jsonl", DEEP + '\n{"text": "A"}\n', "line 1 of .*a.jsonl is not JSON: it is nested too deeply"),
+        ("a.json", DEEP, "a.json is not JSON: it is nested too deeply"),
+        ("a.jsonl", '{"text": "A", "n": ' + "1" * 5000 + "}", "line 1 of .*a.jsonl is not JSON: Exceeds the limit"),
+        ("a.json", '[{"text": "A", "n": ' + "1" * 5000 + "}]", "a.json is not JSON: Exceeds the limit"),
+        ("a.tsv", "text\ttext\nA\tB\n", "the header of .*a.tsv has the column 'text' twice"),
+        ("a.parquet", parquet_of([["A"], ["B"]], ["text", "text"]), "a.parquet .*has the column 'text' twice"),
+        ("a.parquet", parquet_of([["A"] * 2000 + [b"\xff"]]), r"a.parquet .*\(after row 2000\).*Invalid UTF8"),
+        ("a.parquet.gz", b"PAR2", "a.parquet.gz cannot be read as parquet"),
+        ("a.csv.gz", None, "a.csv.gz is damaged or is not gzip although it ends in .gz: it is empty"),
     ],
 )
 def test_a_file_is_refused_alike_by_pretraining_and_fine_tuning(tmp_path, name, text, message):
@@ -267,6 +308,39 @@ def test_a_damaged_gz_file_is_refused_alike_by_pretraining_and_fine_tuning(tmp_p
         path.write_bytes(data)
         pretraining, fine_tuning = read_twice(path)
         assert pretraining == fine_tuning and re.search(r"a\.csv\.gz is damaged or is not gzip", pretraining)
+
+
+def test_a_gz_file_that_unpacks_to_more_than_memory_or_disk_is_refused_alike(tmp_path, monkeypatch):
+    """A file of 1 MB may hold 1 GB."""
+    write(tmp_path / "a.csv.gz", "text\n" + "so\n" * 100_000)
+    message = "a.csv.gz has more than 200000 bytes .*: give a higher --max_file_bytes"
+    for read in (load_corpus, partial(read_files, source="--train_file")):
+        with pytest.raises(ValueError, match=message):
+            [*read(tmp_path / "a.csv.gz", max_file_bytes=200_000, **dict(streaming=True) if read is load_corpus else {})]
+        assert len([*read(tmp_path / "a.csv.gz", max_file_bytes=300_005)]) == 100_000
+
+
+def test_no_more_than_memory_holds_is_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_deberta_ext.data.files.HELD_BYTES", 1000)
+    line = '{"text": "' + "so " * 200 + '"}'
+    for name, text, message in (
+        ("a.jsonl", line.replace("so", "long") + "\n", "line 1 of .*a.jsonl has more than 1000 bytes"),
+        ("a.json", f"[{line},\n{line}]", "a.json has more than 1000 bytes.* .jsonl .*instead of one JSON value"),
+        ("a.csv", 'text\n"' + "so\n" * 400 + '"\n', "a.csv is not csv: field larger than field limit"),
+        ("a.parquet.gz", parquet_of([["so " * 400]]), "a.parquet.gz has more than 1000 bytes.* and .parquet.gz"),
+    ):
+        pretraining, fine_tuning = read_twice(write(tmp_path / name, text))
+        assert pretraining == fine_tuning and re.search(message, pretraining)
+    assert read_twice(write(tmp_path / "b.jsonl", f"{line}\n" * 10)) == [["so " * 200] * 10] * 2
+
+
+def test_a_file_for_which_memory_is_short_is_named(tmp_path, monkeypatch):
+    def no_memory(*args):
+        raise MemoryError
+
+    monkeypatch.setattr("json.loads", no_memory)
+    message = "a.jsonl needs more memory than there is"
+    assert all(re.search(message, error) for error in read_twice(write(tmp_path / "a.jsonl", '{"text": "A"}\n')))
 
 
 # ------- errors
@@ -290,8 +364,8 @@ def test_a_damaged_gz_file_is_refused_alike_by_pretraining_and_fine_tuning(tmp_p
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is not JSON: Expecting value: line 1 column 6"),
         ("a.json", '[{"a": 1}, {"a"]', "a.json is not JSON: .*expected one object a line"),
         ("a.json", '{"a"\n{"a": 1}\n', "a.json is not JSON: .* line 2"),
-        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "'a' .* a whole number before row 3 of .*a.jsonl, which has 'x'"),
-        ("a.jsonl", '{"a": 99999999999999999999999}\n', "column 'a' of a.jsonl: "),
+        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "row 3 of .*a.jsonl has 'x' in the column 'a', unlike"),
+        ("a.jsonl", '{"a": [1]}\n{"a": [99999999999999999999999]}\n', "row 2 of .*a.jsonl has .*99.* in the column 'a'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(tmp_path, name, text, message):

@@ -385,8 +385,16 @@ def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warne
     found = data(train_file=[write_lines(tmp_path / "a.jsonl", *rows)]).sets["train"]
     # 4 and 8 are as far from 5 as 1 and 3; white space around an answer is no part of it.
     assert found.spans == [(4, 5), (2, 4), (2, 3)]
-    assert len(warned) == 1 and "2 questions have an answer that does not stand at its answer_start" in warned[0]
+    assert len(warned) == 1 and "2 of 3 questions have an answer that does not stand at its answer_start" in warned[0]
     assert "'n1'" in warned[0]
+
+
+def test_a_start_that_counts_bytes_is_understood_where_the_text_stands_twice(tmp_path, warned):
+    """The nearest "ab" was taken, a wrong one."""
+    rows = [one(context="ééééé ab ab", answers=(("ab", 11), ("é ab", start))) | dict(id=str(start)) for start in (4, 8)]
+    found = data(train_file=[write_lines(tmp_path / "a.jsonl", *rows)]).sets["train"]
+    assert found.spans == [(6, 8), (6, 8)]
+    assert len(warned) == 1 and "2 of 2 questions have" in warned[0]
 
 
 def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path):
@@ -588,6 +596,14 @@ def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, warned
     assert len(warned) == 1 and "has an answer to each question" in warned[0]
 
 
+def squad(**answer):
+    """Nested JSON of two questions, the second with a wrong answer."""
+    answers = [dict(text="a", answer_start=0), dict(text="a", answer_start=0) | answer]
+    qas = [dict(id=f"n{number}", question="q", answers=[answer]) for number, answer in enumerate(answers, start=1)]
+    return json.dumps({"data": [{"paragraphs": [{"context": "a", "qas": qas}]}]})
+
+
+DEEP = "[" * 5000 + "]" * 5000
 IMPOSSIBLE = dict(id="n1", question="q", is_impossible=True, answers=[dict(text="a", answer_start=0)])
 
 
@@ -599,6 +615,11 @@ IMPOSSIBLE = dict(id="n1", question="q", is_impossible=True, answers=[dict(text=
     ("a.jsonl", "", "has no rows"),
     ("a.json", "{", "not JSON"),
     ("a.jsonl", "{", "not JSON"),
+    ("a.json", DEEP, ".*a.json is not JSON: it is nested too deeply"),
+    ("a.csv", f"id,question,context,answers\nn1,q,a b,{DEEP}\n", r"\(id 'n1'\) has '\[.* in the column 'answers'"),
+    ("a.json", squad(answer_start=10**30), "a.json has .*10{12}.* in the column 'answers', .*too large"),
+    ("a.json", squad(text=["a"]), "a.json has .* in the column 'answers'"),
+    ("a.json", squad(answer_start="0"), "a.json has .* in the column 'answers'"),
     ("a.json", json.dumps({"data": [{"paragraphs": [{"context": "a", "qas": [IMPOSSIBLE]}]}]}),
      "question 'n1' is_impossible, yet has answers"),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.columns import cells, check_cells, check_columns
-from ...data.files import read_lines
+from ...data.files import HELD_BYTES, read_lines
 from .labels import label_cells
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Sentences:
         return len(self.words)
 
 
-def read_conll(file: Path, *, source: str) -> Sentences:
+def read_conll(file: Path, *, source: str, max_file_bytes: int = HELD_BYTES) -> Sentences:
     """A CoNLL text file: a word a line, its tag in the last column, a blank line between sentences; also .gz.
 
     Columns are parted by tabs where a line has any, or else by spaces. Lines of -DOCSTART- are left out, and so are
@@ -54,7 +54,7 @@ def read_conll(file: Path, *, source: str) -> Sentences:
     if not file.is_file():
         raise ValueError(f"{source}: there is no file {file}")
     try:
-        lines = [line.rstrip("\r\n") for _, line in read_lines(file)]
+        lines = [line.rstrip("\r\n") for _, line in read_lines(file, max_file_bytes)]
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     words, tags, tagged = [[]], [[]], None

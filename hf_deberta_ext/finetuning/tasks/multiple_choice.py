@@ -329,7 +329,8 @@ def read_multiple_choice(
 
     def from_file(file, split):
         flag = FLAGS[split]
-        rows = read_raw_race(file, source=flag) if file.is_dir() else read_files([file], source=flag)
+        read = read_raw_race if file.is_dir() else read_files
+        rows = read(file, source=flag, max_file_bytes=arguments.max_file_bytes)
         return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
 
     def from_hub(rows, place, split):

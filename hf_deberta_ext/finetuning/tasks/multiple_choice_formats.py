@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions with choices, read from the columns of RACE, SWAG, CODAH, C3 and COPA, or from columns that are named."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...data.columns import as_numbers, check_cells, check_columns
+from ...data.files import parse_json
 from .race import race_level
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> l
     cell = choices = row[column]
     if isinstance(cell, str):
         try:
-            choices = json.loads(cell)
-        except json.JSONDecodeError:
+            choices = parse_json(cell, place)
+        except ValueError:
             choices = None
     if not isinstance(choices, list):
         raise ValueError(

@@ -4,10 +4,11 @@
 The raw release is folders of .txt files, each of which holds one JSON object: an article with several questions.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...data.files import HELD_BYTES, parse_json, read_lines
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,7 +30,7 @@ def race_level(name: str | None) -> str | None:
     return None
 
 
-def read_raw_race(folder: Path, *, source: str) -> "Dataset":
+def read_raw_race(folder: Path, *, source: str, max_file_bytes: int = HELD_BYTES) -> "Dataset":
     """The questions of all .txt files in a folder of the raw release and in its folders, in the order of their numbers.
 
     Returns:
@@ -46,28 +47,27 @@ def read_raw_race(folder: Path, *, source: str) -> "Dataset":
     files = sorted(folder.rglob("*.txt"), key=place)
     if not files:
         raise ValueError(f"{source}: there are no .txt files in {folder}, the folder of a raw release of RACE")
-    return Dataset.from_list([row for file in files for row in raw_questions(file, source=source)])
+    return Dataset.from_list([row for file in files for row in raw_questions(file, source, max_file_bytes)])
 
 
-def raw_questions(file: Path, *, source: str) -> list[dict[str, Any]]:
+def raw_questions(file: Path, source: str, max_file_bytes: int) -> list[dict[str, Any]]:
     """The questions of one file, see `read_raw_race`.
 
     Raises:
         ValueError: it is not such an object.
     """
     try:
-        article = json.loads(file.read_text(encoding="utf-8-sig"))
+        article = parse_json("".join(line for _, line in read_lines(file, max_file_bytes)), f"{file}")
     except ValueError as error:
-        raise ValueError(f"{source}: {file} is not JSON in UTF-8: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
     if not isinstance(article, dict) or not {"article", "questions", "options"} <= {*article}:
         shown = ", ".join(map(repr, article)) if isinstance(article, dict) else type(article).__name__
         raise ValueError(f"{source}: {file} must be an object with 'article', 'questions' and 'options', it has {shown}")
-    questions, options = article["questions"], article["options"]
-    texts = [article["article"], *questions] if isinstance(questions, list) else [None]
-    lists = options if isinstance(options, list) else [None]
-    if not (all(isinstance(text, str) for text in texts) and all(isinstance(choices, list) for choices in lists)):
+    questions, options, answers = article["questions"], article["options"], article.get("answers") or []
+    lists = [[article["article"]], questions, answers, *(options if isinstance(options, list) else [options])]
+    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists):
         raise ValueError(f"{source}: {file} must have a text, a list of texts and a list of lists of texts in its fields")
-    answers = article.get("answers") or [None] * len(questions)
+    answers = answers or [None] * len(questions)
     if not len(questions) == len(options) == len(answers):
         raise ValueError(
             f"{source}: {file} has {len(questions)} questions, options for {len(options)} and answers to {len(answers)}"

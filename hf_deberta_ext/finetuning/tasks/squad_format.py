@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about texts: from rows with the columns of SQuAD, or the nested JSON of its authors, to checked columns."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers.utils import logging
 
 from ...data.columns import cells, check_cells, check_columns, first
-from ...data.files import file_kind, read_files, read_rows
+from ...data.files import HELD_BYTES, file_kind, join_columns, parse_json, read_files, read_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,12 +51,13 @@ class Questions:
         return len(self.ids)
 
 
-def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str) -> Table:
+def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str, max_file_bytes: int = HELD_BYTES) -> Table:
     """A file of rows, or of the nested JSON of SQuAD's authors, which has column names of its own.
 
     Args:
         columns: names of question, context and answers.
         flag (`str`): the one that named the file ("--train_file").
+        max_file_bytes (`int`): see `read_files`.
     Raises:
         ValueError: see `read_files`; nested JSON with other keys than SQuAD's.
     """
@@ -66,13 +66,15 @@ def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str) 
     source, articles = f"{flag} {file.name}", []
     if file_kind(file) == "json" and file.is_file():
         try:
-            articles = [row for _, row in read_rows(file)]
-        except ValueError:
+            articles = [row for _, row in read_rows(file, max_file_bytes=max_file_bytes)]
+        except (ValueError, MemoryError):
             # read_files says what is wrong.
             pass
     if articles and "paragraphs" in articles[0]:
-        return Table(Dataset.from_list(nested_rows(articles, source=source)), ("question", "context", "answers"), source)
-    return Table(read_files([file], source=flag), columns, source)
+        rows = nested_rows(articles, source=source)
+        cells_of = {name: [row[name] for row in rows] for name in rows[0]}
+        return Table(Dataset(join_columns([source], [cells_of])), ("question", "context", "answers"), source)
+    return Table(read_files([file], source=flag, max_file_bytes=max_file_bytes), columns, source)
 
 
 def nested_rows(articles: list[dict], *, source: str) -> list[dict[str, Any]]:
@@ -125,8 +127,8 @@ def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, 
         )
     if moved:
         logger.warning(
-            f"{source}: {len(moved)} questions have an answer that does not stand at its answer_start (the first is "
-            f"{moved[0]!r}); the nearest place in the context that has its text is taken"
+            f"{source}: {len(moved)} of {len(questions)} questions have an answer that does not stand at its answer_start "
+            f"(the first is {moved[0]!r}); the place of its text at that byte of UTF-8, or else the nearest, is taken"
         )
     if kind == "test" and not any(questions.texts):
         questions.texts = None
@@ -150,7 +152,7 @@ def add_rows(questions: Questions, table: Table, *, optional: bool) -> list[str]
     Args:
         optional (`bool`): there may be no answers.
     Returns:
-        Ids of the questions of which no answer stands at its answer_start.
+        Ids of the questions of which an answer does not stand at its answer_start.
     Raises:
         ValueError: as `checked_questions`.
     """
@@ -176,7 +178,7 @@ def add_rows(questions: Questions, table: Table, *, optional: bool) -> list[str]
         begin += len(text) - len(text.lstrip())
         questions.texts.append(texts)
         questions.spans.append((begin, begin + len(text.strip())))
-        if texts and not any(begin == start for begin, start in zip(begins, starts, strict=True)):
+        if begins != starts:
             moved.append(name)
     questions.ids += ids
     questions.questions += cells(rows, columns[0])
@@ -193,7 +195,7 @@ def answer_cell(cell: Any, place: str, column: str) -> tuple[list[str], list[int
     value = cell
     try:
         if isinstance(value, str):
-            value = json.loads(value)
+            value = parse_json(value, place)
         if isinstance(value, list):
             value = {name: [answer[name] for answer in value] for name in ("text", "answer_start")}
         texts, starts = list(value["text"]), list(value["answer_start"])
@@ -210,7 +212,7 @@ def answer_cell(cell: Any, place: str, column: str) -> tuple[list[str], list[int
 
 
 def nearest_place(context: str, text: str, start: int) -> int | None:
-    """`start` where the text stands there, else the nearest place where it stands; None where it stands nowhere."""
+    """`start` where the text stands there, else its place at the byte `start`, else the nearest; None where it has none."""
     if not text.strip():
         return None
     if start >= 0 and context.startswith(text, start):
@@ -219,4 +221,4 @@ def nearest_place(context: str, text: str, start: int) -> int | None:
     while place >= 0:
         places.append(place)
         place = context.find(text, place + 1)
-    return min(places, key=lambda place: abs(place - start), default=None)
+    return min(places, key=lambda place: (len(context[:place].encode()) != start, abs(place - start)), default=None)

@@ -234,7 +234,7 @@ class TextClassificationData:
             for kind, sets in files.items():
                 for name, paths in sets.items():
                     source = " ".join(filter(None, (FLAGS[kind], name)))
-                    tables[kind, name] = (read_files(paths, source=source), source)
+                    tables[kind, name] = (read_files(paths, source=source, max_file_bytes=data_args.max_file_bytes), source)
             return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
 
         hub = data_args.dataset_name or (task and task.dataset)

@@ -163,9 +163,9 @@ class TokenClassificationData:
         def from_file(file, split):
             flag, labelled = FLAGS[split], split != "test"
             if not file.name.lower().endswith(CONLL_ENDINGS):
-                rows = read_files([file], source=flag)
+                rows = read_files([file], source=flag, max_file_bytes=data_args.max_file_bytes)
                 return word_rows(rows, *columns, source=f"{flag} {file.name}", names=names, labelled=labelled)
-            sentences = read_conll(file, source=flag)
+            sentences = read_conll(file, source=flag, max_file_bytes=data_args.max_file_bytes)
             if labelled and sentences.tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
             return sentences
