@@ -17,7 +17,6 @@ status is 1 if the float32 file is further from the model than rounding explains
 """
 
 import argparse
-import csv
 import json
 import platform
 import sys
@@ -37,6 +36,8 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
+from hf_deberta_ext.data.columns import check_columns
+from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
@@ -78,7 +79,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2, help="rows of the measured inputs; every second one is padded")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each side (default 5)")
     parser.add_argument("--text_file", type=Path, help="inputs are taken from this text; none: random tokens")
-    parser.add_argument("--rows_file", type=Path, help=".jsonl, .csv or .tsv: measure the accuracy of a classifier on it")
+    parser.add_argument(
+        "--rows_file", type=Path, help="csv, tsv, json, jsonl, parquet: measure the accuracy of a classifier on it"
+    )
     parser.add_argument("--text_columns", nargs="+", default=["sentence"], help="one, or two for pairs")
     parser.add_argument("--label_column", default="label", help="numbers or names of labels")
     parser.add_argument("--threads", type=int, help="of torch and onnxruntime")
@@ -195,24 +198,11 @@ def table(parity: dict[str, list[OnnxParity]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def read_rows(args: argparse.Namespace) -> list[dict]:
-    with args.rows_file.open(encoding="utf-8", newline="") as file:
-        if args.rows_file.suffix == ".jsonl":
-            rows = [json.loads(line) for line in file if line.strip()]
-        elif args.rows_file.suffix in (".csv", ".tsv"):
-            tabs = dict(delimiter="\t", quoting=csv.QUOTE_NONE) if args.rows_file.suffix == ".tsv" else {}
-            rows = list(csv.DictReader(file, **tabs))
-        else:
-            raise ValueError(f"--rows_file must end in .jsonl, .csv or .tsv, got {args.rows_file}")
-    missing = [name for name in (*args.text_columns, args.label_column) if not rows or name not in rows[0]]
-    if missing:
-        raise ValueError(f"{args.rows_file} has no column {', '.join(missing)}")
-    return rows
-
-
 def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     """Batches of rows of similar length: inputs and labels."""
-    rows = read_rows(args)
+    table = read_files(args.rows_file, source="--rows_file")
+    check_columns(table, [*args.text_columns, args.label_column], source=f"{args.rows_file}")
+    rows = table.to_list()
     names = {name: number for number, name in model.config.id2label.items()}
     names |= {str(number): number for number in model.config.id2label}
     unknown = {str(row[args.label_column]) for row in rows} - names.keys()

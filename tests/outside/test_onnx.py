@@ -379,8 +379,9 @@ def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rows_file", "rows.txt", "--model"], "must end in .jsonl, .csv or .tsv"),
-        (["--rows_file", "rows.jsonl", "--text_columns", "text", "--model"], "has no column text"),
+        (["--rows_file", "rows.txt", "--model"], "--rows_file: .*rows.txt must end in .jsonl, .json, .csv"),
+        (["--rows_file", "rows.jsonl", "--text_columns", "text", "--model"], "rows.jsonl has no column 'text'"),
+        (["--rows_file", "twice.csv", "--model"], "the header of .*twice.csv has the column 'label' twice"),
         (["--rows_file", "bad.jsonl", "--model"], "the model has no label 7; it has"),
         (["--rows_file", "rows.jsonl", "--task", "feature-extraction", "--model"], "this is a DebertaExtModel"),
         (["--text_file", "text.txt"], "need a --model"),
@@ -389,6 +390,7 @@ def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch
 def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypatch):
     monkeypatch.chdir(saved)
     (saved / "rows.txt").write_text("")
+    (saved / "twice.csv").write_text("sentence,label,label\nw7,0,1\n")
     (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
     flags = [*flags, "model"] if flags[-1] == "--model" else flags
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
