@@ -56,7 +56,7 @@ from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import parse_flags
-from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_folder import repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -80,7 +80,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     check_model(config, model_args, args)
 
     # 2. Documents, tokenizer and model
-    arguments = repeated_arguments((model_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
+    arguments = repeated_arguments((model_args, data_args, masking_args), args)
     corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
     set_seed(args.seed)
     model = get_model(model_args, args, config, tokenizer)
@@ -98,7 +98,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     trainer = PretrainingTrainer(
         model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
     )
-    metrics = stages.train_and_evaluate(trainer, checkpoint)
+    metrics = stages.train_and_evaluate(trainer, checkpoint, arguments)
     if args.should_save:
         run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_objectives(trainer.state.log_history, Path(args.output_dir, CURVES_FILE), [*args.objectives])

@@ -57,7 +57,8 @@ from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import option, parse_flags
-from hf_deberta_ext.training.run_folder import BATCH_ARGUMENTS, repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_contents import weights_digest
+from hf_deberta_ext.training.run_folder import repeated_arguments, resume_checkpoint
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -118,7 +119,8 @@ def run(model_args, joint_args, data_args, masking_args, args):
         stages.set_attention(DebertaExtForPreTraining(config), model_args)
 
     # 2. Documents, tokenizer and model
-    arguments = repeated_arguments((model_args, joint_args, data_args, masking_args), args, free=BATCH_ARGUMENTS)
+    arguments = repeated_arguments((model_args, joint_args, data_args, masking_args), args)
+    arguments["generator_digest"] = weights_digest(joint_args.generator_model)
     corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
     vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
     set_seed(args.seed)
@@ -134,7 +136,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
     trainer = ReplacedTokenTrainer(
         model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
     )
-    metrics = stages.train_and_evaluate(trainer, checkpoint)
+    metrics = stages.train_and_evaluate(trainer, checkpoint, arguments)
     if args.should_save:
         export(args.output_dir, tokenizer)
         run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)

@@ -12,7 +12,7 @@ from ..model.attention_backends import BACKENDS
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
 from ..training.distributed import use_cpu_without_accelerator
-from ..training.flags import option, parse_flags
+from ..training.flags import RESUME_ANYWAY, option, parse_flags
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -125,6 +125,7 @@ class FineTuningArguments(SiftArguments):
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
     )
+    resume_anyway: list[str] = field(default_factory=list, metadata=RESUME_ANYWAY)
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     seeds: list[int] = field(
         default_factory=list, metadata={"help": "train once with each, and report mean and standard deviation"}

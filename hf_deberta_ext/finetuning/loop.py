@@ -124,7 +124,7 @@ def prepare(
     model = build_model(prepared, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
-            begin_folder(args, repeated_arguments((data_args, model_args), args))
+            begin_folder(args, repeated_arguments((data_args, model_args), args), checkpoint)
     return dataclasses.replace(prepared, model=model)
 
 
@@ -224,6 +224,7 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
     """Train, evaluate and predict as the flags say, into `output_dir`."""
     args = prepared.args
     trainer = TaskTrainer(prepared.model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    trainer.flags = repeated_arguments((prepared.data_args, prepared.model_args), args)
     metrics = {}
     if args.do_train:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..training.run_folder import ARGUMENTS_FILE, begin_run, resume_checkpoint
+from ..training.run_folder import ARGUMENTS_FILE, begin_run, compare_run, resume_checkpoint
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
 __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", "is_finished", "seed_checkpoint"]
@@ -64,19 +64,23 @@ def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError(f"--overwrite_output_dir would move {source} aside: choose another --output_dir")
 
 
-def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
+def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any], checkpoint: str | None = None):
     """Make the folder of a run, after --overwrite_output_dir has moved an old one aside; or compare the arguments of a run
     that is resumed.
 
     Args:
         arguments (`dict`): what `repeated_arguments` returned.
+        checkpoint (`str`, *optional*): that the run goes on from; with several seeds each has its own.
     Raises:
         ValueError: resumed with other arguments.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or any(folder.iterdir())):
         print(f"{folder} is not empty: it is {move_aside(folder)} now", flush=True)
-    begin_run(folder, arguments, args.resume_from_checkpoint is not None)
+    if checkpoint is not None:
+        compare_run(folder, arguments, checkpoint, args.resume_anyway)
+    else:
+        begin_run(folder, arguments, args.resume_from_checkpoint is not None, args.resume_anyway)
 
 
 def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
@@ -85,13 +89,13 @@ def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
     A folder without a complete checkpoint is moved aside, and the seed begins anew.
     """
     folder = Path(args.output_dir)
-    resuming = is_finished(folder) or seed_checkpoint(folder) is not None
-    if not resuming:
+    resumed = seed_checkpoint(folder) or is_finished(folder)
+    if not resumed:
         try:
             resume_checkpoint(folder, None)
         except ValueError:
             print(f"{folder} has no complete checkpoint: it is {move_aside(folder)} now, and begins anew", flush=True)
-    begin_run(folder, arguments, resuming)
+    begin_run(folder, arguments, resumed, args.resume_anyway if resumed else ())
     if is_finished(folder):
         print(f"{folder} is finished", flush=True)
 

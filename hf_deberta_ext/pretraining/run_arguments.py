@@ -127,6 +127,9 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
     if data_args.streaming and data_args.num_proc is not None:
         raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
+    if data_args.streaming:
+        # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
+        args.accelerator_config.dispatch_batches = False
     smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
     smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
     for name, least in smallest.items():

@@ -3,7 +3,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,16 @@ from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
-from ..training.run_folder import TOKENIZER_FOLDER, begin_run
+from ..training.run_contents import json_digest
+from ..training.run_folder import (
+    TOKENIZER_FOLDER,
+    accepted_changes,
+    accepted_changes_line,
+    begin_run,
+    compare_run,
+)
 from ..training.trainer import RunTrainer
-from .corpus import load_corpus, texts
+from .corpus import list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
@@ -82,13 +89,13 @@ def begin(
     data_args: DataArguments,
     args: TrainingArguments,
     config: DebertaExtConfig,
-    arguments: Mapping[str, Any],
+    arguments: dict[str, Any],
     checkpoint: str | None,
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Begin the folder of the run, read the documents, and load or train the tokenizer.
 
     Args:
-        arguments (`dict`): that a resumed run must repeat.
+        arguments (`dict`): that a resumed run must repeat. The digest of a stream is added; `RunTrainer` has others.
         checkpoint (`str`, *optional*): from which the run goes on.
     Returns:
         documents to train on, held-out documents, the tokenizer and facts about it.
@@ -103,11 +110,23 @@ def begin(
         tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
-        begin_run(args.output_dir, arguments, checkpoint is not None)
+        compare = begin_run if checkpoint is None else compare_run
+        compare(args.output_dir, arguments, checkpoint, args.resume_anyway)
     corpus, held_out = corpora(data_args, model_args)
+    if data_args.streaming:
+        arguments["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)
     if model_args.train_tokenizer is not None:
         tokenizer, facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
     return corpus, held_out, tokenizer, facts
+
+
+def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
+    """Digest of the names and sizes of the files of a stream, and of its first documents."""
+    files = [
+        [source] if (files := list_files(source)) is None else [(Path(path).name, size) for path, size, _ in files]
+        for source in sources
+    ]
+    return json_digest([files, [*texts(held_out)], [*texts(corpus.take(100))]])
 
 
 def trained_tokenizer(
@@ -184,8 +203,6 @@ def numbered_examples(
             )
         train_set = NumberedExamples(first(train_set, data_args.max_train_samples))
         return train_set, eval_set, {"train": report, "held_out": eval_report}
-    # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
-    args.accelerator_config.dispatch_batches = False
     # Numbered before they are shuffled anew in each epoch, so that static masks recur.
     train_set = train_set.map(lambda row, number: {"example": number}, with_indices=True)
     if data_args.max_train_samples is not None:
@@ -202,8 +219,15 @@ def set_attention(model: DebertaExtPreTrainedModel, model_args: ModelArguments) 
     return model
 
 
-def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None) -> dict[str, float]:
-    """Train, from a checkpoint if one is given, save the model, evaluate; metrics and state go to the output folder."""
+def train_and_evaluate(
+    trainer: RunTrainer, checkpoint: str | None, flags: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Train, from a checkpoint if one is given, save the model, evaluate; metrics and state go to the output folder.
+
+    Args:
+        flags (`dict`, *optional*): of the script, that a resumed run must repeat.
+    """
+    trainer.flags = flags or {}
     trainer.train_and_save(checkpoint)
     metrics = trainer.record("eval", trainer.evaluate())
     trainer.save_state()
@@ -220,6 +244,8 @@ def write_run_report(
         packing={name: report.as_dict() for name, report in reports.items()},
         versions=versions(),
     )
+    if changes := accepted_changes(folder):
+        facts["resumed_anyway"] = changes
     replace_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
     return facts
 
@@ -259,6 +285,8 @@ def run_facts(
         "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
         "seed": args.seed,
     }
+    if changes := accepted_changes_line(args.output_dir):
+        training["resumed with other"] = changes
     results = Path(args.output_dir, "all_results.json")
     hardware = hardware_facts(args, results=json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {})
     versions_row = {"versions": hardware.pop("versions")}

@@ -12,7 +12,7 @@ import torch
 from transformers import EvalPrediction, TrainingArguments
 
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
-from ..training.flags import option
+from ..training.flags import RESUME_ANYWAY, option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
@@ -43,6 +43,7 @@ class TargetArguments(TrainingArguments):
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
     )
+    resume_anyway: list[str] = field(default_factory=list, metadata=RESUME_ANYWAY)
     logging_steps: float = field(default=0.01, metadata={"help": "log so often: steps, or below 1 a share of all steps"})
     eval_steps: float | None = field(
         default=0.1, metadata={"help": "evaluate so often, with eval_strategy steps: steps, or below 1 a share of all steps"}

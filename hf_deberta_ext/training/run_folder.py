@@ -4,60 +4,83 @@
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from ..model.checkpoint_files import checkpoint_step
+from ..model.checkpoint_files import checkpoint_step, read_json
+from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial, replace_text
 
 logger = logging.get_logger(__name__)
 
 __all__ = [
     "ARGUMENTS_FILE",
-    "BATCH_ARGUMENTS",
     "TOKENIZER_FOLDER",
+    "accepted_changes",
+    "accepted_changes_line",
     "begin_run",
+    "compare_run",
+    "is_decided_by_evaluation",
     "repeated_arguments",
     "resume_checkpoint",
 ]
 
-# Written before the first checkpoint, and again from the same arguments.
+# Written before the first checkpoint, and again from the same arguments; each checkpoint has a copy.
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
+ACCEPTED = "resumed_anyway"
 
-# Arguments of Trainer that a resumed run must repeat, beside every flag that a script adds to them.
-BATCH_ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "bf16", "fp16")
-REPEATED = (
-    "seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
-    "warmup_steps", "weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
-    "label_smoothing_factor", "dataloader_drop_last", "train_sampling_strategy", *BATCH_ARGUMENTS,
-)  # fmt: skip
-# Flags of the scripts that it may change: of the machine, of the folder and of the model card.
+# Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
+# and published, how the data is read, and the machine.
+FREE_PREFIXES = ("ddp_", "eval_", "hub_", "include_", "log_", "logging_", "resume_", "save_", "trackio_")
 FREE = {
-    "attn_implementation", "cache_dir", "card_language", "license", "max_file_bytes", "num_proc", "overwrite_output_dir",
-    "preprocessing_num_workers", "seeds", "token",
+    "batch_eval_metrics", "bf16_full_eval", "cache_dir", "card_language", "dataloader_multiprocessing_context",
+    "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
+    "debug", "disable_tqdm", "do_eval", "do_predict", "do_train", "enable_jit_checkpoint", "fp16_full_eval",
+    "greater_is_better", "license", "local_rank", "max_file_bytes", "max_predict_samples", "metric_for_best_model",
+    "num_proc", "output_dir", "overwrite_output_dir", "per_device_eval_batch_size", "prediction_loss_only",
+    "preprocessing_num_workers", "project", "push_to_hub", "report_to", "run_name", "seeds", "skip_memory_metrics",
+    "test_file", "token", "torch_empty_cache_steps", "use_cpu",
+    # The trainer has the backend that it stands for.
+    "attn_implementation",
 }  # fmt: skip
+# These count where an evaluation decides which model is kept, or the learning rate.
+EVALUATION = {
+    "eval_delay", "eval_on_start", "eval_steps", "eval_strategy", "greater_is_better", "metric_for_best_model", "save_steps",
+    "save_strategy",
+}  # fmt: skip
+# The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
+STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
 
 
-def repeated_arguments(groups: Sequence[Any], args: TrainingArguments, free: Collection[str] = ()) -> dict[str, Any]:
+def is_decided_by_evaluation(args: TrainingArguments) -> bool:
+    """True for a run whose evaluations decide which model is kept, or the learning rate."""
+    return args.load_best_model_at_end or args.lr_scheduler_type == "reduce_lr_on_plateau"
+
+
+def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[str, Any]:
     """Arguments that a resumed run must repeat, or it would not be the same run.
 
     Args:
         groups: dataclasses of a script's flags.
-        args (`TrainingArguments`): or a subclass, all of whose own fields count.
-        free: names that this run may change, e.g. `BATCH_ARGUMENTS` where examples, masks and dropout of a step do not
-            depend on its split into micro-batches and processes.
+        args (`TrainingArguments`): or a subclass. Where `is_split_free`, processes with the same batch may be more or fewer.
     """
-    flags: dict[str, Any] = {}
+    counted = EVALUATION if is_decided_by_evaluation(args) else set()
+    flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+    flags["world_size"] = args.world_size
+    if is_split_free(args):
+        steps = flags.pop("gradient_accumulation_steps")
+        flags["batch_size"] = args.train_batch_size * steps * flags.pop("world_size")
     for group in groups:
         flags |= dataclasses.asdict(group)
-    trainer_fields = TrainingArguments.__dataclass_fields__
-    added = [field.name for field in dataclasses.fields(args) if field.name not in trainer_fields]
-    flags |= {name: getattr(args, name) for name in (*added, *REPEATED)}
-    return {name: value for name, value in flags.items() if name not in FREE and name not in free}
+    return {
+        name: value
+        for name, value in flags.items()
+        if name in counted or not (name in FREE or name.startswith(FREE_PREFIXES))
+    }
 
 
 def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> str | None:
@@ -103,25 +126,83 @@ def _precedes_checkpoints(file: Path) -> bool:
     return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER) or is_partial(file.name)
 
 
-def begin_run(folder: str | os.PathLike, arguments: Mapping[str, Any], resuming: bool):
-    """Write the arguments that decide what is learned into the folder of a new run; compare them in a resumed one.
+def begin_run(
+    folder: str | os.PathLike,
+    arguments: Mapping[str, Any],
+    resumed: str | os.PathLike | bool | None = None,
+    anyway: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write what decides what is learned into the folder of a run; a resumed one is compared first, see `compare_run`."""
+    record = compare_run(folder, arguments, resumed, anyway)
+    file = Path(folder, ARGUMENTS_FILE)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, json.dumps(record, indent=2) + "\n")
+    return record
 
-    Arguments that only this version of the script has, or only the one that began the run, are not compared.
+
+def compare_run(
+    folder: str | os.PathLike,
+    arguments: Mapping[str, Any],
+    resumed: str | os.PathLike | bool | None = None,
+    anyway: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The record of a run, its arguments; of a resumed one with those that it began with, which must be the same.
+
+    Arguments that only this version has, or only the one that began the run, are not compared.
+
+    Args:
+        resumed (`str`, path or `bool`, *optional*): the checkpoint that the run goes on from, or True without one.
+        anyway (`list[str]`): arguments that may differ all the same; the record says which did, and from which step on.
+    Raises:
+        ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`; a damaged record.
+    """
+    current = json.loads(json.dumps(arguments, default=str))
+    if not resumed and anyway:
+        raise ValueError(f"--resume_anyway {' '.join(anyway)} is for a resumed run: give --resume_from_checkpoint")
+    if not resumed:
+        return current
+    checkpoint = folder if resumed is True else resumed
+    places = (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder))
+    first = next(filter(None, (read_record(place / ARGUMENTS_FILE) for place in places)), {})
+    changed = {name: [first[name], current[name]] for name in sorted({*first} & {*current}) if first[name] != current[name]}
+    if unknown := sorted({*anyway} - {*first} - {*current}):
+        differing = f", which differs in {', '.join(changed)}" if changed else ""
+        raise ValueError(f"--resume_anyway {unknown[0]} names no argument of this run{differing}")
+    if refused := [name for name in changed if name not in anyway or name in STORED]:
+        values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
+        stored = sorted({*refused} & STORED)
+        raise ValueError(
+            f"a resumed run must have the arguments that it began with: {values}. Begin a new run in another --output_dir, "
+            "which may train the model of this one further"
+            + (f" (the checkpoint holds {', '.join(stored)})" if stored else "")
+            + ("" if stored else f", or go on otherwise with --resume_anyway {' '.join(changed)}")
+        )
+    record = first | current
+    if changed:
+        step = checkpoint_step(Path(checkpoint).resolve())
+        record[ACCEPTED] = [*first.get(ACCEPTED, []), {"step": max(0, step), **changed}]
+    return record
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """The content of run_arguments.json, {} without it.
 
     Raises:
-        ValueError: resumed with other arguments; names each with both values.
+        ValueError: it is damaged.
     """
-    file = Path(folder, ARGUMENTS_FILE)
-    current = json.loads(json.dumps(arguments, default=str))
-    if resuming and file.is_file():
-        first = json.loads(file.read_text(encoding="utf-8"))
-        changed = [name for name in sorted({*first} & {*current}) if first[name] != current[name]]
-        if changed:
-            values = "; ".join(f"{name} = {current[name]!r}, begun with {first[name]!r}" for name in changed)
-            raise ValueError(
-                f"a resumed run must have the arguments that it began with: {values}. To train its model further with "
-                "others, begin a new run from the model in the folder, with another --output_dir"
-            )
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, json.dumps(current, indent=2) + "\n")
+    try:
+        return read_json(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; or remove it, and the run is resumed without a comparison of its arguments") from error
+
+
+def accepted_changes(folder: str | os.PathLike) -> list[dict[str, Any]]:
+    """The arguments that --resume_anyway changed in a run: for each time "step" and, by name, [old, new] values."""
+    return read_record(Path(folder, ARGUMENTS_FILE)).get(ACCEPTED, [])
+
+
+def accepted_changes_line(folder: str | os.PathLike) -> str | None:
+    """The same for a card: "max_grad_norm (from step 20 on)"; None without any."""
+    changes = accepted_changes(folder)
+    parts = [f"{', '.join(name for name in change if name != 'step')} (from step {change['step']} on)" for change in changes]
+    return "; ".join(parts) or None

@@ -4,7 +4,9 @@
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,13 +30,19 @@ from .distributed import safe_sharded_states, spread_seed
 from .finite_loss import check_loss
 from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
-from .run_folder import resume_checkpoint
+from .run_contents import run_contents
+from .run_folder import ARGUMENTS_FILE, begin_run, repeated_arguments, resume_checkpoint
 
 logger = logging.get_logger(__name__)
 
 __all__ = ["RunTrainer"]
 
 RESULTS_FILE = "all_results.json"
+# With others of these a run has another number of steps.
+STEPS = {
+    "batch_size", "data_digest", "dataloader_drop_last", "gradient_accumulation_steps", "max_steps", "num_train_epochs",
+    "per_device_train_batch_size", "world_size",
+}  # fmt: skip
 
 
 class RunTrainer(HubTrainer):
@@ -60,23 +68,33 @@ class RunTrainer(HubTrainer):
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
     _step, _micro_batch = -1, -1
+    # Of a script, beside the trainer's arguments, for run_arguments.json.
+    flags: Mapping[str, Any] = MappingProxyType({})
     _limit: int | None = None
+    _record: Mapping[str, Any] = MappingProxyType({})
+    _steps: int | None = None
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
         """As in transformers; but a run that had ended is loaded, where Trainer takes one more step.
 
         Its result has no metrics where they and the model are in the output folder; else they are lost, but for the epoch.
 
         True resumes from the last whole checkpoint, where Trainer takes the last one.
 
+        Args:
+            resume_anyway (`list[str]`, *optional*): arguments that may differ from those that the run began with; default:
+                those of `args`, if it has such a field.
         Raises:
-            ValueError: a file of the checkpoint is not as it was saved, or holds pickled objects that would run code.
+            ValueError: the run began otherwise, as `compare_run` says; or a file of the checkpoint is not as it was saved,
+                or holds pickled objects that would run code.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = resume_checkpoint(self.args.output_dir, True)
         elif resume_from_checkpoint and self.is_world_process_zero():
             if (problem := manifest_problem(Path(resume_from_checkpoint))) is not None:
                 raise ValueError(f"{resume_from_checkpoint} is not a complete checkpoint: {problem}")
+        anyway = getattr(self.args, "resume_anyway", ()) if resume_anyway is None else resume_anyway
+        self.begin(resume_from_checkpoint or None, anyway)
         if isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint):
             folder = Path(self.args.output_dir)
             is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
@@ -84,6 +102,32 @@ class RunTrainer(HubTrainer):
             self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
+        """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
+        if checkpoint is not None and not STEPS & {*anyway}:
+            self._steps = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).max_steps
+        if self.args.should_save:
+            arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}
+            self._record = begin_run(self.args.output_dir, arguments, checkpoint, anyway)
+
+    def create_scheduler(self, num_training_steps: int, *args, **kwargs):
+        """As in transformers.
+
+        Raises:
+            ValueError: the run began with another number of steps, or lr_scheduler_kwargs are not those of the schedule.
+        """
+        if self._steps not in (None, 0, num_training_steps):
+            raise ValueError(
+                f"a resumed run must have the steps that it began with: max_steps = {num_training_steps}, begun with "
+                f"{self._steps} (its checkpoint's {STATE_FILE}). Begin a new run in another --output_dir, or go on with "
+                "--resume_anyway max_steps"
+            )
+        try:
+            return super().create_scheduler(num_training_steps, *args, **kwargs)
+        except TypeError as error:
+            given = f"lr_scheduler_kwargs = {self.args.lr_scheduler_kwargs!r}"
+            raise ValueError(f"{given} do not fit lr_scheduler_type: {error}") from error
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """True if the training ends at this checkpoint."""
@@ -162,7 +206,9 @@ class RunTrainer(HubTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        # A loader draws a seed for its workers: whether and when a run is evaluated would change its dropout.
+        with torch.random.fork_rng(devices=[]):
+            output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         # Of a process that has not trained: results of a run would have other names when it is evaluated again.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
@@ -207,6 +253,8 @@ class RunTrainer(HubTrainer):
         if self.args.world_size > 1:
             # All processes write into it.
             self.accelerator.wait_for_everyone()
+        if self._record:
+            replace_text(checkpoint / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
         # None: Trainer removes no checkpoints.
         self._limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -250,27 +249,26 @@ def test_overwriting_spares_the_working_directory(place, tmp_path, monkeypatch):
         ("train_sampling_strategy", "group_by_length", "arguments .* train_sampling_strategy = "),
         ("optim_args", "a=1", "arguments .* optim_args = "),
         ("lr_scheduler_kwargs", "{}", "arguments .* lr_scheduler_kwargs = "),
-        # The size of a batch is the product of this number and of those that the flags say.
-        ("world_size", 2, "world_size = 1, begun with 2"),
+        ("gradient_accumulation_steps", 2, "batch_size = 8, begun with 4"),
     ],
 )
 def test_a_resumed_run_has_the_arguments_that_began_it(name, value, message, folder_of, finished, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(finished[0], folder)
-    given = {name: value}
-    if name == "world_size":
-        begun = read(folder, "run_arguments.json") | given
-        (folder / "run_arguments.json").write_text(json.dumps(begun), encoding="utf-8")
-        given = {}
-    given |= SAVING | dict(eval_strategy="steps", eval_steps=2, resume_from_checkpoint="last")
+    given = {name: value} | SAVING | dict(eval_strategy="steps", eval_steps=2, resume_from_checkpoint="last")
     with pytest.raises(ValueError, match=message):
         run(folder_of("ours"), folder, "--do_train", "--second_set", **given)
 
 
 def test_a_run_begins_at_a_checkpoint_of_another_one_in_a_folder_of_its_own(folder_of, finished, tmp_path):
     checkpoint = finished[0] / "checkpoint-2"
-    run(folder_of("ours"), tmp_path / "run", "--do_train", "--second_set", resume_from_checkpoint=checkpoint, seed=7)
+    argv = (folder_of("ours"), tmp_path / "run", "--do_train", "--second_set")
+    given = dict(resume_from_checkpoint=checkpoint, seed=7)
+    with pytest.raises(ValueError, match="seed = 7, begun with 42"):
+        run(*argv, **given)
+    run(*argv, **given, resume_anyway="seed")
     assert read(tmp_path / "run", "trainer_state.json")["global_step"] == 4
+    assert "| resumed with other | seed (from step 2 on) |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="is not empty"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
 

@@ -47,9 +47,9 @@ def build(folder, **arguments):
     return PretrainingTrainer(model, args, train_dataset=Rows(), data_collator=default_data_collator)
 
 
-def train(folder, resume=None, **arguments):
+def train(folder, resume=None, anyway=(), **arguments):
     trainer = build(folder, **arguments)
-    trainer.train(resume and str(resume))
+    trainer.train(resume and str(resume), resume_anyway=anyway)
     trainer.save_model()
     trainer.save_state()
     return trainer

@@ -68,7 +68,7 @@ def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_a
     as in a folder of an older version; with it, any file is missed."""
     checkpoint = stopped / "checkpoint-6"
     (checkpoint / MANIFEST_FILE).unlink()
-    unread = {"training_args.bin", *(path.name for path in checkpoint.glob("*.py"))}
+    unread = {"run_arguments.json", "training_args.bin", *(path.name for path in checkpoint.glob("*.py"))}
     names = sorted(path.name for path in checkpoint.iterdir())
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, "config.json"} < {*names}
     passed_over = set()
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_written_again_is_not_whole_meanwhile(stopped, monk
         save(self, output_dir)
 
     monkeypatch.setattr(PretrainingTrainer, "_save_optimizer_and_scheduler", look_and_save)
-    train(stopped, stopped / "checkpoint-4", max_steps=6)
+    train(stopped, stopped / "checkpoint-4", ["max_steps"], max_steps=6)
     assert seen == [("checkpoint-6", f"its {STATE} is missing or truncated")]
 
 
@@ -236,7 +236,7 @@ def test_the_last_checkpoints_stay_whenever_their_folders_were_changed(stopped):
 
 
 def test_checkpoints_of_later_steps_go_before_those_that_a_resumed_run_can_need(stopped):
-    train(stopped, stopped / "checkpoint-2", max_steps=4, save_total_limit=2)
+    train(stopped, stopped / "checkpoint-2", ["max_steps"], max_steps=4, save_total_limit=2)
     assert steps(stopped) == [2, 4]
 
 

@@ -77,11 +77,11 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
 
 def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
     begun = dict(seed=1, train_data=["a.txt"], masking="span", objectives=("mlm", "sop"))
-    begin_run(tmp_path / "run", begun, resuming=False)
+    begin_run(tmp_path / "run", begun)
     assert json.loads((tmp_path / "run" / ARGUMENTS_FILE).read_text(encoding="utf-8"))["masking"] == "span"
-    begin_run(tmp_path / "run", begun, resuming=True)
+    begin_run(tmp_path / "run", begun, True)
     with pytest.raises(ValueError, match="masking = 'word', begun with 'span'; seed = 2, begun with 1"):
-        begin_run(tmp_path / "run", begun | dict(masking="word", seed=2), resuming=True)
+        begin_run(tmp_path / "run", begun | dict(masking="word", seed=2), True)
 
 
 # ------- what a kill leaves
@@ -168,11 +168,11 @@ def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             replace_text(file, "new")
         with pytest.raises(KeyboardInterrupt):
-            begin_run(folder, dict(seed=1), resuming=False)
+            begin_run(folder, dict(seed=1))
     assert file.read_text(encoding="utf-8") == "old" and not (folder / ARGUMENTS_FILE).exists()
     assert resume_checkpoint(folder, None) is None
     replace_text(file, "newer")
-    begin_run(folder, dict(seed=1), resuming=False)
+    begin_run(folder, dict(seed=1))
     assert file.read_text(encoding="utf-8") == "newer"
     assert sorted(os.listdir(tmp_path)) == ["results.json", "run"] and os.listdir(folder) == [ARGUMENTS_FILE]
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of what a run learns from: its examples, its tokenizer, the weights and the configuration that it begins with."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from transformers import Trainer
+
+from .._version import __version__
+from ..model.attention_backends import choose_backend
+from ..model.checkpoint_files import is_weight_file
+from .manifest import digest_of
+from .run_folder import is_decided_by_evaluation
+
+try:
+    from xxhash import xxh3_64
+except ImportError:
+    # It comes with datasets.
+    xxh3_64 = partial(hashlib.blake2b, digest_size=8)
+
+__all__ = ["examples_digest", "json_digest", "run_contents", "tokenizer_digest", "weights_digest"]
+
+# Of a data set that is neither a list nor of the package datasets, whose rows may be made when they are read.
+MOST_ROWS = 1000
+# Fields of a configuration that say nothing about the weights, or that Trainer sets.
+NO_SETTINGS = ("_attn", "_name", "architectures", "attn_", "auto_map", "dtype", "torch_dtype", "transformers", "use_cache")
+
+
+def run_contents(trainer: Trainer) -> dict[str, Any]:
+    """What shapes the weights beside the arguments of a training, as entries of run_arguments.json."""
+    args, model, collator = trainer.args, trainer.model, trainer.data_collator
+    model = model.get_base_model() if hasattr(model, "peft_config") else model
+    config, source = getattr(model, "config", None), getattr(model, "name_or_path", "")
+    # Checkpoints of the run itself are no beginning.
+    begins_there = Path(source).resolve().is_relative_to(Path(args.output_dir).resolve())
+    contents = dict(
+        data_digest=examples_digest(trainer.train_dataset),
+        evaluation_data_digest=examples_digest(trainer.eval_dataset) if is_decided_by_evaluation(args) else None,
+        tokenizer_digest=tokenizer_digest(trainer.processing_class),
+        weights_digest=None if begins_there else weights_digest(source, getattr(config, "_commit_hash", None)),
+        trained_parameters=sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad),
+        attn_implementation=attention_backend(config, args.device),
+        hf_deberta_ext=__version__,
+        data_collator=getattr(collator, "__name__", type(collator).__name__),
+    )
+    contents |= {f"data_collator.{name}": value for name, value in plain_values(getattr(collator, "__dict__", {})).items()}
+    settings = config.to_dict() if hasattr(config, "to_dict") else {}
+    settings = {name: value for name, value in settings.items() if not name.startswith(NO_SETTINGS)}
+    contents |= {f"config.{name}": value for name, value in settings.items() if not name.endswith("_token_id")}
+    return {name: value for name, value in contents.items() if value is not None}
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and strings among the attributes of an object, and the fields of dataclasses in it."""
+    fields = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    return fields | {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
+
+def attention_backend(config: Any, device: torch.device) -> str | None:
+    """The attention implementation by name, also where a model of this package chooses it for itself."""
+    name = getattr(config, "_attn_implementation", None)
+    if name is not None or getattr(config, "model_type", None) != "deberta-ext":
+        return name
+    call = dict(dtype=torch.float32, head_size=config.hidden_size // config.num_attention_heads, needs_grad=True)
+    return choose_backend(None, device=device, dropout_p=config.attention_probs_dropout_prob, **call)[0]
+
+
+# ------- examples
+
+
+def examples_digest(dataset: Any) -> str | None:
+    """Number of rows and digest of their values; None for a stream.
+
+    Every value counts of a list and of a `datasets.Dataset`, whatever files, chunks or indices it is made of; of other data
+    sets `MOST_ROWS` rows, evenly spread, and none where they are drawn anew each time.
+    """
+    if isinstance(dataset, Mapping):
+        return json_digest({name: examples_digest(part) for name, part in dataset.items()})
+    # NumberedExamples and NumberedStream
+    dataset = dataset.dataset if hasattr(dataset, "epoch_columns") else dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return None
+    digest = xxh3_64()
+    if hasattr(dataset, "with_format"):
+        for table in dataset.with_format("arrow").iter(batch_size=10_000):
+            for name in sorted(table.column_names):
+                digest.update(name.encode())
+                add_values(digest, table[name].combine_chunks())
+        return f"{len(dataset)} rows, {digest.hexdigest()}"
+    is_list = isinstance(dataset, list | tuple)
+    rows = range(0, len(dataset), 1 if is_list else max(1, len(dataset) // MOST_ROWS))
+    with kept_random_states():
+        digests = {json_digest([dataset[row] for row in rows]) for _ in range(1 if is_list else 2)}
+    return f"{len(dataset)} rows, {digests.pop() if len(digests) == 1 else 'drawn when they are read'}"
+
+
+def add_values(digest: Any, array: Any):
+    """Add the values of an Arrow array to a digest: not its buffers, which also hold what was sliced off."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if array.null_count:
+        add_values(digest, array.is_valid())
+    if pa.types.is_struct(kind):
+        for field in array.flatten():
+            add_values(digest, field)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        add_values(digest, pc.list_value_length(array).fill_null(0))
+        add_values(digest, array.flatten())
+    elif pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
+        digest.update(str(kind).encode())
+        digest.update(array.drop_null().to_numpy(zero_copy_only=False))
+    else:
+        digest.update(json_digest(array.to_pylist()).encode())
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Context behind which random numbers of torch (on CPU), NumPy and Python go on as if nothing was drawn in it."""
+    import numpy
+
+    states = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+
+
+# ------- tokenizer, weights
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """Of the vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Truncation and padding stand before the added tokens; to parse all would take a second.
+    state = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str().partition('"added_tokens"')[2]
+    return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
+
+
+def weights_digest(source: str | None, commit: str | None = None) -> str | None:
+    """Of the weight files in a folder, or the commit on the Hub that a model was loaded from; None for new weights."""
+    if not source or not Path(source).is_dir():
+        return commit
+    return json_digest([digest_of(file) for file in sorted(Path(source).iterdir()) if is_weight_file(file.name)])
+
+
+def json_digest(value: Any) -> str:
+    """Digest of plain values, arrays and tensors."""
+
+    def plain(other: Any) -> Any:
+        if hasattr(other, "tolist"):
+            return other.tolist()
+        # The default one has the object's address.
+        return repr(other) if type(other).__repr__ is not object.__repr__ else type(other).__name__
+
+    return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A resumed run is the same run or is refused: everything that shapes the weights, in code of one's own and in scripts."""
+
+import json
+import shutil
+
+import glue_script
+import mlm_script
+import pytest
+import torch
+from safetensors.torch import load_file
+from scripts import module_of
+from small_pretraining import SIZES, build
+from torch.utils.data import Dataset
+from transformers import TrainingArguments
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.training.manifest import MANIFEST_FILE
+from hf_deberta_ext.training.run_contents import examples_digest, json_digest, tokenizer_digest, weights_digest
+from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, compare_run
+from hf_deberta_ext.training.trainer import RunTrainer
+
+datasets = pytest.importorskip("datasets")
+for package in ("accelerate", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+CHECKPOINT = "checkpoint-4"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    build(folder).train()
+    return folder
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The run as it was at step 4 of 8."""
+    shutil.copytree(whole / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
+    shutil.copy(whole / ARGUMENTS_FILE, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def resume(folder, change=None, anyway=None, **arguments):
+    trainer = build(folder, **arguments)
+    if change is not None:
+        change(trainer)
+    trainer.train(str(folder / CHECKPOINT), resume_anyway=anyway)
+    return trainer
+
+
+def assert_same_weights(*folders):
+    weights, others = (load_file(folder / "checkpoint-8" / "model.safetensors") for folder in folders)
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+# ------- code of one's own
+
+
+def without_a_row(trainer):
+    trainer.train_dataset.rows.pop()
+
+
+def with_another_label(trainer):
+    trainer.train_dataset.rows[7]["labels"][1] += 1
+
+
+def with_other_dropout(trainer):
+    trainer.model.config.hidden_dropout_prob = 0.0
+
+
+def eager(trainer):
+    trainer.model.set_attn_implementation("eager")
+
+
+def frozen(trainer):
+    trainer.model.deberta.embeddings.requires_grad_(False)
+
+
+def padded(trainer):
+    class Padded:
+        multiple = 8
+
+    trainer.data_collator = Padded()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(learning_rate=1e-4), "learning_rate = 0.0001, begun with 0.001"),
+        (dict(adam_beta2=0.9), "adam_beta2 = 0.9, begun with 0.999"),
+        (dict(max_grad_norm=0.1), "max_grad_norm = 0.1, begun with 1.0"),
+        (dict(bf16=True), "bf16 = True, begun with False"),
+        (dict(seed=7), "seed = 7, begun with 42"),
+        (dict(max_steps=9), "max_steps = 9, begun with 8"),
+        (dict(per_device_train_batch_size=4), "batch_size = 4, begun with 2; per_device_train_batch_size = 4, begun"),
+        (dict(gradient_accumulation_steps=2), "batch_size = 4, begun with 2"),
+        (dict(lr_scheduler_kwargs={}), "lr_scheduler_kwargs = {}, begun with None"),
+        (dict(optim_target_modules="all-linear"), "optim_target_modules = 'all-linear', begun with None"),
+        (dict(neftune_noise_alpha=5.0), "neftune_noise_alpha = 5.0, begun with None"),
+        (dict(mlm_weight=0.5), "mlm_weight = 0.5, begun with 1.0"),
+        (dict(change=without_a_row), "data_digest = '11 rows, .*', begun with '12 rows, "),
+        (dict(change=with_another_label), "data_digest = '12 rows, .*', begun with '12 rows, "),
+        (dict(change=with_other_dropout), r"config.hidden_dropout_prob = 0.0, begun with 0.2"),
+        (dict(change=eager), "attn_implementation = 'eager', begun with 'blocked'"),
+        (dict(change=frozen), "trained_parameters = .*, begun with "),
+        (dict(change=padded), "data_collator = 'Padded', begun with 'default_data_collator'"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(getattr(v, "__name__", k) for k, v in value.items()),
+)
+def test_a_trainer_refuses_to_go_on_with_anything_else_that_shapes_the_weights(given, message, stopped):
+    """run_mlm.py took other batches, precision, clipping, data and attention, and ended with other weights and status 0."""
+    with pytest.raises(ValueError, match=f"a resumed run must have the arguments that it began with: {message}"):
+        resume(stopped, **given)
+
+
+def test_what_is_printed_saved_and_measured_may_differ(stopped, whole):
+    given = dict(logging_steps=3, save_steps=4, save_total_limit=3, run_name="again", eval_strategy="no")
+    resume(stopped, dataloader_num_workers=1, report_to="none", per_device_eval_batch_size=3, **given)
+    assert_same_weights(stopped, whole)
+
+
+def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
+    with pytest.raises(ValueError, match=r"or go on otherwise with --resume_anyway bf16 max_grad_norm$"):
+        resume(stopped, bf16=True, max_grad_norm=0.5)
+    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
+        resume(stopped, anyway=["bf16"], bf16=True, max_grad_norm=0.5)
+    with pytest.raises(ValueError, match="--resume_anyway bf61 names no argument of this run, which differs in bf16"):
+        resume(stopped, anyway=["bf61"], bf16=True)
+    # Known, and the same.
+    resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)
+    record = json.loads((stopped / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+    assert record["max_grad_norm"] == 0.5 and record["resumed_anyway"] == [dict(step=4, max_grad_norm=[1.0, 0.5])]
+    build(stopped, max_grad_norm=0.5).train(str(stopped / "checkpoint-6"))
+    with pytest.raises(ValueError, match=r"max_grad_norm = 1.0, begun with 0.5"):
+        build(stopped).train(True)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
+def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
+    """Trainer takes them from the checkpoint, and says nothing."""
+    with pytest.raises(ValueError, match=rf"{name} = 0.5, .* \(the checkpoint holds {name}\)$"):
+        resume(stopped, anyway=[name], **{name: 0.5})
+
+
+def test_other_steps_in_the_state_of_a_checkpoint_are_refused(stopped):
+    (stopped / CHECKPOINT / MANIFEST_FILE).unlink()
+    file = stopped / CHECKPOINT / "trainer_state.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | dict(max_steps=80)), encoding="utf-8")
+    with pytest.raises(ValueError, match="max_steps = 8, begun with 80 "):
+        resume(stopped)
+    resume(stopped, anyway=["max_steps"])
+
+
+def test_unknown_arguments_of_a_schedule_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"lr_scheduler_kwargs = {'cycles': 2} do not fit lr_scheduler_type: .*'cycles'"):
+        build(tmp_path / "run", lr_scheduler_kwargs=dict(cycles=2)).train()
+
+
+def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
+    """Copied into another run's folder, or into none, it is compared all the same."""
+    for place in (tmp_path / "alone", tmp_path / "other"):
+        shutil.copytree(stopped / CHECKPOINT, place / CHECKPOINT)
+    begin_run(tmp_path / "other", dict(seed=7))
+    for place in ("alone", "other"):
+        with pytest.raises(ValueError, match="seed = 7, begun with 42"):
+            resume(tmp_path / place, seed=7)
+    resume(tmp_path / "alone")
+    assert_same_weights(tmp_path / "alone", whole)
+
+
+def test_a_folder_of_an_older_version_is_compared_in_what_it_has(stopped, whole):
+    for name in (ARGUMENTS_FILE, MANIFEST_FILE):
+        (stopped / CHECKPOINT / name).unlink()
+    (stopped / ARGUMENTS_FILE).write_text(json.dumps(dict(seed=42, learning_rate=1e-3)), encoding="utf-8")
+    with pytest.raises(ValueError, match="seed = 7, begun with 42"):
+        resume(stopped, seed=7, max_grad_norm=0.5)
+    (stopped / ARGUMENTS_FILE).write_text('{"seed": 42, "lear', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"run/run_arguments\.json is not JSON .* or remove it"):
+        resume(stopped)
+    (stopped / ARGUMENTS_FILE).unlink()
+    resume(stopped)
+    assert_same_weights(stopped, whole)
+    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
+        resume(stopped, max_grad_norm=0.5)
+
+
+class Drawn(Dataset):
+    """Rows that are made anew whenever they are read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return dict(input_ids=torch.randint(5, 64, (6,)), labels=torch.tensor(number % 2))
+
+
+def test_evaluations_and_digests_change_no_random_number(tmp_path):
+    """A data loader draws a seed whenever it begins: with dropout on CPU, --eval_steps changed the weights."""
+    weights = []
+    for evaluated in (False, True):
+        args = TrainingArguments(
+            str(tmp_path / f"run-{evaluated}"), max_steps=4, use_cpu=True, report_to="none", disable_tqdm=True,
+            per_device_train_batch_size=2, learning_rate=1e-3, eval_strategy="steps" if evaluated else "no", eval_steps=1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = DebertaExtForSequenceClassification(DebertaExtConfig(**SIZES))
+        trainer = RunTrainer(model, args, train_dataset=Drawn(), eval_dataset=Drawn())
+        state = torch.get_rng_state()
+        assert examples_digest(trainer.train_dataset) == "8 rows, drawn when they are read"
+        assert torch.equal(state, torch.get_rng_state())
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+# ------- digests
+
+
+COLUMNS = dict(
+    input_ids=[[1, 2, 3], [4], [], [5, 6]], labels=[0, 1, None, 1], text=["a", "b", None, "é"],
+    choices=[[[1], [2, 3]], [[4], []], [[5]], []], kept=[True, False, True, True], spans=[{"begin": n} for n in range(4)],
+)  # fmt: skip
+
+
+def test_examples_have_one_digest_however_they_are_stored(tmp_path):
+    rows = datasets.Dataset.from_dict(COLUMNS)
+    digest = examples_digest(rows)
+    assert digest.startswith("4 rows, ")
+    double = datasets.concatenate_datasets([rows, rows])
+    double.save_to_disk(str(tmp_path / "saved"), num_shards=3)
+    for same in (
+        double.select(range(4, 8)),
+        double.select([4, 1, 6, 3]),
+        datasets.concatenate_datasets([rows.select([0]), rows.select(range(1, 4))]),
+        datasets.load_from_disk(str(tmp_path / "saved")).select(range(4)),
+        rows.map(lambda row: row, load_from_cache_file=False),
+        rows.with_format("torch", columns=["kept"]),
+    ):
+        assert examples_digest(same) == digest
+    assert examples_digest(rows.select([1, 0, 2, 3])) != digest and examples_digest(double) != digest
+
+
+@pytest.mark.parametrize("column", [*COLUMNS])
+def test_any_changed_value_changes_the_digest(column):
+    other = dict(
+        input_ids=[[1, 2], [3, 4], [], [5, 6]], labels=[0, 1, 0, 1], text=["a", "b", "", "é"],
+        choices=[[[1, 2], [3]], [[4], []], [[5]], []], kept=[True, False, True, False],
+        spans=[{"begin": 0}, {"begin": 1}, {"begin": 2}, {"begin": None}],
+    )  # fmt: skip
+    columns = COLUMNS | {column: other[column]}
+    assert examples_digest(datasets.Dataset.from_dict(columns)) != examples_digest(datasets.Dataset.from_dict(COLUMNS))
+
+
+def test_plain_values_and_weights_have_a_digest(tmp_path):
+    assert json_digest([b"a"]) != json_digest([b"b"]) and json_digest([object()]) == json_digest([object()])
+    assert weights_digest("") is None and weights_digest("owner/name", "abc") == "abc"
+    DebertaExtConfig().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"0")
+    before = weights_digest(str(tmp_path))
+    (tmp_path / "README.md").touch()
+    assert weights_digest(str(tmp_path)) == before
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    assert weights_digest(str(tmp_path)) != before
+
+
+def test_calls_do_not_change_the_digest_of_a_tokenizer_and_words_do(folder_of):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder_of("ours"))
+    digest = tokenizer_digest(tokenizer)
+    tokenizer(["film", "a play"], padding="max_length", truncation=True, max_length=7)
+    assert tokenizer_digest(tokenizer) == digest == tokenizer_digest(AutoTokenizer.from_pretrained(folder_of("bert")))
+    tokenizer.add_tokens(["neu"])
+    assert tokenizer_digest(tokenizer) != digest
+
+
+# ------- scripts
+
+
+def other_text(file):
+    file.write_text(file.read_text(encoding="utf-8").replace("cat", "elk"), encoding="utf-8")
+
+
+def swapped_labels(file):
+    rows = file.read_text(encoding="utf-8").splitlines()
+    swapped = [row[:-1] + {"0": "1", "1": "0"}[row[-1]] for row in rows[1:]]
+    file.write_text("\n".join([rows[0], *swapped]) + "\n", encoding="utf-8")
+
+
+def cut_to_39_rows(file):
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(rows[:39]), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """begun(name): script, its flags, its training file and its folder, with a checkpoint at step 2 of 4."""
+    made = {}
+
+    def begin(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            given = dict(save_steps=2, save_strategy="steps")
+            if name == "run_glue":
+                glue_script.write_material(folder)
+                file, flags = folder / "train.tsv", glue_script.arguments(folder, folder / "run", "--do_train", **given)
+            else:
+                file = folder / "text.txt"
+                mlm_script.write_text(file)
+                given |= dict(streaming="true", shuffle_buffer=20) if name == "stream" else {}
+                flags = mlm_script.arguments(file, folder / "run", **given)
+            script = module_of("run_mlm" if name == "stream" else name)
+            script.main(flags)
+            made[name] = script, flags, file
+        return made[name]
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, change) for name in ("run_mlm", "run_rtd", "stream") for change in (other_text, cut_to_39_rows)),
+        *(("run_glue", change) for change in (swapped_labels, cut_to_39_rows)),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_scripts_notice_that_the_data_has_changed(name, change, begun):
+    """They knew paths alone, went on with other texts and labels, and ended with other weights and status 0."""
+    script, flags, file = begun(name)
+    content = file.read_bytes()
+    change(file)
+    try:
+        with pytest.raises(SystemExit, match=r"data_digest = '.*', begun with '.*--resume_anyway data_digest") as ended:
+            script.main([*flags, "--resume_from_checkpoint", "last"])
+        assert ended.value.code == 2
+    finally:
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["run_mlm", "run_rtd", "stream", "run_glue"])
+def test_scripts_refuse_other_arguments_before_anything_long_begins(name, begun, monkeypatch):
+    script, flags, _ = begun(name)
+    monkeypatch.setattr(RunTrainer, "train", None)
+    with pytest.raises(SystemExit, match=r"adam_beta2 = 0\.9, begun with 0\.999; max_grad_norm = 0\.5, begun with 1\.0"):
+        script.main([*flags, "--adam_beta2", "0.9", "--max_grad_norm", "0.5", "--resume_from_checkpoint", "last"])
+
+
+def test_anyway_is_for_resumed_runs(tmp_path):
+    with pytest.raises(ValueError, match="--resume_anyway seed is for a resumed run: give --resume_from_checkpoint"):
+        compare_run(tmp_path, dict(seed=1), None, ["seed"])
