@@ -26,30 +26,19 @@ from pathlib import Path
 
 import torch
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+import hf_deberta_ext
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
-from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx
+from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx, reads_absolute_positions
+from hf_deberta_ext.model.heads import HEADS
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 TASKS = {
-    "feature-extraction": DebertaExtModel,
-    "fill-mask": DebertaExtForMaskedLM,
-    "replaced-token-detection": DebertaExtForReplacedTokenDetection,
-    "text-classification": DebertaExtForSequenceClassification,
-    "token-classification": DebertaExtForTokenClassification,
-    "question-answering": DebertaExtForQuestionAnswering,
-    "multiple-choice": DebertaExtForMultipleChoice,
+    head.pipeline_tag or name: getattr(hf_deberta_ext, head.model_class)
+    for name, head in HEADS.items()
+    if name != "pretraining"
 }
 RANDOM = dict(preset="v3-xsmall", num_hidden_layers=3, vocab_size=8000)
 # Relative to the largest output: float32 has 24 bits, and a hundred rounded sums are behind each.
@@ -120,7 +109,7 @@ def run(args: argparse.Namespace) -> dict:
     # 3. Measure
     shapes = [(1, length, "none") for length in args.lengths]
     shapes += [(args.batch, length, "right") for length in args.lengths if length > 1 and args.batch > 1]
-    limit = longest(model)
+    limit = model.config.max_position_embeddings if reads_absolute_positions(model) else None
     if limit is not None and max(args.lengths) > limit:
         print(f"The model reads absolute positions, so longer inputs than {limit} tokens are cut to that.")
         shapes = list(dict.fromkeys((batch, min(length, limit), padding) for batch, length, padding in shapes))
@@ -175,13 +164,6 @@ def load(args: argparse.Namespace):
         model_class = found[0]
     # Checkpoints in half precision run in float32 everywhere.
     return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
-
-
-def longest(model) -> int | None:
-    """Tokens of the longest input, where the model reads absolute positions."""
-    config = model.config
-    decoder = isinstance(model, DebertaExtForMaskedLM) and config.emd_input != "hidden"
-    return config.max_position_embeddings if config.position_biased_input or decoder else None
 
 
 def table(parity: dict[str, list[OnnxParity]]) -> str:

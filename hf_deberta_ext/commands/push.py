@@ -44,18 +44,8 @@ def run(arguments: argparse.Namespace) -> int | None:
     """Prints the report; 1 for a dry run that has found problems."""
     from ..publishing import push
 
-    report = push(
-        arguments.folder,
-        arguments.repo,
-        private=arguments.private,
-        revision=arguments.revision,
-        create_pr=arguments.create_pr,
-        tag=arguments.tag,
-        commit_message=arguments.message,
-        include=arguments.include,
-        token=arguments.token,
-        dry_run=arguments.dry_run,
-        skip_checks=arguments.skip_checks,
-    )
+    names = ("private", "revision", "create_pr", "tag", "include", "token", "dry_run", "skip_checks")
+    options = {name: getattr(arguments, name) for name in names}
+    report = push(arguments.folder, arguments.repo, commit_message=arguments.message, **options)
     print(report)
     return 1 if report.problems else 0

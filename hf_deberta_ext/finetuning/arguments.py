@@ -25,12 +25,11 @@ class DataArguments:
     task_name: str | None = option(None, "a known task: its data on the Hub, its columns, its metrics")
     dataset_name: str | None = option(None, "data set of the Hub, instead of the task's")
     dataset_config_name: str | None = option(None, "its configuration")
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, each also .gz"},
+    train_file: list[str] = option(
+        list, "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, each also .gz"
     )
-    validation_file: list[str] = field(default_factory=list, metadata={"help": "files to evaluate on"})
-    test_file: list[str] = field(default_factory=list, metadata={"help": "files to predict on; labels are not needed"})
+    validation_file: list[str] = option(list, "files to evaluate on")
+    test_file: list[str] = option(list, "files to predict on; labels are not needed")
     max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
     max_file_bytes: int = option(HELD_BYTES, "most of a data file, decompressed: a small .gz may hold more than memory does")
     pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
@@ -42,9 +41,8 @@ class DataArguments:
     cache_dir: str | None = option(None, "where downloads are kept")
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     data_revision: str | None = option(None, "of the data set on the Hub")
-    card_language: list[str] = field(
-        default_factory=list,
-        metadata={"help": "ISO codes of the data's languages, for the model card; default: those of a known data set"},
+    card_language: list[str] = option(
+        list, "ISO codes of the data's languages, for the model card; default: those of a known data set"
     )
 
     def __post_init__(self):
@@ -96,9 +94,7 @@ class ModelArguments:
     lora_r: int = option(8, "rank of the adapters")
     lora_alpha: float = option(16.0, "they are scaled by lora_alpha / lora_r")
     lora_dropout: float = option(0.05, "before the adapters")
-    lora_target_modules: list[str] = field(
-        default_factory=list, metadata={"help": "names of the layers that get adapters; default: queries and values"}
-    )
+    lora_target_modules: list[str] = option(list, "names of the layers that get adapters; default: queries and values")
     license: str | None = option(None, "of the fine-tuned model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
     def __post_init__(self):
@@ -118,18 +114,16 @@ class FineTuningArguments(SiftArguments):
     On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
     """
 
-    output_dir: str | None = field(default=None, metadata={"help": "folder of model, results and card; must be given"})
+    output_dir: str | None = option(None, "folder of model, results and card; must be given")
     overwrite_output_dir: bool = option(
         False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
     )
-    resume_from_checkpoint: str | None = field(
-        default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
+    resume_from_checkpoint: str | None = option(
+        None, "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"
     )
     resume_anyway: list[str] = field(default_factory=list, metadata=RESUME_ANYWAY)
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
-    seeds: list[int] = field(
-        default_factory=list, metadata={"help": "train once with each, and report mean and standard deviation"}
-    )
+    seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
     logging_steps: float = option(0.01, "log so often: steps, or below 1 a share of all steps")
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)

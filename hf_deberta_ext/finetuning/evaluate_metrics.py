@@ -30,6 +30,7 @@ GLUE = (
 SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", "wsc.fixed", "axb", "axg")
 # Labels as well: an integer column would truncate a probability of 0.9 to 0 silently, while a float is refused as a label.
 NUMBER, TEXT, INDEX = Value("float64"), Value("string"), Value("int64")
+NUMBERS = {"predictions": NUMBER, "references": NUMBER}
 ANSWERS = {"id": TEXT, "answers": Sequence({"text": TEXT, "answer_start": Value("int32")})}
 QUERY = {"passage": INDEX, "query": INDEX}
 
@@ -70,10 +71,10 @@ def _choices(predictions: Any, references: Any) -> dict[str, float]:
 
 # Name of a metric or "benchmark/config" -> (features of predictions and references, function of both).
 _SCORERS: dict[str, tuple[dict[str, Any], Callable]] = {
-    **{name: ({"predictions": NUMBER, "references": NUMBER}, partial(compute, name)) for name in METRICS},
+    **{name: (NUMBERS, partial(compute, name)) for name in METRICS},
     "micro_f1": ({"predictions": Sequence(NUMBER), "references": Sequence(NUMBER)}, partial(compute, "micro_f1")),
     **{
-        f"{benchmark}/{task}": ({"predictions": NUMBER, "references": NUMBER}, partial(compute, TASK_METRICS[task]))
+        f"{benchmark}/{task}": (NUMBERS, partial(compute, TASK_METRICS[task]))
         for benchmark, tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE))
         for task in tasks
     },
@@ -88,15 +89,12 @@ _SCORERS: dict[str, tuple[dict[str, Any], Callable]] = {
         {"predictions": {"idx": QUERY, "prediction_text": TEXT}, "references": {"idx": QUERY, "answers": Sequence(TEXT)}},
         _record,
     ),
-    "multiple_choice": ({"predictions": NUMBER, "references": NUMBER}, _choices),
-    "multiple_choice/groups": ({"predictions": NUMBER, "references": NUMBER, "groups": TEXT}, grouped_accuracy),
+    "multiple_choice": (NUMBERS, _choices),
+    "multiple_choice/groups": (NUMBERS | {"groups": TEXT}, grouped_accuracy),
     "entities": ({"predictions": Sequence(TEXT), "references": Sequence(TEXT)}, entity_scores),
     "squad": ({"predictions": {"id": TEXT, "prediction_text": TEXT}, "references": ANSWERS}, _squad),
     "squad_v2": (
-        {
-            "predictions": {"id": TEXT, "prediction_text": TEXT, "no_answer_probability": NUMBER},
-            "references": ANSWERS,
-        },
+        {"predictions": {"id": TEXT, "prediction_text": TEXT, "no_answer_probability": NUMBER}, "references": ANSWERS},
         _squad_v2,
     ),
 }

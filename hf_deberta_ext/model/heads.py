@@ -32,65 +32,37 @@ class Head:
     pipeline_tag: str | None = None
 
 
+def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
+    """A head whose classes transformers has too, under names that end alike."""
+    names = dict(auto_class=f"AutoModelFor{task}", stock_class=f"DebertaV2For{task}")
+    return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, **names, **fields)
+
+
 # By their names on the command line.
 HEADS = {
     "base": Head(
-        "DebertaExtModel",
-        "A DeBERTa encoder",
-        outputs=("last_hidden_state",),
-        auto_class="AutoModel",
-        stock_class="DebertaV2Model",
-        pipeline_tag="feature-extraction",
+        "DebertaExtModel", "A DeBERTa encoder", outputs=("last_hidden_state",), auto_class="AutoModel",
+        stock_class="DebertaV2Model", pipeline_tag="feature-extraction",
     ),
-    "masked-lm": Head(
-        "DebertaExtForMaskedLM",
-        "A DeBERTa masked language model",
-        labels="words",
-        auto_class="AutoModelForMaskedLM",
-        stock_class="DebertaV2ForMaskedLM",
-        pipeline_tag="fill-mask",
-    ),
+    "masked-lm": task_head("MaskedLM", "A DeBERTa masked language model", "fill-mask", labels="words"),
     "replaced-token-detection": Head(
         "DebertaExtForReplacedTokenDetection", "A DeBERTa encoder", labels="tokens", stock_class="DebertaV2Model"
     ),
-    "sequence-classification": Head(
-        "DebertaExtForSequenceClassification",
-        "A DeBERTa text classifier",
-        labels="row",
-        auto_class="AutoModelForSequenceClassification",
-        stock_class="DebertaV2ForSequenceClassification",
-        pipeline_tag="text-classification",
+    "sequence-classification": task_head(
+        "SequenceClassification", "A DeBERTa text classifier", "text-classification", labels="row"
     ),
-    "token-classification": Head(
-        "DebertaExtForTokenClassification",
-        "A DeBERTa token classifier",
-        labels="tokens",
-        auto_class="AutoModelForTokenClassification",
-        stock_class="DebertaV2ForTokenClassification",
-        pipeline_tag="token-classification",
+    "token-classification": task_head(
+        "TokenClassification", "A DeBERTa token classifier", "token-classification", labels="tokens"
     ),
-    "question-answering": Head(
-        "DebertaExtForQuestionAnswering",
-        "A DeBERTa model that finds answers in texts",
+    "question-answering": task_head(
+        "QuestionAnswering", "A DeBERTa model that finds answers in texts", "question-answering", labels="span",
         outputs=("start_logits", "end_logits"),
-        labels="span",
-        auto_class="AutoModelForQuestionAnswering",
-        stock_class="DebertaV2ForQuestionAnswering",
-        pipeline_tag="question-answering",
     ),
-    "multiple-choice": Head(
-        "DebertaExtForMultipleChoice",
-        "A DeBERTa model that chooses among answers",
-        labels="choice",
-        auto_class="AutoModelForMultipleChoice",
-        stock_class="DebertaV2ForMultipleChoice",
-        pipeline_tag="multiple-choice",
+    "multiple-choice": task_head(
+        "MultipleChoice", "A DeBERTa model that chooses among answers", "multiple-choice", labels="choice"
     ),
     "pretraining": Head(
-        "DebertaExtForPreTraining",
-        "Generator and discriminator of replaced token detection (DeBERTaV3)",
-        outputs=("generator_logits", "discriminator_logits"),
-        labels="words",
-        auto_class="AutoModelForPreTraining",
+        "DebertaExtForPreTraining", "Generator and discriminator of replaced token detection (DeBERTaV3)",
+        outputs=("generator_logits", "discriminator_logits"), labels="words", auto_class="AutoModelForPreTraining",
     ),
-}
+}  # fmt: skip

@@ -3,7 +3,7 @@
 
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainingArguments
@@ -71,13 +71,8 @@ class ModelArguments:
 class DataArguments:
     """Texts, and how they become examples."""
 
-    train_data: list[str] = field(
-        default_factory=list,
-        metadata={"help": "files, folders or one Hub data set", "aliases": ["--train_file", "--dataset_name"]},
-    )
-    validation_data: list[str] = field(
-        default_factory=list, metadata={"help": "the same; default: split off", "aliases": ["--validation_file"]}
-    )
+    train_data: list[str] = option(list, "files, folders or one Hub data set", aliases=["--train_file", "--dataset_name"])
+    validation_data: list[str] = option(list, "the same; default: split off", aliases=["--validation_file"])
     validation_documents: int | None = option(
         None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
     )

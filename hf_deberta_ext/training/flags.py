@@ -62,8 +62,12 @@ REMOVED = {
 
 
 def option(default: Any, text: str, **options) -> Any:
-    """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`."""
-    return field(default=default, metadata={"help": text, **options})
+    """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`.
+
+    The default `list` is an empty list.
+    """
+    given_default = dict(default_factory=list) if default is list else dict(default=default)
+    return field(**given_default, metadata={"help": text, **options})
 
 
 def parse_flags(

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -64,9 +64,8 @@ class MultipleChoiceArguments(DataArguments):
 
     context_column: str | None = option(None, "the column of the text that your own questions are about; it is cut if long")
     question_column: str | None = option(None, "the column of the question, which stands before each choice")
-    choice_columns: list[str] = field(
-        default_factory=list,
-        metadata={"help": "the column with the list of choices (of csv: a JSON list), or one column for each choice"},
+    choice_columns: list[str] = option(
+        list, "the column with the list of choices (of csv: a JSON list), or one column for each choice"
     )
     label_column: str | None = option(None, "the column of the right choice: its number from 0, or its letter")
 

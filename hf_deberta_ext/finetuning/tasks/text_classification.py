@@ -2,7 +2,7 @@
 """Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,35 +49,24 @@ METRICS = {
 class TextClassificationArguments(DataArguments):
     """Flags of text classification."""
 
-    validation_file: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "files to evaluate on; several are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a "
-            "set of its own, with metrics of its own (eval_mm_accuracy)"
-        },
+    validation_file: list[str] = option(
+        list,
+        "files to evaluate on; several are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a set of its own, "
+        "with metrics of its own (eval_mm_accuracy)",
     )
-    test_file: list[str] = field(
-        default_factory=list, metadata={"help": "files to predict on, named likewise; labels are not needed"}
-    )
-    text_columns: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "the column of the text, or two of a pair; default: those of the task, or of GLUE",
-            "aliases": ["--text_column_names"],
-        },
-    )
+    test_file: list[str] = option(list, "files to predict on, named likewise; labels are not needed")
+    text_columns: list[str] = option(
+        list, "the column of the text, or two of a pair; default: those of the task, or of GLUE",
+        aliases=["--text_column_names"],
+    )  # fmt: skip
     label_column: str = option("label", "the column of the labels", aliases=["--label_column_name"])
-    label_names: list[str] = field(
-        default_factory=list, metadata={"help": "names of the labels 0, 1, ... of your own data: negative positive"}
-    )
+    label_names: list[str] = option(list, "names of the labels 0, 1, ... of your own data: negative positive")
     problem_type: str | None = option(
         None, "of your own data; default: lists are multi-label, fractions regression", choices=[*PROBLEM_TYPES]
     )
     language: str | None = option(None, "of XNLI, to evaluate on, and to train on")
     train_language: str | None = option(None, "of XNLI, to train on; default: --language")
-    eval_languages: list[str] = field(
-        default_factory=list, metadata={"help": "several languages of XNLI to evaluate on (eval_de_accuracy)"}
-    )
+    eval_languages: list[str] = option(list, "several languages of XNLI to evaluate on (eval_de_accuracy)")
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,7 +9,7 @@ over all words of all sentences.
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -65,9 +65,7 @@ class TokenClassificationArguments(DataArguments):
 
     text_column_name: str = option("tokens", "column of the words: a list for each sentence")
     label_column_name: str = option("ner_tags", "column of their labels")
-    label_names: list[str] = field(
-        default_factory=list, metadata={"help": "names of labels that are numbers, from 0: O B-PER I-PER ..."}
-    )
+    label_names: list[str] = option(list, "names of labels that are numbers, from 0: O B-PER I-PER ...")
     label_all_tokens: bool = option(False, "train on all tokens of a word (I- behind the B- of the first), not on its first")
     return_entity_level_metrics: bool = option(False, "precision, recall and F1 of each type of entity, too")
 
