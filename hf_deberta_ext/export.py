@@ -27,7 +27,10 @@ from .model.attention import DisentangledSelfAttention
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.heads import HEADS, Head
 
-__all__ = ["OnnxParity", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx"]
+__all__ = [
+    "OnnxParity", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx",
+    "reads_absolute_positions",
+]  # fmt: skip
 
 # The first with LayerNormalization, which onnxruntime runs as one operation, and all that the graphs need.
 OPSET = 18

@@ -271,9 +271,6 @@ def test_dropout_gradients_equal_finite_differences(N, mask, backend):
     assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
 
-# Memory.
-
-
 class Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returns."""
 

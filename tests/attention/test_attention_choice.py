@@ -32,9 +32,6 @@ def folder(tiny_config, shake, tmp_path):
     return tmp_path / "model"
 
 
-# By name.
-
-
 @pytest.mark.criterion("A1.5")
 @pytest.mark.parametrize("name", [*NAMES, "auto", None])
 def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
@@ -134,9 +131,6 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
         model = DebertaExtModel(tiny_config(attn_implementation=name))
         with pytest.raises(ValueError, match=f"'{name}' cannot serve this: it {message}"):
             model(batch(1, 9)[0], output_attentions=True)
-
-
-# By itself.
 
 
 @pytest.mark.criterion("A1.4")
@@ -244,9 +238,6 @@ def test_dropout_that_is_switched_on_alone_drops(tiny_config, shake, batch):
             assert torch.equal(model(ids)[0], model(ids)[0])
             (attention.dropout if option.startswith("attention") else attention.pos_dropout).train()
             assert not torch.equal(model(ids)[0], model(ids)[0])
-
-
-# Cached position projections at inference.
 
 
 @pytest.fixture(params=["v1", "v2", "v3"])

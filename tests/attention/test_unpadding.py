@@ -32,9 +32,6 @@ def random_ids(*shape, seed=0):
     return torch.randint(5, 64, shape, generator=torch.Generator().manual_seed(seed))
 
 
-# PackedSequences.
-
-
 def test_from_mask_by_hand():
     packed = PackedSequences.from_mask(MASK)
     assert packed.token_index.tolist() == [0, 1, 2, 4, 8, 9, 10, 11]
@@ -127,9 +124,6 @@ def test_groups_hold_each_token_once_and_each_document_in_one_piece(lengths):
 def test_wrong_document_ids_are_refused(ids, message):
     with pytest.raises(ValueError, match=message):
         PackedSequences.from_document_ids(torch.tensor(ids))
-
-
-# A padded batch as one stream.
 
 
 def assert_same_gradients(name, ours, reference, relative_error, tolerance=1e-5):
@@ -341,8 +335,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(tiny_config, shake, bat
         ours = gradients_of(model, model(ids, attention_mask=mask, labels=labels).loss)
         assert_same_gradients("unpadded, checkpointing", ours, expected, relative_error)
 
-
-# Several documents in a row.
 
 DOCUMENTS = [[3, 14, 9], [26], [1, 1, 20]]  # lengths; rows of 30, padding behind
 

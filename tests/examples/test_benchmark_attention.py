@@ -55,9 +55,6 @@ def finished(tmp_path_factory):
     return folder / "out", done.stdout, rows
 
 
-# What the ratios are, by hand
-
-
 @pytest.mark.criterion("P10")
 def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths():
     assert benchmark.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
@@ -94,9 +91,6 @@ def test_different_outputs_end_the_run():
     benchmark.check_equal({"transformers": [states], "auto": [states + padding]}, batches)
     with pytest.raises(SystemExit, match="differ by"):
         benchmark.check_equal({"transformers": [states], "auto": [states * 1.001]}, batches)
-
-
-# A run
 
 
 @pytest.mark.criterion("A1.7")
@@ -137,9 +131,6 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
     assert "padded: 2 batches of 32 texts" in printed
     # 3, 8, 12 and 6 tokens.
     assert 0.2 < float(rows["padded"][0]["padding"]) < 0.7
-
-
-# Errors
 
 
 @pytest.mark.parametrize(

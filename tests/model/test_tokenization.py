@@ -182,9 +182,6 @@ def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
     assert ties <= most_ties * len(texts), f"{ties} ties in {len(texts)} texts"
 
 
-# Small cases made by hand
-
-
 def test_finish_gives_the_template_and_appends_in_the_official_order():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -260,9 +257,6 @@ def test_decode_gives_the_text_back(spm, v1_files):
     assert tokenizer.decode(tokenizer("the ꙮ fox 𓀀")["input_ids"], skip_special_tokens=True) == "the ꙮ fox 𓀀"
 
 
-# Invariants
-
-
 @pytest.mark.criterion("A10.2")
 @pytest.mark.parametrize("name", ["microsoft", "bytes"])
 def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
@@ -298,9 +292,6 @@ def test_tokenizer_survives_pickle_and_deepcopy(spm):
     tokenizer = tokenizer_from_spm(spm("microsoft"))
     for twin in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
         assert type(twin) is type(tokenizer) and same(twin, tokenizer)
-
-
-# Against sentencepiece and the stock classes
 
 
 @pytest.mark.parametrize("name", ["microsoft", "bytes", "generic", "symbols"])
@@ -379,9 +370,6 @@ def test_spm_ids_equal_sentencepiece_on_real_lines_of_many_languages(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert_equal_to_sentencepiece(tokenizer, processor, lines)
     assert_equal_to_sentencepiece(tokenizer, processor, [unicodedata.normalize("NFD", line) for line in lines[:3000]])
-
-
-# Saving and loading
 
 
 RELOAD = """
@@ -505,9 +493,6 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     assert same(load_tokenizer("some/model", subfolder="sub", **offline), tokenizer_from_spm(spm("generic")))
     with pytest.raises(OSError, match=r"looked for spm.model, for vocab.json with merges.txt.*local files only"):
         load_tokenizer("some/model", revision="v2.0", **offline)
-
-
-# Errors
 
 
 @pytest.mark.criterion("A5.3")

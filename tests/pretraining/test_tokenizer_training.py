@@ -111,9 +111,6 @@ def in_parts(text, length=2000):
     return [text[start : start + length] for start in range(0, len(text), length)]
 
 
-# Small cases made by hand
-
-
 @pytest.mark.criterion("B9.2")
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
 def test_special_ids_are_as_published_bytes_follow_and_mask_is_last(kind, trained):
@@ -167,9 +164,6 @@ def test_train_tokenizer_goes_by_the_name_of_the_kind():
         train_tokenizer("wordpiece", texts, 300)
 
 
-# Sizes
-
-
 @pytest.mark.parametrize(
     "train, size, options",
     [
@@ -189,9 +183,6 @@ def test_a_text_too_short_for_the_size_gives_a_smaller_vocabulary(text):
         vocabulary = train([text], 700, show_progress=False).get_vocab()
         assert len(vocabulary) < 700 and sorted(vocabulary.values()) == list(range(len(vocabulary)))
         assert vocabulary["[MASK]"] == len(vocabulary) - 1
-
-
-# Invariants
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
@@ -261,9 +252,6 @@ def test_the_same_texts_give_the_same_tokenizer(kind, trained):
     assert state(TRAIN[kind](iter(lines()))) == state(trained(kind))
 
 
-# Special tokens and bytes written out in a text
-
-
 def test_mask_in_a_text_is_one_token_and_what_the_normaliser_makes_or_the_name_of_a_byte_is_spelled(trained):
     assert pieces(trained("bpe"), "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
     for kind in ("unigram", "bytes"):
@@ -273,9 +261,6 @@ def test_mask_in_a_text_is_one_token_and_what_the_normaliser_makes_or_the_name_o
     assert "[MASK]" not in tokens and "".join(tokens) == "▁[MASK]"
     assert not {"<0x41>", "<0xFF>"} & {*pieces(tokenizer, "a<0x41> <0xFF>")}
     assert tokenizer.decode(ids(tokenizer, "a<0x41> <0xFF>")) == "a<0x41> <0xFF>"
-
-
-# Against sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -316,9 +301,6 @@ def test_unigram_needs_no_more_tokens_than_sentencepiece(spm):
     assert tokenizer_report(tokenizer, lines())["tokens"] < 1.02 * theirs
 
 
-# Round trips
-
-
 @pytest.mark.parametrize("number", range(17))
 @pytest.mark.parametrize("kind, step", [("bpe", 1), ("bytes", 5)])
 def test_bytes_give_every_normalised_character_of_a_plane_back(kind, step, number, trained):
@@ -328,9 +310,6 @@ def test_bytes_give_every_normalised_character_of_a_plane_back(kind, step, numbe
         encoded = ids(tokenizer, text)
         assert 3 not in encoded
         assert tokenizer.decode(encoded) == text
-
-
-# Characters outside of the vocabulary
 
 
 def test_characters_beyond_the_coverage_are_unknown_or_bytes():
@@ -368,9 +347,6 @@ def test_unigram_of_24_languages_knows_everything_by_its_bytes():
         assert with_bytes.decode(ids(with_bytes, text)) == normalized(with_bytes, text)
 
 
-# Saving and loading
-
-
 RELOAD = """
     import json, sys
     from transformers import AutoTokenizer
@@ -402,9 +378,6 @@ def test_saved_tokenizers_load_the_same_with_and_without_this_package(trained, t
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == expected
-
-
-# Errors
 
 
 @pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram, lambda t, n, **_: tokenizer_report(None, t)])

@@ -57,9 +57,6 @@ HEAD_FAMILIES = {"masked-lm": "v1", "token-classification": "v2"}
 OBJECTIVES = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 
-# ------- models and rows
-
-
 def shaken(model):
     """`model` with noise in every parameter, the same each time."""
     random_weights(model, std=0.2).tie_weights()
@@ -115,9 +112,6 @@ def sharded(args: TrainingArguments) -> TrainingArguments:
 def datasets(args: TrainingArguments, rows: list[dict]) -> dict[str, Any]:
     evaluated = rows[:6] if args.do_eval else None
     return dict(train_dataset=rows, eval_dataset=evaluated, data_collator=default_data_collator)
-
-
-# ------- trainings: (folder, arguments of Trainer) -> a Trainer
 
 
 def masked_lm(folder, objectives=("mlm",), family="v3", dropout=NO_DROPOUT, fields=None, **arguments):
@@ -185,6 +179,7 @@ class Training:
 
 CHECKPOINTED = (("gradient_checkpointing", True),)
 EVALUATED = (("eval_strategy", "steps"), ("eval_steps", 1))
+# Name -> function of (folder, arguments of Trainer) that returns a Trainer.
 TRAININGS = {
     "masked lm, dropout": Training(partial(masked_lm, dropout=DROPOUT), random=True, arguments=EVALUATED),
     "masked lm, v2": Training(partial(masked_lm, family="v2")),
@@ -215,9 +210,6 @@ HEADS = {
     if name not in ("base", "pretraining")
 }
 TRAININGS |= HEADS
-
-
-# ------- runs
 
 
 def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | None = None, **more) -> Trainer:
@@ -277,9 +269,6 @@ def shards(model) -> dict[str, Any]:
     }
 
 
-# ------- tensor parallel
-
-
 def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
     """Loss and gradients of a masked language model whose heads and feed-forward networks are split over the processes."""
     model = shaken(DebertaExtForMaskedLM(make_config("v2", share_att_key=False))).train()
@@ -322,9 +311,6 @@ def loss_and_gradients(model) -> dict[str, Any]:
     gradients = {n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in named.items()}
     split = [name for name, parameter in named.items() if hasattr(parameter, "placements")]
     return {"loss": loss.item(), "gradients": gradients, "split": split}
-
-
-# ------- processes
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -55,9 +55,6 @@ VARIABLE = {
 }
 
 
-# ------- recording
-
-
 def record_help(root: Path) -> dict:
     """--help of every script and every command, 100 columns wide, and the parameters of public names."""
     texts = {script.stem: call(root, [script.stem, "--help"])["stdout"] for script in sorted(root.glob("examples/*.py"))}
@@ -199,9 +196,6 @@ def normalised(text: str, root: Path | None = None) -> str:
     return text
 
 
-# ------- comparing
-
-
 def differences(before, after, place: str = ""):
     """Place and description of each difference between two facts."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -260,9 +254,6 @@ def compare(before: Path, after: Path) -> int:
         count += len(entries)
     print(f"\n{count} differences")
     return int(count > 0)
-
-
-# ------- command line
 
 
 def record(folder: Path, root: Path) -> int:

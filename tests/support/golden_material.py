@@ -63,9 +63,6 @@ VARIANTS = {
 }
 
 
-# ------- models
-
-
 def tiny_config(family: str = "v3", **fields) -> DebertaExtConfig:
     return DebertaExtConfig(**(SIZES | FAMILIES[family] | fields))
 
@@ -174,9 +171,6 @@ def names_for_code() -> dict:
     """Names that a line of Python may use."""
     names = {name: getattr(hf_deberta_ext, name) for name in hf_deberta_ext.__all__}
     return names | dict(torch=torch, tiny_config=tiny_config, AutoModelForMaskedLM=AutoModelForMaskedLM)
-
-
-# ------- command lines and files
 
 
 def commands() -> dict[str, dict[str, str]]:

@@ -100,9 +100,6 @@ def cases(name: str):
     return decorate
 
 
-# ------- configurations
-
-
 @st.composite
 def configurations(draw, smooth: bool = False, training: bool = False) -> dict:
     """Fields of a valid configuration of a tiny model, in every shape that the fields allow.
@@ -184,9 +181,6 @@ def joint_fields(draw, **options) -> dict:
 def build(head: str, fields: dict, seed: int = 0, dtype: torch.dtype = torch.float64):
     """The model, with random weights, in eval mode."""
     return random_weights(CLASSES[head](DebertaExtConfig(**fields)), seed, std=0.3).to(dtype)
-
-
-# ------- batches
 
 
 @st.composite

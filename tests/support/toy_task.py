@@ -53,9 +53,6 @@ CONFIGS = {
 }
 
 
-# ------- the task
-
-
 def sentences(count, seed, labelled=True):
     rng = random.Random(seed)
     rows = []
