@@ -31,14 +31,17 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx, reads_absolute_positions
-from hf_deberta_ext.model.heads import HEADS
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 TASKS = {
-    head.pipeline_tag or name: getattr(hf_deberta_ext, head.model_class)
-    for name, head in HEADS.items()
-    if name != "pretraining"
+    "feature-extraction": hf_deberta_ext.DebertaExtModel,
+    "fill-mask": hf_deberta_ext.DebertaExtForMaskedLM,
+    "replaced-token-detection": hf_deberta_ext.DebertaExtForReplacedTokenDetection,
+    "text-classification": hf_deberta_ext.DebertaExtForSequenceClassification,
+    "token-classification": hf_deberta_ext.DebertaExtForTokenClassification,
+    "question-answering": hf_deberta_ext.DebertaExtForQuestionAnswering,
+    "multiple-choice": hf_deberta_ext.DebertaExtForMultipleChoice,
 }
 RANDOM = dict(preset="v3-xsmall", num_hidden_layers=3, vocab_size=8000)
 # Relative to the largest output: float32 has 24 bits, and a hundred rounded sums are behind each.
