@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer and the schedule with which DeBERTa was trained: Adam without bias correction, and its linear decay."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+__all__ = ["PublishedAdam", "published_rate", "published_schedule"]
+
+
+class PublishedAdam(Optimizer):
+    """Adam with decoupled weight decay and without bias correction, as microsoft/DeBERTa's XAdam.
+
+    m = β1 m + (1 - β1) g,  v = β2 v + (1 - β2) g²,  p = p - η (m / (√v + ε) + λ p).
+
+    AdamW divides m by 1 - β1^t and v by 1 - β2^t. Without that, the steps of an early gradient are
+    (1 - β1^t) / √(1 - β2^t) times as long, 3.2 times at the first step and at most 6.6 times.
+
+    Args:
+        params: parameters, or groups of them.
+        lr (`float`): learning rate η.
+        betas (`tuple[float, float]`): β1 and β2.
+        eps (`float`): ε.
+        weight_decay (`float`): λ.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if not self.state[p]:
+                    self.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            grads = [p.grad for p in params]
+            m = [self.state[p]["exp_avg"] for p in params]
+            v = [self.state[p]["exp_avg_sq"] for p in params]
+            (beta1, beta2), lr = group["betas"], float(group["lr"])
+            torch._foreach_lerp_(m, grads, 1 - beta1)
+            torch._foreach_mul_(v, beta2)
+            torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+            denominators = torch._foreach_sqrt(v)
+            torch._foreach_add_(denominators, group["eps"])
+            if group["weight_decay"]:
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            torch._foreach_addcdiv_(params, m, denominators, -lr)
+        return loss
+
+
+def published_rate(step: int, *, steps: int, warmup: float) -> float:
+    """The factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
+
+    x / w for x = step / steps below w, the share of the warm-up; then 1 - x, where Trainer's linear schedule has
+    (1 - x) / (1 - w).
+
+    Args:
+        steps (`int`): of the whole training.
+        warmup (`float`): steps of the warm-up; below 1 a share of all steps.
+    """
+    x, share = step / steps, warmup if warmup < 1 else warmup / steps
+    return x / share if x < share else max(0.0, 1 - x)
+
+
+def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:
+    """The schedule of `published_rate` for all groups of an optimizer."""
+    return LambdaLR(optimizer, partial(published_rate, steps=steps, warmup=warmup))
