@@ -29,16 +29,17 @@ from ..model.checkpoint_files import (
     WEIGHT_FILES,
     Tensor,
     header_tensor,
+    microsoft_weights,
     read_index,
     read_json,
     read_shards,
     read_tensors,
 )
-from ..model.checkpoint_layouts import convert_official
+from ..model.checkpoint_layouts import convert_official, set_fields_of_head
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.joint_checkpoints import SHAPES
 from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
-from ..model.official_configurations import OFFICIAL_TYPES
+from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
 from ..model.presets import PRESETS
 
 __all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
@@ -157,6 +158,8 @@ class CheckpointContents:
         name = family if family.startswith("m") else f"DeBERTa {family}"
         if self.by_transformers:
             return f"{name} as transformers saves it ({model_type}, {architecture or 'no architecture named'})"
+        if model_type == MICROSOFT:
+            return f"{name} as Microsoft's trainer leaves it"
         beside = ", discriminator and generator" if self.generator_tensors else ""
         return f"{name} as Microsoft publishes it ({model_type}{beside})"
 
@@ -221,16 +224,16 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     """
     folder = fetch(source, revision=revision, weights=weights)
     contents = CheckpointContents(source, folder)
-    if not (folder / "config.json").is_file():
+    file = configuration_file(folder).get("_configuration_file", "config.json")
+    if not (folder / file).is_file():
         raise OSError(f"{source} has no config.json")
-    contents.config = read_json(folder / "config.json")
+    contents.config = {"model_type": MICROSOFT} | read_json(folder / file)
     read_weight_headers(contents)
     if contents.is_official or contents.is_ours:
         compare_with_classes(contents)
     else:
-        kind = contents.config.get("model_type")
-        described = f"model_type {kind!r}" if kind else "no model_type"
-        contents.problems.append(f"config.json has {described}; this package loads DeBERTa alone")
+        kind = contents.config["model_type"]
+        contents.problems.append(f"config.json has model_type {kind!r}; this package loads DeBERTa alone")
     return contents
 
 
@@ -238,7 +241,8 @@ def read_weight_headers(contents: CheckpointContents):
     """Fill in files and tensors: from the folder, and from the headers of safetensors files that are on the Hub alone."""
     folder = contents.folder
     remote = {} if os.path.isdir(contents.source) else remote_sizes(contents)
-    name = next((name for name in WEIGHT_FILES if (folder / name).exists() or name in remote), None)
+    name = microsoft_weights(folder)
+    name = name or next((name for name in WEIGHT_FILES if (folder / name).exists() or name in remote), None)
     if name is None:
         unreadable = sorted({file.name for pattern in UNREADABLE_WEIGHTS for file in folder.glob(pattern)})
         note = f"; {', '.join(unreadable)} cannot be read here" if unreadable else ""
@@ -317,6 +321,7 @@ def compare_with_classes(contents: CheckpointContents):
             contents.problems.append(str(error))
             return
         contents.unread = sorted(report.unused)
+        set_fields_of_head(config, renamed, contents.config)
     else:
         renamed = tensors
     prefixed = contents.is_joint or any(name.startswith("deberta.") for name in renamed)

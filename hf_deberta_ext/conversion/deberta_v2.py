@@ -108,6 +108,8 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; export one of its parts")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 has no p2p attention term (pos_att_type); such a model cannot be written as one")
+    if getattr(model, "proj", None) is not None:
+        raise ValueError("deberta-v2 has no dense layer before the classifier (classifier_act); such a model is not written")
     notes = []
     if config.share_layers != "none":
         notes.append(f"share_layers = {config.share_layers!r}: each layer has a copy, no longer kept equal by training")

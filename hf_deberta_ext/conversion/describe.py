@@ -11,7 +11,6 @@ from ..model import remote_code
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHT_FILES,
-    MICROSOFT_OUTPUT,
     checkpoint_step,
     read_json,
     read_tensors,
@@ -19,6 +18,7 @@ from ..model.checkpoint_files import (
     tokenizer_files,
 )
 from ..model.heads import HEADS
+from ..model.official_configurations import configuration_file
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.run_folder import ARGUMENTS_FILE, resume_checkpoint
 from .checkpoint_contents import CheckpointContents, fetch, read_contents
@@ -43,7 +43,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         ValueError: config.json is not JSON.
     """
     folder = fetch(source, revision=revision, weights=download)
-    if (folder / "config.json").exists():
+    if (folder / "config.json").exists() or configuration_file(folder):
         return describe_model(read_contents(source, revision=revision, weights=download))
     if (folder / ADAPTER_CONFIG_FILE).exists():
         return describe_adapter(source, folder)
@@ -53,8 +53,6 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         return facts | run_facts(folder)
     if tokenizer_files(folder):
         return facts | dict(kind="a tokenizer alone") | tokenizer_facts(folder, None)
-    if (folder / "model_config.json").exists():
-        raise OSError(f"{source} {MICROSOFT_OUTPUT}")
     raise OSError(f"{source} has no config.json: it holds no model, adapter, tokenizer or run")
 
 

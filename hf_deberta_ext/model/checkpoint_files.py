@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 __all__ = [
-    "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "MICROSOFT_OUTPUT",
-    "TOKENIZER_FILES", "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor",
-    "check_dtypes", "checkpoint_step", "header_tensor", "is_weight_file", "read_index", "read_json", "read_shards",
+    "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
+    "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "check_dtypes",
+    "checkpoint_step", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json", "read_shards",
     "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
@@ -31,13 +31,8 @@ WEIGHT_FILES = (
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # The generator beside an official discriminator (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
-# Weights of other frameworks, and of Microsoft's training code.
-UNREADABLE_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx", "pytorch.model-*.bin")
-# The way out for a folder with a model_config.json.
-MICROSOFT_OUTPUT = (
-    "is as Microsoft's training code leaves it: rename model_config.json to config.json, with "
-    '"model_type": "deberta-v2" in it, and pytorch.model-NNNNNN.bin to pytorch_model.bin'
-)
+# Weights of other frameworks.
+UNREADABLE_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx")
 # Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # All that belongs to weights and tokenizers, for publishing: whole files, shards, variants (model.fp16.safetensors).
@@ -88,6 +83,19 @@ def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
         if ((has_model or is_adapter) and ADAPTER_FILES.fullmatch(name)) or (has_model and MODEL_WEIGHTS.fullmatch(name)):
             stale.append(path)
     return stale
+
+
+def microsoft_weights(folder: str | os.PathLike) -> str | None:
+    """Name of the weights that Microsoft's trainer wrote into a folder, pytorch.model-NNNNNN.bin; None without any.
+
+    Raises:
+        ValueError: there are several, or others as well.
+    """
+    names = sorted(file.name for file in Path(folder).glob("pytorch.model-*.bin"))
+    others = [name for name in WEIGHT_FILES if Path(folder, name).is_file()] if names else []
+    if len(names + others) > 1:
+        raise ValueError(f"{folder} holds {', '.join(others + names)}: leave there the weights that are meant alone")
+    return names[0] if names else None
 
 
 def tokenizer_files(folder: str | os.PathLike) -> list[str]:

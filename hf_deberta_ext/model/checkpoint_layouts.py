@@ -18,15 +18,17 @@ from .checkpoint_files import (
     GENERATOR_FILE,
     WEIGHT_FILES,
     check_dtypes,
+    microsoft_weights,
     read_json,
     read_shards,
     read_tensors,
     read_weights,
 )
+from .official_configurations import MICROSOFT
 
 __all__ = [
     "LoadingReport", "check_index", "check_loaded_dtypes", "check_names", "convert_official", "read_generator",
-    "read_state_dict",
+    "read_state_dict", "set_fields_of_head",
 ]  # fmt: skip
 
 # Of both families, whole keys; in the order in which they apply.
@@ -125,6 +127,10 @@ def weight_files(
     name_or_path: str, use_safetensors: bool | None = None, variant: str | None = None, **download
 ) -> Iterator[str]:
     """Paths of the files that `read_state_dict` reads; arguments and errors as there."""
+    folder = os.path.join(name_or_path, download.get("subfolder") or "")
+    if (name := microsoft_weights(folder)) and variant is None:
+        yield os.path.join(folder, name)
+        return
     names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
     if variant is not None:
         names = [f"{stem}.{variant}.{ending}" for stem, ending in (name.rsplit(".", 1) for name in names)]
@@ -234,6 +240,17 @@ def convert_official(
             if new != key:
                 report.converted.setdefault(key, []).append(new)
     return tensors, report
+
+
+def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):
+    """Set the fields of the configuration that Microsoft's code does not write: the number of labels, which transformers'
+    has in `stored_config`, and the dense layer of a token classifier."""
+    labels = len(tensors.get("classifier.weight", ()))
+    if labels and stored_config.get("model_type") == MICROSOFT and not {"num_labels", "id2label"} & {*stored_config}:
+        config.num_labels = labels
+    # One output is the head of ReCoRD.
+    if "proj.weight" in tensors and labels > 1:
+        config.classifier_act = "gelu"
 
 
 def convert_tensor(key: str, tensor: torch.Tensor, config):

@@ -11,9 +11,16 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file, logging
 
 from .checkpoint_files import ADAPTER_CONFIG_FILE, read_json
-from .checkpoint_layouts import check_index, check_loaded_dtypes, check_names, convert_official, read_state_dict
+from .checkpoint_layouts import (
+    check_index,
+    check_loaded_dtypes,
+    check_names,
+    convert_official,
+    read_state_dict,
+    set_fields_of_head,
+)
 from .configuration_deberta_ext import is_joint, json_object
-from .official_configurations import OFFICIAL_TYPES
+from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields
 
 logger = logging.get_logger(__name__)
 
@@ -69,7 +76,7 @@ class LoadingMixin:
                 f"or export_generator(){'; it was done already: ' + ', '.join(exported) if exported else ''}"
             )
         if stored_config.get("model_type") in OFFICIAL_TYPES:
-            kwargs |= dict(config=config, download=download, delta_bases=delta_bases)
+            kwargs |= dict(config=config, download=download, delta_bases=delta_bases, stored_config=stored_config)
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
         with_info = kwargs.pop("output_loading_info", False)
         if reads_source:
@@ -117,7 +124,7 @@ class LoadingMixin:
         return model, info
 
     @classmethod
-    def _from_official_checkpoint(cls, source, *model_args, config, download, delta_bases, **kwargs):
+    def _from_official_checkpoint(cls, source, *model_args, config, download, delta_bases, stored_config, **kwargs):
         state_dict = read_state_dict(
             str(source), use_safetensors=kwargs.pop("use_safetensors", None), variant=kwargs.pop("variant", None), **download
         )
@@ -126,6 +133,7 @@ class LoadingMixin:
         dtypes = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}
         for name in ("code_revision", "trust_remote_code"):
             kwargs.pop(name, None)
+        labels_given = isinstance(config, PreTrainedConfig) or {"num_labels", "id2label"} & {*kwargs}
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
         else:
@@ -135,6 +143,10 @@ class LoadingMixin:
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
         report.source = str(source)
+        if stored_config["model_type"] == MICROSOFT:
+            absent = ", ".join(f"{name} = {value!r}" for name, value in absent_fields(stored_config).items())
+            report.notes.append(f"read as Microsoft's code reads it, with its values of absent fields: {absent or 'none'}")
+        set_fields_of_head(config, state_dict, {} if labels_given else stored_config)
         has_positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
         decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
         if not (has_positions or decoder_chosen or config.position_biased_input):
@@ -153,6 +165,11 @@ class LoadingMixin:
         if not report.loaded:
             keys = ", ".join(sorted(state_dict)[:3])
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {keys}")
+        if "proj.weight" in report.unused and "classifier.weight" in report.loaded:
+            raise ValueError(
+                f"{source} has a head of Microsoft's with a dense layer (proj) before the classifier: that of its NER "
+                "models is DebertaExtForTokenClassification here; that of ReCoRD, with one output, no class reads"
+            )
         if hasattr(model, "lm_predictions") and any(key.startswith("mask_predictions.") for key in state_dict):
             report.notes.append(
                 "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill in masks; its generator "
@@ -197,7 +214,7 @@ def config_dict(source, download: dict) -> dict | None:
         ValueError: it holds no JSON object.
     """
     try:
-        return json_object(source, PreTrainedConfig.get_config_dict, source, **download)[0]
+        return json_object(source, PreTrainedConfig.get_config_dict, **download)[0]
     except OSError:
         # transformers loads weights alone where it is given a config, or says what is missing.
         return None

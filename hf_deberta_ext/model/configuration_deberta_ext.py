@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from .heads import HEADS
-from .official_configurations import OFFICIAL_TYPES, from_official
+from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
 from .presets import PRESETS
 from .remote_code import AUTO_MAP, copy_code
 
@@ -102,6 +102,8 @@ class DebertaExtConfig(PreTrainedConfig):
             alone; logits are then [number of labelled tokens, vocab_size].
         pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
         cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
+        classifier_act (`str`, *optional*): of a dense layer before the classifier of token classification, which Microsoft's
+            NER models have (gelu); None = no such layer.
         generator (`dict`, *optional*): of `DebertaExtForPreTraining`, as the next five: fields in which the generator
             differs from the discriminator, which this configuration describes. The generator has half the layers if it does
             not say how many, and with another `hidden_size` heads of the same size and a feed-forward layer in proportion.
@@ -148,6 +150,7 @@ class DebertaExtConfig(PreTrainedConfig):
     pooler_dropout: float | int = 0.0
     pooler_hidden_act: str = "gelu"
     cls_dropout: float | int | None = None
+    classifier_act: str | None = None
     generator: dict[str, Any] | None = None
     embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
     rtd_lambda: float | int = 50.0
@@ -218,8 +221,9 @@ class DebertaExtConfig(PreTrainedConfig):
             _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
             _require(self, name, 0 < getattr(self, name) < float("inf"), "greater than 0")
-        for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
-            _require(self, name, getattr(self, name) in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
+        for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
+            known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
+            _require(self, name, known, f"one of {', '.join(sorted(ACT2FN))}")
         for name in ("position_buckets", "max_relative_positions"):
             value = getattr(self, name)
             _require(self, name, value == -1 or 2 <= value <= LARGEST_SIZE, f"-1 (off) or 2 to {LARGEST_SIZE}")
@@ -356,14 +360,14 @@ class DebertaExtConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         source = pretrained_model_name_or_path
-        config, kwargs = json_object(source, super().get_config_dict, source, **kwargs)
+        config, kwargs = json_object(source, super().get_config_dict, **kwargs)
         if not {*config} - {"_commit_hash"}:
             # transformers would build a model of the default size. Some versions add a key.
             raise OSError(f"{source} has no config.json, or an empty one; pass config=")
-        kind = config.get("model_type", cls.model_type)
+        kind = config["model_type"]
         if kind not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):
             raise ValueError(
-                f"the config.json of {source} is of model_type {kind!r}; {cls.__name__} reads "
+                f"the configuration of {source} is of model_type {kind!r}; {cls.__name__} reads "
                 f"{', '.join(map(repr, (cls.model_type, *OFFICIAL_TYPES)))}"
             )
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
@@ -432,19 +436,24 @@ def _single_fields() -> list[str]:
     return [name for name in DebertaExtConfig.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
 
 
-def json_object(source, read, *args, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`read(*args, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
+def json_object(source, read, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`read(source, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
+
+    One without a `model_type` is Microsoft's.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it holds something else, or there are two.
     """
-    wrong = f"the config.json of {source} holds no JSON object, {{...}}"
+    file = {} if source is None else configuration_file(source, kwargs.get("subfolder") or "")
+    wrong = f"the {file.get('_configuration_file', 'config.json')} of {source} holds no JSON object, {{...}}"
     try:
-        config, unused = read(*args, **kwargs)
+        config, unused = read(source, **kwargs, **file)
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{wrong} ({error})") from error
     if not isinstance(config, dict):
         raise ValueError(f"{wrong}, but a {type(config).__name__}")
+    if {*config} - {"_commit_hash"}:
+        config.setdefault("model_type", MICROSOFT)
     return config, unused
 
 

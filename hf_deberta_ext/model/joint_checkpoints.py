@@ -3,13 +3,12 @@
 """Checkpoints of `DebertaExtForPreTraining`: joined from two models, loaded, and exported as two models again."""
 
 import copy
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from .checkpoint_files import GENERATOR_FILE, MICROSOFT_OUTPUT
+from .checkpoint_files import GENERATOR_FILE
 from .checkpoint_layouts import convert_official, read_generator
 from .checkpoint_loading import DOWNLOAD_ARGUMENTS, config_dict
 from .configuration_deberta_ext import DebertaExtConfig, is_joint
@@ -85,8 +84,6 @@ class JointCheckpointsMixin:
         with_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
-        if not (Path(discriminator) / "config.json").exists() and (Path(discriminator) / "model_config.json").exists():
-            raise ValueError(f"{discriminator} {MICROSOFT_OUTPUT}; so for the generator")
         stored_config = config_dict(discriminator, download) or {}
         if is_joint(stored_config):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
@@ -105,12 +106,13 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
 
 
 class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
-    """A label for each token."""
+    """A label for each token: a classifier, behind a dense layer where `config.classifier_act` names its activation."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.deberta = DebertaExtModel(config)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size) if config.classifier_act else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -132,7 +134,10 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         """`labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids, labels)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        states = outputs.last_hidden_state
+        if self.proj is not None:
+            states = ACT2FN[self.config.classifier_act](self.proj(states))
+        logits = self.classifier(self.dropout(states))
         logits = logits if packed is None else packed.pad(logits)
         if labels is not None and document_ids is not None:
             labels = labels.reshape(document_ids.shape).masked_fill(document_ids == 0, -100)

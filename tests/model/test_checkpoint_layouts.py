@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from microsoft_checkpoints import CONFIGS, SIZES, microsoft, write
+from microsoft_checkpoints import CONFIGS, SIZES, microsoft, trainer_folder, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DebertaV2Config
@@ -16,6 +16,7 @@ from hf_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
     DebertaExtModel,
 )
 from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
@@ -68,6 +69,68 @@ def test_every_layout_of_one_checkpoint_gives_one_model(tmp_path):
     assert equal_outputs(output("safetensors", weights, "model.safetensors"), expected)
     for name, layout in dict(bert=bert, bare=bare, stray=weights | stray, deltas=weights | deltas).items():
         assert equal_outputs(output(name, layout), expected), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent", "fields"),
+    [
+        ("v1", ("max_relative_positions", "type_vocab_size"), {}),
+        ("v3", (), {}),
+        ("v3", ("norm_rel_ebd",), dict(norm_rel_ebd="none")),
+        ("v3", ("pos_att_type", "position_buckets"), dict(pos_att_type="c2p", position_buckets=-1)),
+        ("v3", ("position_biased_input",), dict(position_biased_input=True, emd_layers=1, emd_input="hidden")),
+        ("v3", ("relative_attention",), dict(relative_attention=False)),
+    ],
+    ids=["v1", "v3", "norm", "terms", "input", "attention"],
+)
+def test_a_folder_of_microsofts_trainer_is_read_with_its_defaults(kind, absent, fields, tmp_path):
+    """Renamed by hand, it was taken for ours, and absent fields had v3's values. Against Microsoft's modules, nine
+    configurations and two heads: at most 3.4e-6 of the largest logit."""
+    folder = trainer_folder(tmp_path, kind, microsoft(kind, heads=("classifier",)), absent=absent, hidden_act="relu")
+    config = DebertaExtConfig.from_pretrained(folder)
+    expected = DebertaExtConfig.from_dict(CONFIGS[kind] | dict(hidden_act="relu", pooler_hidden_act="relu") | fields)
+    assert config.difference(expected) == {}
+    if fields and "position_buckets" not in fields:
+        model = DebertaExtForSequenceClassification.from_pretrained(folder)
+        assert f"{absent[0]} = {fields[absent[0]]!r}" in str(model.loading_report)
+        assert model.classifier.out_features == 3
+
+
+def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
+    weights = microsoft("v3", heads=("ner",))
+    folder = trainer_folder(tmp_path, "v3", weights)
+    model = DebertaExtForTokenClassification.from_pretrained(folder)
+    ids = torch.arange(5, 25)[None]
+    states = model.deberta(ids).last_hidden_state
+    states = torch.nn.functional.gelu(states @ weights["proj.weight"].T + weights["proj.bias"])
+    expected = states @ weights["classifier.weight"].T + weights["classifier.bias"]
+    assert torch.allclose(model(ids).logits, expected, atol=1e-5) and not model.loading_report.unused
+    model.save_pretrained(tmp_path / "ours")
+    again = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
+    assert equal_outputs(again(ids).logits, model(ids).logits)
+    assert DebertaExtModel.from_pretrained(folder).loading_report.unused.keys() == {
+        "proj.weight", "proj.bias", "classifier.weight", "classifier.bias",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="NER models is DebertaExtForTokenClassification"):
+        DebertaExtForSequenceClassification.from_pretrained(folder)
+    record = {name: x[:1] if name.startswith("classifier") else x for name, x in weights.items()}
+    with pytest.raises(ValueError, match="that of ReCoRD, with one output, no class reads"):
+        DebertaExtForTokenClassification.from_pretrained(trainer_folder(tmp_path, "v3", record))
+
+
+def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_path):
+    folder = trainer_folder(tmp_path, "v3", microsoft("v3"))
+    (folder / "pytorch.model-001000.bin").rename(folder / "pytorch.model-000500.bin")
+    trainer_folder(tmp_path, "v3", microsoft("v3"))
+    with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin: leave there"):
+        DebertaExtModel.from_pretrained(folder)
+    (folder / "pytorch.model-000500.bin").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds pytorch_model\.bin, pytorch\.model-001000\.bin: leave there"):
+        DebertaExtModel.from_pretrained(folder)
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds config\.json and model_config\.json: take away"):
+        DebertaExtModel.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("variant", [None, "fp16"])

@@ -62,6 +62,7 @@ def test_pos_att_type_takes_every_spelling(value):
 def test_save_and_load_keep_every_field(tmp_path):
     changed = DebertaExtConfig.from_preset(
         "xlarge", embedding_size=128, share_layers="ffn", emd_layers=3, emd_input="position", masked_only=True, num_labels=7,
+        classifier_act="gelu",
         conv_kernel_size=5, pos_att_type="p2p|c2p", cls_dropout=0.2, type_vocab_size=2, problem_type="regression",
         generator={"num_hidden_layers": 3, "emd_input": "hidden"}, embedding_sharing="nes", rtd_lambda=10,
         rtd_temperature=0.5, rtd_special_tokens=False, special_token_ids=[0, 5],
@@ -79,10 +80,10 @@ WRONG = {
     "pos_att_type": "c2p|c2c", "max_relative_positions": 0, "position_buckets": 0, "norm_rel_ebd": "rms",
     "share_att_key": 2.5, "conv_kernel_size": -3, "conv_act": "relu5", "conv_groups": 0, "share_layers": "every",
     "emd_layers": 0, "emd_input": "absolute", "masked_only": "true", "pooler_dropout": 2, "pooler_hidden_act": "",
-    "cls_dropout": 1.5, "generator": {"layers": 2}, "embedding_sharing": "ges", "rtd_lambda": 0, "rtd_temperature": -1.0,
-    "rtd_special_tokens": "no", "special_token_ids": [-1],
-    "initializer_range": 0, "layer_norm_eps": -1e-7, "pad_token_id": 128100, "bos_token_id": "cls",
-    "eos_token_id": "sep", "tie_word_embeddings": False,
+    "classifier_act": "relu5", "cls_dropout": 1.5, "generator": {"layers": 2}, "embedding_sharing": "ges", "rtd_lambda": 0,
+    "rtd_temperature": -1.0, "rtd_special_tokens": "no", "special_token_ids": [-1], "initializer_range": 0,
+    "layer_norm_eps": -1e-7, "pad_token_id": 128100, "bos_token_id": "cls", "eos_token_id": "sep",
+    "tie_word_embeddings": False,
 }  # fmt: skip
 
 

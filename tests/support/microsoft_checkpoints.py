@@ -6,7 +6,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-__all__ = ["CONFIGS", "POSITIONS", "SIZES", "WORDS", "microsoft", "official_pair", "write"]
+__all__ = ["CONFIGS", "POSITIONS", "SIZES", "WORDS", "microsoft", "official_pair", "trainer_folder", "write"]
 
 WORDS, POSITIONS = "deberta.embeddings.word_embeddings", "deberta.embeddings.position_embeddings"
 SIZES = dict(
@@ -62,6 +62,8 @@ def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
         shapes |= linear("mask_predictions.classifier", 1, 32)
     if "classifier" in heads:
         shapes |= linear("pooler.dense", 32, 32) | linear("classifier", 3, 32)
+    if "ner" in heads:
+        shapes |= linear("proj", 32, 32) | linear("classifier", 5, 32)
     generator = torch.Generator().manual_seed(seed)
     return {key: torch.randn(shape, generator=generator) * 0.2 for key, shape in shapes.items()}
 
@@ -69,6 +71,14 @@ def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
 def write(folder, kind, state_dict, file="pytorch_model.bin", **config):
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind] | config))
     save_file(state_dict, folder / file) if file.endswith("safetensors") else torch.save(state_dict, folder / file)
+    return folder
+
+
+def trainer_folder(folder, kind, state_dict, *, absent=(), **config):
+    """As Microsoft's trainer leaves it: no model_type, and fields that its code has defaults for may be `absent`."""
+    config = {name: value for name, value in (CONFIGS[kind] | config).items() if name not in ("model_type", *absent)}
+    (folder / "model_config.json").write_text(json.dumps(config))
+    torch.save(state_dict, folder / "pytorch.model-001000.bin")
     return folder
 
 
