@@ -48,6 +48,8 @@ class SiftOptions:
         form (`str`): "virtual" compares outputs and needs no labels; "adversarial" takes the model's own loss on the labels.
         same_dropout (`bool`): all passes of a step have the dropout noise of the clean one.
         detach_embeddings (`bool`): the perturbed pass passes no gradient to the embeddings.
+        gradient_eps (`float`): added to |g|, so that a step is shorter where the gradient is of this size or less; 0: every
+            step has its full size.
 
     Raises:
         ValueError: a value out of its range.
@@ -63,12 +65,13 @@ class SiftOptions:
     form: str = "virtual"
     same_dropout: bool = True
     detach_embeddings: bool = False
+    gradient_eps: float = 0.0
 
     def __post_init__(self):
         for name, choices in dict(norm=NORMS, projection=PROJECTIONS, loss=LOSSES, form=FORMS).items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("learning_rate", "init_size", "radius"):
+        for name in ("learning_rate", "init_size", "radius", "gradient_eps"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be 0 or a positive number, got {value}")
@@ -83,10 +86,12 @@ class SiftOptions:
 
 PRESETS: dict[str, SiftOptions] = {
     "default": SiftOptions(),
-    # The released code: a step of 1e-4 beside noise of 1e-2, so that δ is noise for the most part.
+    # The released code: a step of 1e-4 beside noise of 1e-2, so that δ is noise for the most part, and shorter where the
+    # gradient is small: at most 1.5e-8 at the beginning of a fine-tuning. There a classifier's last loss is the symmetric
+    # cross-entropy whatever its ascent takes, and a regression's a softmax over the batch, which is not repeated here.
     "official": SiftOptions(
         learning_rate=1e-4, init_size=1e-2, steps=1, norm="linf", projection="none", loss="symmetric_cross_entropy",
-        same_dropout=False, detach_embeddings=True,
+        same_dropout=False, detach_embeddings=True, gradient_eps=1e-6,
     ),
 }  # fmt: skip
 
@@ -259,6 +264,8 @@ class Sift:
                 with self.perturbed(delta):
                     value, _ = measure(constant, mean=False)
                 (gradient,) = torch.autograd.grad(value if scale is None else scale(value), delta)
+                if scale is not None and options.gradient_eps:
+                    gradient = gradient / scale(torch.ones_like(value)).detach()
                 delta = self.ascend(delta.detach(), gradient.masked_fill(~real, 0), real, rows)
             with self.perturbed(delta):
                 loss, change = measure(outputs, mean=True)
@@ -304,12 +311,13 @@ class Sift:
         return delta.masked_fill(~real[..., None], 0), real[..., None], rows
 
     def ascend(self, delta: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Π(δ + lr · g / |g|). Where the gradient is zero or not finite, δ stays."""
+        """Π(δ + lr · g / (|g| + gradient_eps)). Where the gradient is zero or not finite, δ stays."""
         options = self.options
         gradient = gradient.masked_fill(~gradient.isfinite(), 0)
-        # A factor of all of it changes nothing, and squares do not underflow.
-        gradient = gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
-        size = sizes(gradient, options.norm, real, rows)
+        # Squares do not underflow.
+        largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+        gradient = gradient / largest
+        size = sizes(gradient, options.norm, real, rows) + options.gradient_eps / largest
         direction = torch.where(size > 0, gradient / size, 0)
         delta = delta + options.learning_rate * direction
         if options.projection == "clamp":

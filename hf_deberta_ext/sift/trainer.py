@@ -33,6 +33,7 @@ class SiftArguments(TrainingArguments):
     sift_form: str | None = option(None, "virtual: outputs are compared; adversarial: the loss on labels", choices=[*FORMS])
     sift_same_dropout: bool | None = option(None, "all passes of a step have one dropout noise")
     sift_detach_embeddings: bool | None = option(None, "the perturbed pass does not train the embeddings")
+    sift_gradient_eps: float | None = option(None, "added to the size of the gradient, so that small ones make short steps")
     sift_start_step: int = option(0, "optimizer steps without SiFT at the beginning")
     sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
 

@@ -149,11 +149,25 @@ def test_the_ascent_changes_the_outputs_more_than_noise_of_the_same_size(classif
     assert more.loss.item() > ascended.loss.item() and more.size.item() <= 0.1 + 1e-6
 
 
-def test_the_official_preset_is_mostly_noise(classifier):
-    model, inputs = classifier(), inputs_of((9, 5, 7))
-    _, ascended = perturb(model, inputs, PRESETS["official"])
-    _, noise_alone = perturb(model, inputs, dataclasses.replace(PRESETS["official"], steps=0))
-    assert (ascended.delta - noise_alone.delta).abs().max().item() == pytest.approx(1e-4, rel=1e-3)
+def test_the_official_preset_is_mostly_noise_and_its_step_vanishes_with_the_gradient(classifier):
+    """DeBERTa/sift/sift.py: delta + eps * grad / (1e-6 + max |grad| of the token)."""
+    model, inputs = classifier().double(), inputs_of((9, 5, 7))
+    official = dataclasses.replace(PRESETS["official"], same_dropout=True)
+    _, ascended = perturb(model, inputs, official)
+    _, noise_alone = perturb(model, inputs, dataclasses.replace(official, steps=0))
+    full = perturb(model, inputs, dataclasses.replace(official, gradient_eps=0.0))[1].delta - noise_alone.delta
+    step = ascended.delta - noise_alone.delta
+    with Sift(model, official) as sift:
+        with sift.clean_pass():
+            outputs = model(**inputs)
+        delta = noise_alone.delta.clone().requires_grad_()
+        with sift.perturbed(delta):
+            changes = divergence(outputs, model(**inputs), inputs, model.config, official.loss)[0]
+    (gradient,) = torch.autograd.grad(changes.sum(), delta)
+    largest = gradient.abs().amax(-1, keepdim=True)
+    real = largest[..., 0] > 0
+    torch.testing.assert_close(step[real], (1e-4 * gradient / (1e-6 + largest))[real], rtol=1e-6, atol=1e-14)
+    assert full.abs().max().item() == pytest.approx(1e-4, rel=1e-6) and step.abs().max() < full.abs().max()
     assert ascended.loss.item() == pytest.approx(noise_alone.loss.item(), rel=1e-3)
 
 
