@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folders of fine-tuning runs, of one seed or of several: nothing in them is overwritten, resumed or moved unasked."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..training.run_folder import ARGUMENTS_FILE, begin_run, compare_run, resume_checkpoint
+from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
+from ..training.run_folder import ARGUMENTS_FILE, begin_run, claim_folder, compare_run, resume_checkpoint
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
 __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", "is_finished", "seed_checkpoint"]
@@ -75,8 +77,9 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any], checkp
         ValueError: resumed with other arguments.
     """
     folder = Path(args.output_dir)
-    if args.overwrite_output_dir and folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
         print(f"{folder} is not empty: it is {move_aside(folder)} now", flush=True)
+    claim_folder(folder, is_new=args.resume_from_checkpoint is None)
     if checkpoint is not None:
         compare_run(folder, arguments, checkpoint, args.resume_anyway)
     else:
@@ -95,6 +98,7 @@ def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
             resume_checkpoint(folder, None)
         except ValueError:
             print(f"{folder} has no complete checkpoint: it is {move_aside(folder)} now, and begins anew", flush=True)
+    claim_folder(folder, is_new=not resumed)
     begin_run(folder, arguments, resumed, args.resume_anyway if resumed else ())
     if is_finished(folder):
         print(f"{folder} is finished", flush=True)
@@ -114,8 +118,15 @@ def is_finished(folder: Path) -> bool:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to its name and .old-1, or the next free number."""
+    """Rename a folder to its name and .old-1, or the next free number.
+
+    Raises:
+        ValueError: a run lives in it.
+    """
     folder, number = folder.resolve(), 1
+    if folder.is_dir():
+        lock_folder(folder)
+        unlock_folders(folder)
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     return folder.rename(aside)

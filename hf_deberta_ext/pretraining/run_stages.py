@@ -23,6 +23,7 @@ from ..training.run_folder import (
     accepted_changes,
     accepted_changes_line,
     begin_run,
+    claim_folder,
     compare_run,
 )
 from ..training.trainer import RunTrainer
@@ -110,6 +111,7 @@ def begin(
         tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
+        claim_folder(args.output_dir, is_new=checkpoint is None)
         compare = begin_run if checkpoint is None else compare_run
         compare(args.output_dir, arguments, checkpoint, args.resume_anyway)
     corpus, held_out = corpora(data_args, model_args)

@@ -15,6 +15,8 @@ from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer, TrainingArguments
 
+from .folder_lock import unlock_folders
+
 __all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed", "use_cpu_without_accelerator"]
 
 
@@ -119,7 +121,7 @@ def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
 
 
 def leave_together():
-    """End the processes of a run together, with their connections closed.
+    """End the processes of a run together, with their connections closed and its folders unlocked.
 
     torchrun stops all of them when one ends badly, also while the main one still writes.
     """
@@ -129,6 +131,7 @@ def leave_together():
         # it waits for that thread. Asleep, this thread gives it away.
         time.sleep(0.1)
         atexit.register(_disconnect)
+    unlock_folders()
 
 
 def _disconnect():

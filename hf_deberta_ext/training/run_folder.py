@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..model.checkpoint_files import checkpoint_step, read_json
 from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial, replace_text
+from .folder_lock import LOCK_FILE, lock_folder, locked_folder
 
 logger = logging.get_logger(__name__)
 
@@ -23,6 +24,7 @@ __all__ = [
     "accepted_changes",
     "accepted_changes_line",
     "begin_run",
+    "claim_folder",
     "compare_run",
     "is_decided_by_evaluation",
     "repeated_arguments",
@@ -108,6 +110,9 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         problems[checkpoint.name] = problem
     if asked in ("none", "false"):
         if folder.exists() and (not folder.is_dir() or not all(map(_precedes_checkpoints, folder.iterdir()))):
+            if (folder / LOCK_FILE).exists():
+                with locked_folder(folder):
+                    pass
             advice = "" if newest is None else f"go on from {newest} with --resume_from_checkpoint last, or "
             raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
         return None
@@ -123,7 +128,18 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 
 
 def _precedes_checkpoints(file: Path) -> bool:
-    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER) or is_partial(file.name)
+    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name)
+
+
+def claim_folder(folder: str | os.PathLike, *, is_new: bool):
+    """Lock the folder of a script's run until `leave_together` or the end of the process, and look at it once more.
+
+    Raises:
+        ValueError: another run lives in it, or has filled it since `resume_checkpoint` looked first.
+    """
+    lock_folder(folder)
+    if is_new:
+        resume_checkpoint(folder, None)
 
 
 def begin_run(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RunTrainer`, the base of every trainer: atomic checkpoints, finite losses, runs that are resumed behind their end."""
 
+import contextlib
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from .checkpoints import (
 )
 from .distributed import safe_sharded_states, spread_seed
 from .finite_loss import check_loss
+from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
 from .run_contents import run_contents
@@ -51,6 +53,7 @@ class RunTrainer(HubTrainer):
     - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
       processes and one process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training, in every process, before a step is made of it.
+    - No other process trains in the output folder meanwhile.
     - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
       from one that is not as it was saved.
     - A checkpoint that is written again, because the run was resumed from an earlier one, is removed before: Trainer would
@@ -94,14 +97,15 @@ class RunTrainer(HubTrainer):
             if (problem := manifest_problem(Path(resume_from_checkpoint))) is not None:
                 raise ValueError(f"{resume_from_checkpoint} is not a complete checkpoint: {problem}")
         anyway = getattr(self.args, "resume_anyway", ()) if resume_anyway is None else resume_anyway
-        self.begin(resume_from_checkpoint or None, anyway)
-        if isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint):
-            folder = Path(self.args.output_dir)
-            is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
-            # Trainer loads under FSDP from its checkpoints alone.
-            self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
-            return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with locked_folder(self.args.output_dir) if self.is_world_process_zero() else contextlib.nullcontext():
+            self.begin(resume_from_checkpoint or None, anyway)
+            if not (isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint)):
+                return super().train(resume_from_checkpoint, *args, **kwargs)
+        folder = Path(self.args.output_dir)
+        is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
+        # Trainer loads under FSDP from its checkpoints alone.
+        self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
+        return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
 
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
