@@ -51,6 +51,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
+from hf_deberta_ext.tokenization import check_vocabulary
 
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
 BACKENDS = ("auto", *ATTENTION_BACKENDS)
@@ -133,6 +134,7 @@ def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
     if tokenizer is None:
         return [min(round(1.3 * len(line.split())) + 2, LONGEST) for line in lines]
     encode = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    check_vocabulary(encode, source=tokenizer)
     return [len(ids) for ids in encode(lines, truncation=True, max_length=LONGEST)["input_ids"]]
 
 

@@ -31,7 +31,7 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx, reads_absolute_positions
-from hf_deberta_ext.tokenization import load_tokenizer
+from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 TASKS = {
@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> dict:
     tokenizer = load_tokenizer(args.model) if needs_tokenizer and args.model else None
     if needs_tokenizer and tokenizer is None:
         raise ValueError("--text_file and --rows_file need a --model, which has a tokenizer")
+    if needs_tokenizer:
+        check_tokenizer(tokenizer, model)
     if args.rows_file is not None and not isinstance(model, DebertaExtForSequenceClassification):
         raise ValueError(f"--rows_file is for text classification, and this is a {type(model).__name__}")
     tokens = None

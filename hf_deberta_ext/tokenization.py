@@ -32,6 +32,7 @@ from .model.checkpoint_files import read_json
 __all__ = [
     "PreTrainedTokenizerFast",
     "check_tokenizer",
+    "check_vocabulary",
     "finish",
     "load_tokenizer",
     "tokenizer_from_spm",
@@ -73,7 +74,8 @@ def load_tokenizer(
             stood before it, as words that are already split need. Default is what tokenizer_config.json says, else False.
     Raises:
         OSError: no tokenizer is there, or it cannot be reached.
-        ValueError: it has no [CLS] or [SEP], or an added token would get an id other than the recorded one.
+        ValueError: it has no [CLS] or [SEP], or nothing but special tokens, or an added token would get an id other than the
+            recorded one.
     """
     if not os.path.isdir(folder_or_repo):
         try:
@@ -132,7 +134,9 @@ def load_tokenizer(
             f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
             "(at the end) use tokenizer_from_vocab_and_merges or finish"
         )
-    return finish(tokenizer, model_max_length=model_max_length, mask_lstrip=mask_lstrip, settings=settings)
+    tokenizer = finish(tokenizer, model_max_length=model_max_length, mask_lstrip=mask_lstrip, settings=settings)
+    check_vocabulary(tokenizer, source=folder_or_repo)
+    return tokenizer
 
 
 def tokenizer_from_spm(
@@ -212,7 +216,7 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
 
     Raises:
         ValueError: no [CLS] first or [SEP] last; pairs not `[CLS] A [SEP] B [SEP]` with types 0 and 1; no pad token, or
-            no mask token although `needs_mask`; ids beyond `config.vocab_size`; another pad id than the config's.
+            no mask token although `needs_mask`; and as `check_vocabulary`.
     """
     advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -233,21 +237,48 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
     for name in ("pad", "mask") if needs_mask else ("pad",):
         if getattr(tokenizer, f"{name}_token_id") is None:
             raise ValueError(f"the tokenizer has no {name}_token, expected [{name.upper()}]{advice}")
-    if model_or_config is None:
-        return
     config = getattr(model_or_config, "config", model_or_config)
-    largest = max(tokenizer.get_vocab().values())
-    if max(largest + 1, len(tokenizer)) > config.vocab_size:
+    check_vocabulary(tokenizer, config, special_tokens=("pad", "bos", "eos"))
+
+
+def check_vocabulary(
+    tokenizer: Any, config: Any = None, *, source: Any = None, special_tokens: Sequence[str] = ("pad", "cls", "sep")
+) -> None:
+    """Report a tokenizer of any family that is empty, or that cannot be the one of the model.
+
+    A model may have up to a quarter more rows than the tokenizer has tokens, and always 256.
+
+    Args:
+        config (*optional*): None: the tokenizer is looked at by itself.
+        source (*optional*): where it was read from, for the message.
+        special_tokens: those whose ids are compared with the configuration's, where both are set.
+    Raises:
+        ValueError: says what is wrong.
+    """
+    name = "the tokenizer" if source is None else f"the tokenizer of {source}"
+    vocabulary = tokenizer.get_vocab()
+    # transformers makes a tokenizer of these from a folder without its files.
+    if not any(token.strip("▁") for token in {*vocabulary} - {*tokenizer.all_special_tokens}):
+        raise ValueError(f"{name} has no tokens but special ones; are its files missing? Give a folder that has them")
+    rows, largest = getattr(config, "vocab_size", None), max(vocabulary.values())
+    if rows is not None and max(largest + 1, len(tokenizer)) > rows:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens with ids up to {largest}, but the model only "
-            f"{config.vocab_size} rows (config.vocab_size); take the tokenizer of this model, or call "
+            f"{name} has {len(tokenizer)} tokens with ids up to {largest}, but the model only {rows} rows "
+            "(config.vocab_size); take the tokenizer of this model, or call "
             f"model.resize_token_embeddings({largest + 1})"
         )
-    if config.pad_token_id is not None and config.pad_token_id != tokenizer.pad_token_id:
+    if rows is not None and rows - largest - 1 > max(256, rows // 4):
         raise ValueError(
-            f"the tokenizer pads with id {tokenizer.pad_token_id}, the model expects config.pad_token_id = "
-            f"{config.pad_token_id}; take the tokenizer of this model, or set config.pad_token_id before it is built"
+            f"{name} has {len(tokenizer)} tokens for the model's {rows} rows (config.vocab_size), as one of another model "
+            "does; take the tokenizer of this model, or give a new model vocab_size"
         )
+    for token in special_tokens:
+        expected, got = (getattr(x, f"{token}_token_id", None) for x in (config, tokenizer))
+        if None not in (expected, got) and expected != got:
+            raise ValueError(
+                f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; take the "
+                f"tokenizer of this model, or set config.{token}_token_id before it is built"
+            )
 
 
 def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Tokenizer:

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..model.checkpoint_layouts import check_loaded_dtypes, check_names
-from ..tokenization import check_tokenizer, load_tokenizer
+from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
 from .arguments import DataArguments, ModelArguments
@@ -136,9 +136,13 @@ def load_tokenizer_for(
     if config.model_type in DEBERTA:
         try:
             tokenizer = load_tokenizer(source, **arguments)
-        except OSError:
-            # Models of this type with a vocabulary of another family, such as vocab.txt.
-            tokenizer = load_any()
+        except OSError as error:
+            try:
+                # Models of this type with a vocabulary of another family, such as vocab.txt.
+                tokenizer = load_any()
+                check_vocabulary(tokenizer)
+            except ValueError:
+                raise error from None
         check_tokenizer(tokenizer, config)
         return tokenizer
     tokenizer = load_any()
@@ -153,13 +157,7 @@ def load_tokenizer_for(
             f"the tokenizer of {source} has no pad token, so rows of unequal length cannot be batched: set one in its "
             "folder (and pad_token_id in config.json)"
         )
-    rows = getattr(config.get_text_config(), "vocab_size", None)
-    largest = max(tokenizer.get_vocab().values())
-    if rows is not None and largest >= rows:
-        raise ValueError(
-            f"the tokenizer of {source} has ids up to {largest}, but the model only {rows} embeddings (config.vocab_size): "
-            "take the tokenizer of this model"
-        )
+    check_vocabulary(tokenizer, config.get_text_config(), source=source)
     return tokenizer
 
 

@@ -537,7 +537,10 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
         (tokenizer(unset="pad"), None, r"has no pad_token, expected \[PAD\]"),
         (tokenizer(unset="mask"), None, r"has no mask_token, expected \[MASK\]"),
         (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only 1500 rows"),
-        (tokenizer("generic"), config(1600), r"pads with id 1502, the model expects config.pad_token_id = 0"),
+        (tokenizer(), config(2100), r"has 1501 tokens for the model's 2100 rows"),
+        (tokenizer("generic"), config(1600), r"pad_token has id 1502, the model expects config.pad_token_id = 0"),
+        (tokenizer(), SimpleNamespace(vocab_size=1501, pad_token_id=0, bos_token_id=7), r"expects config.bos_token_id = 7"),
+        (finish(Tokenizer(models.BPE())), None, "has no tokens but special ones"),
     ):
         with pytest.raises(ValueError, match=message):
             check_tokenizer(wrong, model, needs_mask=True)
