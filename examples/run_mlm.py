@@ -106,12 +106,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
         weights = ", ".join(f"{titles[name]} (weight {weight:g})" for name, weight in args.objectives.items())
         facts = stages.run_facts(
             data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
-            reports=reports, rows={"objectives": weights}, objectives=titles,
+            reports=reports, rows={"objectives": weights}, objectives=titles, diverged=trainer.divergence(),
         )  # fmt: skip
         write_run_card(args.output_dir, facts)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
     if args.push_to_hub:
         trainer.push_to_hub()
+    trainer.print_divergence()
     leave_together()
     return metrics
 

@@ -143,7 +143,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
         plot_replaced_tokens(trainer.state.log_history, Path(args.output_dir, CURVES_FILE))
         facts = stages.run_facts(
             data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
-            reports=reports, rows=joint_facts(model.config, joint_args, args),
+            reports=reports, rows=joint_facts(model.config, joint_args, args), diverged=trainer.divergence(),
         )  # fmt: skip
         write_run_card(args.output_dir, facts)
         print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
@@ -156,6 +156,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
             )
     if args.push_to_hub:
         trainer.push_to_hub()
+    trainer.print_divergence()
     leave_together()
     return metrics
 

@@ -233,6 +233,7 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
         report_run(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
+        trainer.print_divergence()
     return metrics
 
 
@@ -268,8 +269,8 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
-        report_seeds(prepared, summary)
-        print(f"\n{summary_table(summary)}\n", flush=True)
+        diverged = report_seeds(prepared, summary)
+        print(f"\n{summary_table(summary)}\n\n{diverged or ''}", flush=True)
     leave_together()
     return summary
 

@@ -14,9 +14,10 @@ from transformers.utils import logging
 
 from ..analysis.plots import plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
+from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
 from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import replace_text
 from ..training.run_folder import accepted_changes_line
@@ -66,6 +67,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         figure=figure,
+        diverged=trainer.divergence(),
     )
     write_run_card(folder, facts)
 
@@ -155,8 +157,8 @@ def draw_curves(task: EncodedTask, history: list[dict[str, Any]], folder: Path) 
     return CURVES_FILE
 
 
-def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]):
-    """Write all_results.json, a figure and a card over all seeds.
+def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | None:
+    """Write all_results.json, a figure and a card over all seeds; returns the sentence of seeds that diverged.
 
     Args:
         summary (`dict`): the result of `summarise_seeds`.
@@ -169,5 +171,9 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]):
     if scores and importlib.util.find_spec("matplotlib") is not None:
         plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
         figure = SEEDS_FILE
+    reports = {seed: read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}) for seed in summary["seeds"]}
+    said = {seed: card["diverged"] for seed, card in reports.items() if "diverged" in card}
+    diverged = "\n".join(f"Seed {seed}: {sentence}" for seed, sentence in said.items())
     facts = run_facts(prepared, prepared.args, results={})
-    write_run_card(folder, replace(facts, figure=figure))
+    write_run_card(folder, replace(facts, figure=figure, diverged=diverged or None))
+    return diverged

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
 
+import functools
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,19 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         if weight is None:
             return computed
         return (computed[0] * weight, computed[1]) if return_outputs else computed * weight
+
+    @functools.cached_property
+    def uniform_loss(self) -> float:
+        """Of a guess among labels, options or positions; of a regression the mean square of the labels, a guess of 0."""
+        config, rows = self.model.config, self.train_dataset
+        if config.problem_type == "regression":
+            return sum(label**2 for label in rows["labels"]) / len(rows)
+        if "start_positions" in self.label_names:
+            return math.log(getattr(config, "max_position_embeddings", 512))
+        if config.problem_type == "multi_label_classification":
+            return math.log(2)
+        inputs = rows[0]["input_ids"]
+        return math.log(len(inputs) if isinstance(inputs[0], list) else config.num_labels)
 
     def evaluate(
         self,

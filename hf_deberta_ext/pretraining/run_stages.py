@@ -264,6 +264,7 @@ def run_facts(
     reports: Mapping[str, PackingReport],
     rows: Mapping[str, Any],
     objectives: Mapping[str, str] | None = None,
+    diverged: str | None = None,
 ) -> RunFacts:
     """Facts of a pre-training for its model cards.
 
@@ -272,6 +273,7 @@ def run_facts(
         run_report (`dict`): the result of `write_run_report`.
         rows (`dict`): of the table of the training, before the usual ones.
         objectives (`dict[str, str]`, *optional*): name in the results -> title.
+        diverged (`str`, *optional*): the sentence of a training that diverged.
     """
     masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
     copies = masking_args.masking_duplicates
@@ -310,4 +312,5 @@ def run_facts(
         language=as_list(data_args.language),
         license=model_args.license,
         figure=CURVES_FILE,
+        diverged=diverged,
     )

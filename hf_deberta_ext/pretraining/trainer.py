@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import EvalPrediction, TrainingArguments
 
+from ..publishing.results import MAX_PERPLEXITY
 from ..training.distributed import check_sharding, use_cpu_without_accelerator
 from ..training.flags import RESUME_ANYWAY, option
 from ..training.trainer import RunTrainer
@@ -116,6 +117,8 @@ class TargetTrainer(RunTrainer):
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
         self.check_wrappers()
         self.add_callback(EpochCallback())
+        guesses = {name: math.log(self.model.config.vocab_size if name in WITH_PERPLEXITY else 2) for name in weights}
+        self.uniform_loss = sum(weight * guesses[name] for name, weight in weights.items())
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
@@ -260,7 +263,7 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
         metrics["loss"] += weights[name] * loss
         metrics |= {f"{name}_loss": loss, f"{name}_accuracy": correct / count, f"{name}_targets": int(count)}
         if name in WITH_PERPLEXITY:
-            metrics[f"{name}_perplexity"] = math.exp(min(loss, 700.0))
+            metrics[f"{name}_perplexity"] = min(math.exp(min(loss, 700.0)), MAX_PERPLEXITY)
     return metrics
 
 

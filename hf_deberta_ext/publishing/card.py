@@ -225,7 +225,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> 
     adapter_base = model.adapter.get("base_model_name_or_path")
     return render_card(
         title=model.title,
-        opening=run.opening or opening_of(model, base),
+        opening=(f"> **Warning.** {run.diverged}\n\n" if run.diverged else "") + (run.opening or opening_of(model, base)),
         load=loading_code(
             kind, shown_source(model.folder) + ("" if model.model_folder == model.folder else f"/{model.model_folder.name}"),
             custom_code=model.custom_code or model.base_has_code,

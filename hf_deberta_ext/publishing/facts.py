@@ -22,7 +22,9 @@ from ..model.heads import HEADS
 from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
-__all__ = ["HALVES", "ModelFolder", "RunFacts", "read_folder", "replace_text", "save_run_facts", "shown_source"]
+__all__ = [
+    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "replace_text", "save_run_facts", "shown_source",
+]  # fmt: skip
 
 REPORT_FILE = "run_report.json"
 # Folders of a joint model that are models by themselves.
@@ -74,6 +76,7 @@ class RunFacts:
         language (`list[str]`): ISO codes.
         license (`str`, *optional*): the Hub's name of it.
         opening, results, figure (`str`, *optional*): Markdown in place of the usual description and table, and a picture.
+        diverged (`str`, *optional*): the sentence of a training that diverged.
         limits (`list[str]`): sentences before the usual ones.
         scores (`dict`): for the model index, in place of what all_results.json has; `score_note` follows their names.
     """
@@ -106,6 +109,7 @@ class RunFacts:
     opening: str | None = None
     results: str | None = None
     figure: str | None = None
+    diverged: str | None = None
     limits: Sequence[str] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     score_note: str | None = None

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "eval_results", "is_score", "learned_nothing", "measured_metrics", "number_of_examples", "objectives_table",
-    "replaced_token_table", "results_table", "summarise_seeds", "summary_table",
+    "MAX_PERPLEXITY", "eval_results", "is_score", "learned_nothing", "measured_metrics", "number_of_examples",
+    "objectives_table", "replaced_token_table", "results_table", "summarise_seeds", "summary_table",
 ]  # fmt: skip
 
+# Stands for all that are larger, of models that know less than nothing.
+MAX_PERPLEXITY = 1e6
 # Measurements of Trainer beside the metrics of a task, and numbers of examples and words.
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
@@ -69,7 +71,7 @@ def eval_results(
 
     results = []
     for name, value in measured.items():
-        if not is_score(name):
+        if not is_score(name) or shown_metric(name, value).startswith(">"):
             continue
         own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
         metric = name.removeprefix(f"{own_set}_") if own_set else name
@@ -107,10 +109,17 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
+def shown_metric(name: str, value: float, digits: int = 4) -> str:
+    """A metric with so many digits behind the point, and never long."""
+    if name.endswith("perplexity") and value >= MAX_PERPLEXITY:
+        return "> 1e6"
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
 def results_table(measured: Mapping[str, float]) -> str:
     """A row for each metric."""
     lines = ["| metric | value |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {name} | {value:.4f} |" for name, value in measured.items())])
+    return "\n".join([*lines, *(f"| {name} | {shown_metric(name, value)} |" for name, value in measured.items())])
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
@@ -122,7 +131,7 @@ def summary_table(summary: Mapping[str, Any]) -> str:
     for name, metric in summary.items():
         if name != "seeds":
             cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
-            lines.append(f"| {name} | {' | '.join('' if cell is None else f'{cell:.4f}' for cell in cells)} |")
+            lines.append(f"| {name} | {' | '.join('' if cell is None else shown_metric(name, cell) for cell in cells)} |")
     return "\n".join(lines)
 
 
@@ -135,9 +144,9 @@ def objectives_table(metrics: Mapping[str, float], objectives: Mapping[str, str]
     lines = ["| objective | loss | perplexity | accuracy | targets |", "| --- | --- | --- | --- | --- |"]
     for name, title in objectives.items():
         perplexity = metrics.get(f"eval_{name}_perplexity")
-        shown = "" if perplexity is None else f"{perplexity:.2f}"
+        shown = "" if perplexity is None else shown_metric("perplexity", perplexity, 2)
         lines.append(
-            f"| {title} | {metrics[f'eval_{name}_loss']:.4f} | {shown} "
+            f"| {title} | {shown_metric('loss', metrics[f'eval_{name}_loss'])} | {shown} "
             f"| {metrics[f'eval_{name}_accuracy']:.4f} | {metrics[f'eval_{name}_targets']:,} |"
         )
     return "\n".join(lines)
@@ -150,7 +159,7 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
         value = metrics.get(f"eval_{name}")
         if value is None:
             return ""
-        return f"{value:,}" if isinstance(value, int) else f"{value:.{2 if name.endswith('perplexity') else 4}f}"
+        return f"{value:,}" if isinstance(value, int) else shown_metric(name, value, 2 if name.endswith("perplexity") else 4)
 
     columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
     lines = [f"| part | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite end a training: Trainer would hide them in its log, and go on with non-finite weights."""
+"""Losses that are not finite end a training: Trainer would hide them in its log, and go on with non-finite weights.
+
+Finite ones of a training that diverged are told.
+"""
 
 import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-__all__ = ["check_loss"]
+__all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
@@ -53,3 +59,24 @@ def diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Mod
         f"the loss of step {step} is {shown} (learning rate {learning_rate:.3g}, {arithmetic}): the "
         f"training stops. Likely causes: {'; '.join(causes)}"
     )
+
+
+def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None) -> str | None:
+    """A sentence if a training has diverged: its loss (median of the last three logged) is five times that of a uniform
+    guess, or a quarter above it with the last held-out loss. A held-out loss alone says that it learned by heart.
+
+    Args:
+        history (`list[dict]`): `trainer.state.log_history`.
+        uniform_loss (`float`, *optional*): None: the first logged loss is in its place, and at least 1.
+    """
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    losses = losses or [entry["train_loss"] for entry in history if "train_loss" in entry]
+    if not losses:
+        return None
+    level, loss = uniform_loss or max(losses[0], 1.0), statistics.median(losses[-3:])
+    held_out = [entry["eval_loss"] for entry in history if "eval_loss" in entry][-1:]
+    if not (loss > 5 * level or any(min(loss, value) > 1.25 * level for value in held_out)):
+        return None
+    shown = "".join(f", held out {value:.4g}" for value in held_out)
+    reference = f"that of a uniform guess {level:.4g}" if uniform_loss else f"the first one was {losses[0]:.4g}"
+    return f"The training diverged: its loss is {loss:.4g}{shown}, {reference}; lower the learning rate, or warm up longer."

@@ -28,7 +28,7 @@ from .checkpoints import (
     replaced_model,
 )
 from .distributed import safe_sharded_states, spread_seed
-from .finite_loss import check_loss
+from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
@@ -64,10 +64,13 @@ class RunTrainer(HubTrainer):
     - A saved model replaces the one before in one go, as `replaced_model` says.
     - The arguments that are saved with a model are without `hub_token`: transformers masks it everywhere but there.
     - A checkpoint that lacks weights of the model is not trained on; a run that had ended is loaded as it ended.
+    - A training that diverges is warned of and marked in the log.
     - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
       Metrics behind the training stand once in the log, also of a run that was resumed there.
     """
 
+    # Loss of a uniform guess, where a subclass knows it.
+    uniform_loss: float | None = None
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
     _step, _micro_batch = -1, -1
@@ -76,6 +79,23 @@ class RunTrainer(HubTrainer):
     _limit: int | None = None
     _record: Mapping[str, Any] = MappingProxyType({})
     _steps: int | None = None
+
+    def log(self, logs: dict[str, float], *args, **kwargs):
+        """As in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""
+        if "loss" in logs and (sentence := divergence([*self.state.log_history, logs], self.uniform_loss)):
+            if self.is_world_process_zero() and self.divergence() is None:
+                logger.warning(f"step {self.state.global_step}: {sentence}")
+            logs = logs | {"diverged": 1.0}
+        super().log(logs, *args, **kwargs)
+
+    def divergence(self) -> str | None:
+        """A sentence if the training has diverged, by its log."""
+        return divergence(self.state.log_history, self.uniform_loss)
+
+    def print_divergence(self):
+        """Print this sentence, the last line of a program."""
+        if self.is_world_process_zero() and (sentence := self.divergence()):
+            print(sentence, flush=True)
 
     def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
         """As in transformers; but a run that had ended is loaded, where Trainer takes one more step.

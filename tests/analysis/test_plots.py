@@ -78,6 +78,14 @@ def test_plot_curves_draws_what_was_logged_and_leaves_the_settings_alone(tmp_pat
     assert dict(matplotlib.rcParams) == settings and ("matplotlib.pyplot" in sys.modules) == pyplot_is_loaded
 
 
+def test_plot_curves_mark_a_run_that_diverged(tmp_path, drawn_figures):
+    diverged = [*HISTORY, {"step": 30, "loss": 1e9, "diverged": 1.0}, {"step": 40, "loss": 1e9, "diverged": 1.0}]
+    for histories in ({"a": HISTORY, "b": diverged}, {"a": HISTORY}):
+        plot_curves(histories, tmp_path / "curves.png")
+    marked, plain = drawn_figures
+    assert marked.get_suptitle() == "b diverged at step 30" and not plain.get_suptitle()
+
+
 def test_plot_curves_panels_choose_runs_and_metrics(tmp_path, drawn_axes):
     panels = [("All", ["a", "b"], ["loss", "eval_loss"]), ("Accuracy", ["b"], ["eval_accuracy"])]
     plot_curves({"a": HISTORY, "b": HISTORY[:3]}, tmp_path / "curves.png", panels=panels)

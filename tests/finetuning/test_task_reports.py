@@ -6,7 +6,7 @@ import os
 
 import pytest
 from huggingface_hub import ModelCard
-from toy_task import datasets, flags, run
+from toy_task import datasets, flags, read, run
 
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import parse
@@ -54,6 +54,18 @@ def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
         assert text in card.text, text
     assert "hf_deberta_ext 0." in card.text and "seed 42" in card.text and str(tmp_path) not in card.content
     assert "cores, 1 thread a process |" in card.text and str(os.cpu_count()) in card.text
+
+
+@pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
+def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(argv, folder_of, tmp_path, capsys, caplog):
+    """A loss of 1e9 passed as a success."""
+    folder = tmp_path / "run"
+    run(folder_of("bert"), folder, "--do_train", "--do_eval", *argv, learning_rate=100, max_grad_norm=0, max_steps=12)
+    assert "The training diverged" in caplog.text
+    assert "training diverged" in capsys.readouterr().out.strip().splitlines()[-1]
+    for part in (folder, *folder.glob("seed-*")):
+        assert "> **Warning.** " in card_of(part).text, part
+        assert "diverged: its loss is " in read(part, "run_report.json")["card"]["diverged"]
 
 
 def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of, tmp_path):

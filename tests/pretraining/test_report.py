@@ -13,6 +13,7 @@ from hf_deberta_ext.pretraining import (
 from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, plot_replaced_tokens
 from hf_deberta_ext.pretraining.run_arguments import check_arguments
 from hf_deberta_ext.pretraining.run_stages import run_facts
+from hf_deberta_ext.publishing.results import replaced_token_table, results_table
 
 pytest.importorskip("matplotlib")
 METRICS = dict(
@@ -25,6 +26,19 @@ def test_table_has_a_row_for_each_objective():
     lines = evaluation_table(METRICS, ["mlm", "sop"]).splitlines()
     assert lines[2] == "| masked-language modelling | 2.0000 | 7.39 | 0.5000 | 1,234 |"
     assert lines[3] == "| sentence order prediction | 0.3000 |  | 0.9000 | 10 |"
+
+
+def test_numbers_of_a_run_that_diverged_stay_short():
+    """A perplexity had 300 digits."""
+    metrics = METRICS | dict(eval_mlm_loss=1.5e30, eval_mlm_perplexity=1e304)
+    table = evaluation_table(metrics, ["mlm"])
+    assert table.splitlines()[2] == "| masked-language modelling | 1.5e+30 | > 1e6 | 0.5000 | 1,234 |"
+    half = dict(eval_generator_loss=1e9, eval_generator_perplexity=1e6)
+    assert "| generator, masked tokens | 1e+09 | > 1e6 |  |" in replaced_token_table(half)
+    assert results_table({"mlm_perplexity": 1e6, "loss": 2e6}).splitlines()[2:] == [
+        "| mlm_perplexity | > 1e6 |",
+        "| loss | 2e+06 |",
+    ]
 
 
 def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):

@@ -2,6 +2,7 @@
 """examples/run_mlm.py end to end: what it leaves, exact resume, two processes, and what it refuses at once."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -53,6 +54,17 @@ def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
     assert report["tokenizer"]["vocabulary"] == 300
     history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert history[-1]["eval_mlm_loss"] == results["eval_mlm_loss"]
+
+
+def test_a_run_that_diverged_says_so_everywhere_with_short_numbers(run_mlm, text, tmp_path, capsys):
+    """Its held-out loss was 182,135, its perplexity had 300 digits, and nothing said what that is."""
+    run_mlm.main(arguments(text, tmp_path / "run", learning_rate=50, max_steps=12, warmup_steps=0, save_strategy="no"))
+    printed, card = capsys.readouterr().out, (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "training diverged" in printed.strip().splitlines()[-1] and "> **Warning.** The training diverged" in card
+    assert "| > 1e6 |" in printed and "| > 1e6 |" in card
+    assert not re.search(r"\d{12}", printed.replace(str(tmp_path), "") + card)
+    results, report = (json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("all_results", "run_report"))
+    assert results["eval_mlm_perplexity"] == 1e6 and "its loss is" in report["card"]["diverged"]
 
 
 def test_model_fills_masks_and_its_card_names_results_objectives_and_training(finished):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite: a pre-training stops at once and says why, as fine-tuning does, in every process."""
+"""Losses that are not finite: a pre-training stops at once and says why, as fine-tuning does, in every process. Finite ones
+of a training that diverged are told."""
 
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from tiny_constants import SPECIAL
 
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.training.finite_loss import divergence
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVING = dict(save_strategy="steps", save_steps=1, max_steps=8)
@@ -55,6 +58,44 @@ def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(traine
     with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high for 3 layers"):
         ours.train()
     assert ours.state.global_step < 8 and len(saved(tmp_path)) == ours.state.global_step
+
+
+def logged(*losses, held_out=None, mean=None):
+    history = [{"step": 10 * number, "loss": loss} for number, loss in enumerate(losses, 1)]
+    history += [] if held_out is None else [{"step": 90, "eval_loss": held_out}]
+    return history + ([] if mean is None else [{"step": 90, "train_loss": mean}])
+
+
+TWO, WORDS = math.log(2), math.log(32000)
+
+
+@pytest.mark.parametrize(
+    ("history", "uniform", "said"),
+    [
+        (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, that of a uniform guess 0.6931"),
+        (logged(mean=1.23456e9), TWO, "its loss is 1.235e+09"),
+        (logged(11, 14, 15, held_out=14.0), WORDS, "its loss is 14, held out 14, that of a uniform guess 10.37"),
+        (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, the first one was 3"),
+        (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
+        (logged(0.7, 0.6, 7.0, 0.5), TWO, None),
+        # Before it has learned anything, and where it has learned by heart.
+        (logged(10.5, held_out=10.5), WORDS, None),
+        (logged(0.7, 0.1, 0.01, held_out=2.5), TWO, None),
+        (logged(0.1, 0.9, 1.5), None, None),
+        (logged(held_out=9.0), TWO, None),
+    ],
+)
+def test_divergence_is_a_loss_far_above_that_of_a_guess(history, uniform, said):
+    sentence = divergence(history, uniform)
+    assert sentence is None if said is None else said in sentence and "lower the learning rate" in sentence
+
+
+def test_a_training_that_diverges_says_so_once_while_it_does_and_its_log_marks_it(trainer, caplog):
+    ours = trainer(learning_rate=100.0, logging_steps=1, save_strategy="no")
+    ours.train()
+    marked = [entry["step"] for entry in ours.state.log_history if "diverged" in entry]
+    assert 1 < marked[0] < 8 and caplog.text.count("The training diverged") == 1 and ours.divergence() is not None
+    assert trainer(learning_rate=1e-3, max_steps=2).divergence() is None
 
 
 WORKER = """

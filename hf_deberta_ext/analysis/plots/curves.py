@@ -58,6 +58,10 @@ def plot_curves(
         axes.set_title(title, fontsize=12)
         if {*metrics} & {*log_scale}:
             _use_log_scale(axes)
+    marked = {name: [entry["step"] for entry in history if "diverged" in entry] for name, history in histories.items()}
+    if any(marked.values()):
+        title = ", ".join(f"{name} diverged at step {steps[0]}" for name, steps in marked.items() if steps)
+        figure.suptitle(title, color="firebrick", fontsize=12)
     return save_figure(figure, path)
 
 
