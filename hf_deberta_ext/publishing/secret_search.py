@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for tokens, and for paths of the machine that a model was trained on, in files that are to be published."""
+"""Search for secrets, and for paths of the machine that a model was trained on, in files that are to be published."""
 
+import collections
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,19 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from .secret_kinds import KINDS, Kind
+
 __all__ = ["text_problems"]
 
-# Kind of token -> its form. Long enough that no word and no piece of a vocabulary is one.
-TOKENS = {
-    "a token of Hugging Face": rb"\b(?:hf|api_org)_[A-Za-z0-9]{30,}",
-    "a token of GitHub": rb"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}",
-    "a token of GitLab": rb"\bglpat-[A-Za-z0-9_-]{20,}",
-    "a key of AWS": rb"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-    "a key of OpenAI or Anthropic": rb"\bsk-(?:(?:proj|svcacct|admin|ant)-[A-Za-z0-9_-]{20,}|[A-Za-z0-9]{32,})",
-    "a key of Google": rb"\bAIza[A-Za-z0-9_-]{35}",
-    "a token of Slack": rb"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-    "a private key": rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
-}
 # Not the middle of an address or of a relative path.
 _BEGINS = rb"(?<![\w.~%/\\-])"
 # At least one name, and what comes after it, to show it.
@@ -38,13 +31,26 @@ ABSOLUTE = re.compile(r"/(?![/\s])[^/\n]+(?:/[^/\n]+)+/?|[A-Za-z]:[\\/][^\\/\n][
 # Words of a vocabulary, and names of classes (a relation may be /people/person/nationality), look like paths and are none.
 WORDS = {"vocab", "merges", "content", "id2label", "label2id"}
 VOCABULARIES = {"vocab.json", "added_tokens.json", "vocab.txt", "merges.txt"}
-# Numbers alone, and many. Other binary files may hold objects, as training_args.bin does, which knows the token of its run.
+# Numbers, and many: of these the header is searched. Other binary files may hold objects, as training_args.bin does.
 NUMBERS = (
     "*.safetensors", "pytorch_model*.bin", "model*.bin", "adapter_model*.bin", "optimizer.*", "*.pt", "*.pth", "*.npz",
     "*.onnx.data", "*.onnx_data",
 )  # fmt: skip
-PIECE, OVERLAP = 1 << 20, 1 << 12
+PIECE, OVERLAP = 1 << 20, 1 << 13
 SHOWN = 5
+# Values of documentation and tests; beside these, random characters have at least 3 bits each by their own frequencies.
+PLACEHOLDER = re.compile(rb"(?i)example|x{6}|\*{3}|\.\.\.|0123456|1234567890|abcdefgh|your[_-]|eyJzdWIiOiIxMjM0NTY3ODkw")
+PASSWORDS = re.compile(
+    rb"(?i)[^a-z]*(?:my|your|a|the)?[_-]?(?:pass|passwd|password|passphrase|pwd|pw|p|secret|token|key|api_?key|user(?:name)?|"
+    rb"login|tiger|hunter|foo|bar|baz|test(?:ing)?|admin|root|guest|postgres|mysql|changeme|hidden|redacted|x+|abc)[^a-z]*"
+)
+BITS = 3.0
+# Bytes of text as they are, others as NUL; and the strings of a binary file.
+TEXT, STRING = bytes(n if 32 <= n < 127 or 9 <= n < 14 else 0 for n in range(256)), re.compile(rb"[^\0]{8,}")
+# Characters as \u0068, \x68 and \/; ends of lines as \n, which are no lines of the file; colours of a terminal.
+ESCAPE = re.compile(rb"(?:\\u001[bB]|\x1b)\[[\d;]*m|\\(?:u00([2-7][0-9a-fA-F])|x([2-7][0-9a-fA-F])|([\"'/\\])|[nrtbf])")
+# Between the pieces of one value: a backslash at the end of a line, or the quotes of two strings, also of a list.
+JOINT = re.compile(rb"\\[ \t]*[\r\n][\s\"',]{0,80}|[\"']\s{0,80}(?:[+.&,\\]\s{0,80}){0,2}[bBfFrRuU]{0,2}[\"']")
 
 
 def text_problems(
@@ -54,10 +60,10 @@ def text_problems(
     *,
     tokens_alone: bool = False,
 ) -> list[str]:
-    """A line for each token, and for each path of this machine in a text, in the values of a JSON file or in an ONNX graph.
+    """A line for each secret, and for each path of this machine in a text, in the values of a JSON file or in an ONNX graph.
 
     A text is a file without a NUL byte, whatever its name. An ONNX graph names the source file of every node if its
-    exporter was told to keep that. Tokens are looked for in every file that is not of numbers alone, as weights are.
+    exporter was told to keep that. Secrets (`secret_kinds.KINDS`) are looked for in every file, of weights in the header.
 
     Args:
         files (`dict[str, Path]`): path in the repository -> file.
@@ -65,9 +71,6 @@ def text_problems(
         tokens (`Sequence[str]`): tokens of any form, as that of the one who pushes.
         tokens_alone (`bool`): do not look for paths.
     """
-    secrets = _Kinds(
-        TOKENS | ({"your own token": b"|".join(re.escape(token.encode()) for token in tokens)} if tokens else {})
-    )
     places = {str(path).rstrip("/\\") for path in (Path.home(), tempfile.gettempdir(), *private_paths)} - {""}
     # The longest first, which is the most that can be said of a path.
     patterns = [place_pattern(place) for place in sorted(places, key=len, reverse=True)]
@@ -75,16 +78,15 @@ def text_problems(
     problems = []
     for name, file in sorted(files.items()):
         base, is_graph = name.rpartition("/")[2], name.endswith(".onnx")
-        if any(fnmatchcase(base, pattern) for pattern in NUMBERS):
-            continue
+        is_numbers = any(fnmatchcase(base, pattern) for pattern in NUMBERS)
         findings = []
-        for line, kind, text in secrets.in_file(file):
-            shown = "a PEM block" if "PRIVATE" in text else text[:6] + "..."
+        for line, kind, text in secrets_in(file, tokens, header_size(file) if is_numbers else math.inf):
+            shown = "a PEM block" if text.startswith("-----") else text[:6] + "..."
             findings.append((line, f"has {kind}, {shown}: take it out, and revoke it where it is from"))
         way_out = "write a name or a Hub id in its place"
         if is_graph:
             way_out = "export it again without the names of source files"
-        if not tokens_alone and base not in VOCABULARIES and (is_graph or is_text(file)):
+        if not (tokens_alone or is_numbers) and base not in VOCABULARIES and (is_graph or is_text(file)):
             for line, kind, text in json_paths(file, paths) if name.endswith(".json") else paths.in_file(file):
                 shown = text.rstrip(".,;:()[]{}|")[:100]
                 findings.append((line, f"has {shown!r}, a path {kind}: {way_out}"))
@@ -110,6 +112,121 @@ def is_text(file: Path) -> bool:
         return b"\0" not in stream.read(PIECE)
 
 
+def header_size(file: Path) -> int:
+    """Bytes of a file of weights before its numbers: the header of safetensors, or the first piece, with torch's pickle."""
+    with open(file, "rb") as stream:
+        length = 8 + int.from_bytes(stream.read(8), "little")
+    return length if file.suffix == ".safetensors" and length <= file.stat().st_size else PIECE
+
+
+def windows(file: Path, limit: float = math.inf) -> Iterator[tuple[bytes, int, int, bool]]:
+    """(text, where to begin in it, number of its first line, whether the file ends with it): pieces that overlap.
+
+    A vocabulary may be large, and one line.
+    """
+    text, start, line, ended = b"", 0, 1, False
+    with open(file, "rb") as stream:
+        while not ended:
+            piece = stream.read(int(min(PIECE, limit)))
+            limit -= len(piece)
+            ended, text = len(piece) < PIECE or not limit, text + piece
+            yield text, start, line, ended
+            # One byte before, for what a match must not follow.
+            end = max(len(text) - OVERLAP, 1)
+            line += text.count(b"\n", 0, end - 1)
+            text, start = text[end - 1 :], 1
+
+
+# ------- secrets
+
+
+def compiled(kind: Kind) -> tuple[list[bytes], re.Pattern[bytes], int]:
+    return kind.words.encode().split(), re.compile(kind.pattern.encode()), kind.before
+
+
+COMPILED = {name: compiled(kind) for name, kind in KINDS.items()}
+
+
+def secrets_in(file: Path, tokens: Sequence[str] = (), limit: float = math.inf) -> Iterator[tuple[int, str, str]]:
+    """(line, kind, text) of each secret in the first `limit` bytes; `tokens` are the user's own."""
+    own = compiled(Kind(" ".join(tokens), "|".join(map(re.escape, tokens))))
+    seen: dict[int, list[bytes]] = collections.defaultdict(list)
+    for window, start, first_line, ended in windows(file, limit):
+        for view, breaks in views(window):
+            for kind, match in matches(view, start, {"your own token": own} | COMPILED):
+                begin, value = match.start(), match[match.lastindex or 0]
+                # What touches the end is found whole with the next piece.
+                if match.end() == len(view) and not ended:
+                    continue
+                line = first_line + view.count(b"\n", 0, begin) + sum(n for place, n in breaks if place <= begin)
+                if not any(value in other or other in value for other in seen[line]):
+                    seen[line].append(value)
+                    yield line, kind, match.group().decode("utf-8", errors="replace")
+
+
+def matches(view: bytes, start: int, kinds: Mapping[str, tuple]) -> Iterator[tuple[str, re.Match[bytes]]]:
+    small = view.lower()
+    for kind, (words, pattern, before) in kinds.items():
+        text = small if pattern.pattern.startswith(b"(?i") else view
+        for word in words:
+            place = text.find(word, start)
+            while place >= 0:
+                if before:
+                    match = pattern.search(view, max(place - before, start), place + 400)
+                else:
+                    match = pattern.match(view, place)
+                if match and (kind == "your own token" or is_secret(kind, view, match)):
+                    yield kind, match
+                place = text.find(word, place + 1)
+
+
+def is_secret(kind: str, view: bytes, match: re.Match[bytes]) -> bool:
+    """Whether a match is a value by itself, and no placeholder."""
+    value = match[match.lastindex or 0]
+    if "password" in kind:
+        return not (PASSWORDS.fullmatch(value) or PLACEHOLDER.search(match.group()))
+    neighbours = (b"" if match.lastindex else view[: match.start()][-1:]) + view[match.end() :][:1]
+    if any(neighbours[i : i + 1].isalnum() for i in range(len(neighbours))) or PLACEHOLDER.search(value):
+        return False
+    shares = [count / len(value) for count in collections.Counter(value).values()]
+    return -sum(share * math.log2(share) for share in shares) >= BITS
+
+
+def views(text: bytes) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
+    """The text, of a binary file its strings, also those of UTF-16; and the same with escapes resolved and pieces joined.
+
+    With each comes (place, ends of lines) for what was taken out before that place.
+    """
+    if b"\0" in text:
+        # Every other byte of UTF-16.
+        parts = [part.translate(TEXT) for part in (text, text[::2], text[1::2])]
+        text = b"\n".join(string for part in parts for string in STRING.findall(part))
+    yield text, ()
+    whole = text
+    # JSON may be in a string of JSON, as in a notebook.
+    for _ in range(3):
+        whole = ESCAPE.sub(unescaped, whole)
+    breaks, gone = [], 0
+
+    def join(match: re.Match[bytes]) -> bytes:
+        nonlocal gone
+        breaks.append((match.start() - gone, match.group().count(b"\n")))
+        gone += match.end() - match.start()
+        return b""
+
+    whole = JOINT.sub(join, whole)
+    if whole != text:
+        yield whole, breaks
+
+
+def unescaped(match: re.Match[bytes]) -> bytes:
+    code = match[1] or match[2]
+    return bytes([int(code, 16)]) if code else match[3] or b"\r"
+
+
+# ------- paths
+
+
 class _Kinds:
     """Patterns with the name of what each finds; the first that fits says it."""
 
@@ -121,21 +238,14 @@ class _Kinds:
         return self.names[match.lastindex - 1]
 
     def in_file(self, file: Path) -> Iterator[tuple[int, str, str]]:
-        """(line, kind, text), read in pieces: a vocabulary may be large, and one line."""
-        text, start, line, ended = b"", 0, 1, False
-        with open(file, "rb") as stream:
-            while not ended:
-                piece = stream.read(PIECE)
-                ended, text = len(piece) < PIECE, text + piece
-                # What touches the end is found whole with the next piece.
-                end = len(text) if ended else len(text) - OVERLAP
-                for match in self.pattern.finditer(text, start):
-                    if match.start() < end:
-                        number = line + text.count(b"\n", start, match.start())
-                        yield number, self.kind_of(match), match.group().decode("utf-8", errors="replace")
-                line += text.count(b"\n", start, end)
-                # One byte before, for what a match must not follow.
-                text, start = text[end - 1 :], 1
+        """(line, kind, text)."""
+        for text, start, line, ended in windows(file):
+            # What touches the end is found whole with the next piece.
+            end = len(text) if ended else len(text) - OVERLAP
+            for match in self.pattern.finditer(text, start):
+                if match.start() < end:
+                    number = line + text.count(b"\n", 0, match.start())
+                    yield number, self.kind_of(match), match.group().decode("utf-8", errors="replace")
 
 
 def json_paths(file: Path, paths: _Kinds) -> Iterator[tuple[int, str, str]]:

@@ -135,20 +135,22 @@ class HubTrainer(Trainer):
             # A card in a checkpoint is peft's template.
             found = {name: file for name, file in published_files(checkpoint_folder)[0].items() if name != CARD}
             files = {name: link_file(file, Path(links.name, name)) for name, file in found.items()}
-            files = self._without_leaks(files, Path(checkpoint_folder), None)
+            resumed: dict[str, Path] = {}
+            if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+                for pattern in RESUMED:
+                    for file in sorted(Path(checkpoint_folder).glob(pattern)):
+                        resumed[file.name] = link_file(file, Path(links.name, file.name))
+                resumed[STATE_FILE] = Path(links.name, STATE_FILE)
+                resumed[STATE_FILE].write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
+            files, resumed = (self._without_leaks(part, Path(checkpoint_folder), None) for part in (files, resumed))
         except (OSError, ValueError) as error:
             links.cleanup()
             logger.warning(f"there is no push at {done} to {self.hub_model_id}, and the training goes on: {error}")
             return
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+        if resumed:
             last = self.args.hub_strategy == HubStrategy.CHECKPOINT
             place = "last-checkpoint" if last else Path(checkpoint_folder).name
-            files |= {f"{place}/{name}": file for name, file in files.items()}
-            for pattern in RESUMED:
-                for file in sorted(Path(checkpoint_folder).glob(pattern)):
-                    files[f"{place}/{file.name}"] = link_file(file, Path(links.name, file.name))
-            state_file = files[f"{place}/{STATE_FILE}"] = Path(links.name, STATE_FILE)
-            state_file.write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
+            files |= {f"{place}/{name}": file for name, file in (files | resumed).items()}
 
         def push() -> CommitInfo:
             # All of it in the job: a callback may come after whoever waits for the job has gone on.

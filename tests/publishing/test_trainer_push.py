@@ -28,7 +28,7 @@ from hf_deberta_ext.training.hub_trainer import HubTrainer
 material, text = glue.material, mlm.text
 REPO = "user/run"
 PLACE = "/" + "home/ann/data.txt"
-SECRET = "hf" + "_" + "aB3" * 12
+SECRET = "hf" + "_" + "qXbRtYvLwKmZpNcJdHfGsAeUiOxTyBnMkQ"
 # Files of a run's folder that no push takes.
 PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "optimizer.pt"}
 
@@ -317,6 +317,17 @@ def test_a_link_that_leaves_the_folder_is_not_pushed_and_ends_no_training(hub, t
     with pytest.raises(OSError, match=r"the model is in .*but was not pushed .*LICENSE is a link to .*deberta-ext push"):
         trainer.push_to_hub()
     assert commits(hub) == ["initial commit"] and not [*folder.glob(".pushed-*")]
+
+
+def test_the_state_of_a_checkpoint_is_searched_too(hub, folder, warned):
+    trainer = make_trainer(HubTrainer, folder, hub_strategy="checkpoint", max_steps=1)
+    trainer.train()
+    file = folder / "checkpoint-1" / "trainer_state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"note": SECRET}))
+    before = commits(hub)
+    trainer._push_from_checkpoint(str(file.parent))
+    trainer._finish_current_push()
+    assert commits(hub) == before and "the training goes on: trainer_state.json:" in warned.text
 
 
 # ------- the model's own push
