@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from ..model.checkpoint_files import stale_weights
 from ..model.publishing import refuse_other_privacy
-from .hub_requests import RequestSteps
+from .hub_requests import AnswerError, RequestSteps
 
 __all__ = ["CARD", "FileChange", "HubCommit", "Remote", "compare_files", "is_same"]
 
 CARD = "README.md"
+# The forms of the answers, for messages.
+REPOSITORY = 'a JSON object with "id" and "private", true or false'
+REFS = 'a JSON object with "branches" and "tags", lists of "name" and "targetCommit", the id of a commit'
+FILES = 'a JSON list of files, each with "path", "size" and "oid"'
+COMMITS = 'a JSON list of commits, each with "id" and "title"'
+UPLOADS = 'JSON with the "uploadMode" of each file, and with an address for each that goes over LFS'
+COMMIT = 'a JSON object with "commitOid", the id of the commit, and "commitUrl"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +77,19 @@ def is_same(file: Path, published: Any) -> bool:
     return digest.hexdigest() == (published.blob_id if published.lfs is None else published.lfs.sha256)
 
 
+def expect(*conditions: bool):
+    """
+    Raises:
+        AnswerError: one of the conditions does not hold for the last answer.
+    """
+    if not all(conditions):
+        raise AnswerError
+
+
+def is_commit(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{40,64}", value) is not None
+
+
 @dataclasses.dataclass
 class HubCommit:
     """The requests of a push: `read`, `prepare`, `commit`, `make_tag`. An error of each says the state of the repository.
@@ -89,14 +110,14 @@ class HubCommit:
 
     def read(self) -> Remote:
         """The repository; an empty `Remote` if there is none, or the token may not see it."""
-        info = self.steps.step(f"reading {self.repo_id}", self.model_info)
+        info = self.steps.step(f"reading {self.repo_id}", self.model_info, expected=REPOSITORY)
         if info is None:
             return Remote()
-        refs = self.steps.step(f"reading the branches of {self.repo_id}", self.refs)
+        refs = self.steps.step(f"reading the branches of {self.repo_id}", self.refs, expected=REFS)
         branches = {ref.name: ref.target_commit for ref in refs.branches}
         head = branches.get(self.branch, branches.get("main"))
         # huggingface_hub itself repeats requests for a list of files.
-        read_files = functools.partial(self.tree, head)
+        read_files = functools.partial(self.steps.step, f"reading the files of {self.repo_id}", waits=(), expected=FILES)
         return Remote(
             exists=True,
             private=info.private,
@@ -104,7 +125,7 @@ class HubCommit:
             branches=branches,
             tags={ref.name: ref.target_commit for ref in refs.tags},
             pull_requests={ref.ref: ref.target_commit for ref in refs.pull_requests or ()},
-            files={} if head is None else self.steps.step(f"reading the files of {self.repo_id}", read_files, waits=()),
+            files={} if head is None else read_files(functools.partial(self.tree, head)),
         )
 
     def check(self, remote: Remote, private: bool | None, argument: str):
@@ -123,19 +144,35 @@ class HubCommit:
     def model_info(self) -> Any | None:
         """huggingface_hub's description of the repository, None without one."""
         try:
-            return self.api.model_info(self.repo_id, timeout=60)
+            info = self.api.model_info(self.repo_id, timeout=60)
         except RepositoryNotFoundError:
             return None
+        expect(isinstance(info.private, bool))
+        return info
 
     def refs(self) -> Any:
         """Branches, tags, and pull requests if one is to be opened."""
-        return self.api.list_repo_refs(self.repo_id, include_pull_requests=self.create_pr)
+        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=self.create_pr)
+        expect(*(isinstance(ref.name, str) and is_commit(ref.target_commit) for ref in (*refs.branches, *refs.tags)))
+        return refs
+
+    def history(self) -> list[Any]:
+        """Commits of the branch, the newest first."""
+        commits = self.api.list_repo_commits(self.repo_id, revision=self.branch)
+        expect(bool(commits), *(is_commit(commit.commit_id) and isinstance(commit.title, str) for commit in commits))
+        return commits
 
     def tree(self, commit: str) -> dict[str, Any]:
         """path -> huggingface_hub's description, for every file of a commit."""
-        entries = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
         # Folders have no blob.
-        return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
+        files = [
+            entry
+            for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+            if hasattr(entry, "blob_id")
+        ]
+        for file in files:
+            expect(isinstance(file.path, str), isinstance(file.size, int), isinstance(file.blob_id, str))
+        return {file.path: file for file in files}
 
     def download_card(self, remote: Remote, scratch: Path) -> Path:
         """The card on the Hub."""
@@ -158,7 +195,8 @@ class HubCommit:
             hf_raise_for_status(response)
             return []
 
-        return self.steps.step("asking the Hub about the card", validate)
+        expected = 'a JSON object with "errors", a list of "message"'
+        return self.steps.step("asking the Hub about the card", validate, expected=expected)
 
     def prepare(self, remote: Remote, private: bool | None) -> Remote:
         """Make the repository and the branch where they do not exist; returns the state after it."""
@@ -173,15 +211,22 @@ class HubCommit:
 
         steps = self.steps
         if not remote.exists:
-            steps.step(f"making the repository {self.repo_id}", make_repo)
+            name, before = f"making the repository {self.repo_id}", steps.on_hub
+            steps.step(name, make_repo, settled=self.model_info, expected='a JSON object with "url"')
             steps.on_hub = f"The repository {self.repo_id} was made, and nothing is in it"
             remote = self.read()
+            if not remote.exists:
+                steps.on_hub = before
+                raise steps.error(f"{name} failed: the Hub agreed to it, but does not have it", "Push again later.")
             self.check(remote, private, "--private" if private else "--public")
         if self.branch not in remote.branches and not self.create_pr and remote.branches:
-            make = functools.partial(
-                self.api.create_branch, self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True
-            )
-            steps.step(f"making the branch {self.branch}", make)
+
+            def make_branch():
+                self.api.create_branch(self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True)
+                expect(self.branch in [ref.name for ref in self.refs().branches])
+
+            expected = "an empty JSON object, and the branch among those of the repository"
+            steps.step(f"making the branch {self.branch}", make_branch, expected=expected)
             steps.on_hub = f"The branch {self.branch} was made, with what main has"
         return remote
 
@@ -194,17 +239,19 @@ class HubCommit:
 
         def create_commit() -> CommitInfo:
             try:
-                return self.api.create_commit(
+                info = self.api.create_commit(
                     self.repo_id, [*additions, *deletions], commit_message=message, commit_description=description,
                     revision=self.branch, create_pr=self.create_pr, parent_commit=remote.head,
                 )  # fmt: skip
+                expect(is_commit(info.oid), isinstance(info.pr_url, str) or not self.create_pr)
+                return info
             except HfHubHTTPError as error:
                 # The Hub's answers where the branch has moved on from the parent; perhaps by an earlier attempt.
                 if error.response.status_code not in (409, 412):
                     raise
                 if (earlier := find_earlier()) is not None:
                     return earlier
-                refs = self.steps.step("reading the branches", self.refs)
+                refs = self.steps.step("reading the branches", self.refs, expected=REFS)
                 branches = {ref.name: ref.target_commit for ref in refs.branches}
                 if branches.get(self.branch) == remote.head or self.create_pr:
                     raise
@@ -212,7 +259,7 @@ class HubCommit:
                 way_out = "Look what a push would change now, with a dry run, and push again."
                 raise self.steps.error(failure, way_out, error.response.status_code) from error
 
-        info = self.steps.step("the commit", create_commit, settled=find_earlier)
+        info = self.steps.step("the commit", create_commit, settled=find_earlier, expected=COMMIT)
         self.steps.commit, self.steps.on_hub = info.oid, f"The commit {info.oid} is made"
         return info
 
@@ -223,7 +270,7 @@ class HubCommit:
             free_memory=False,
         )  # fmt: skip
         # huggingface_hub itself repeats uploads.
-        self.steps.step("uploading", upload, waits=())
+        self.steps.step("uploading", upload, waits=(), expected=UPLOADS)
         if ignored := [file.path_in_repo for file in additions if getattr(file, "_should_ignore", False)]:
             failure = f"the .gitignore of {self.repo_id} keeps out {', '.join(ignored)}"
             raise self.steps.error(failure, "Take the pattern out of it, and push again.")
@@ -246,18 +293,18 @@ class HubCommit:
         self.steps.on_hub = "Whether the commit was made is not known"
         way_out = "Look at the connection and push again: that makes no second commit of the same files."
         read = functools.partial(self.steps.step, "looking whether the commit was made", way_out=way_out)
-        refs = read(self.refs)
+        refs = read(self.refs, expected=REFS)
         if self.create_pr:
             opened = {ref.ref: ref.target_commit for ref in refs.pull_requests or ()}
             candidates = [(commit, ref) for ref, commit in opened.items() if ref not in remote.pull_requests]
         else:
             # Others may have pushed on top of it since.
-            commits = read(functools.partial(self.api.list_repo_commits, self.repo_id, revision=self.branch))
+            commits = read(self.history, expected=COMMITS)
             ids = [commit.commit_id for commit in commits]
             newer = commits[: ids.index(remote.head)] if remote.head in ids else []
             candidates = [(commit.commit_id, None) for commit in newer[-1:] if commit.title == message]
         for commit, ref in candidates:
-            tree = read(functools.partial(self.tree, commit))
+            tree = read(functools.partial(self.tree, commit), expected=FILES)
             if all(is_done(change, tree) for change in changes):
                 url = f"{self.api.endpoint}/{self.repo_id}"
                 pr_url = ref and f"{url}/discussions/{ref.rpartition('/')[2]}"
@@ -291,7 +338,9 @@ class HubCommit:
                     )
                     way_out = "Choose another --tag: pushing again makes that alone, beside the card that names it."
                     raise self.steps.error(failure, way_out, 409) from error
+            expect(target() == commit)
             return True
 
         way_out = "Push again: that makes the tag alone."
-        self.steps.step(f"making the tag {tag}", create_tag, settled=is_made, way_out=way_out)
+        expected = "an empty JSON object, and the tag among those of the repository"
+        self.steps.step(f"making the tag {tag}", create_tag, settled=is_made, way_out=way_out, expected=expected)

@@ -17,7 +17,17 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["PushError", "RequestSteps", "advice", "attempt", "is_transient", "patient_session", "reason", "status_of"]
+__all__ = [
+    "AnswerError",
+    "PushError",
+    "RequestSteps",
+    "advice",
+    "attempt",
+    "is_transient",
+    "patient_session",
+    "reason",
+    "status_of",
+]
 
 T = TypeVar("T")
 # Seconds before each further try of a request that huggingface_hub itself sends only once. It sends uploads and lists of
@@ -28,9 +38,13 @@ RATE_LIMIT_SECONDS = 300
 # huggingface_hub itself waits for ever.
 SILENCE_SECONDS = 300
 TRANSIENT = (408, 429, 500, 502, 503, 504)
+# Of which huggingface_hub takes an object for an empty list.
+LISTS = ("/tree/", "/commits/")
 # Session -> its timeout before the first push, and the number of pushes that use it.
 _patient_sessions: dict = {}
 _lock = threading.Lock()
+# The last answer in this thread, for messages.
+_last = threading.local()
 
 
 class PushError(OSError):
@@ -54,6 +68,16 @@ class RateLimitError(Exception):
         self.response, self.seconds = response, seconds
 
 
+class AnswerError(ValueError):
+    """An answer of the Hub that is JSON of another form than expected."""
+
+    def __init__(self):
+        response = getattr(_last, "response", None)
+        # Of an upload there may be nothing to read.
+        text = " ".join(response.text.split()) if response is not None and response.is_closed else ""
+        super().__init__(f"the Hub answered `{text[:60]}{'...' * (len(text) > 60)}`")
+
+
 @contextlib.contextmanager
 def patient_session() -> Iterator[None]:
     """Limit the waiting of huggingface_hub: for an answer, and for a rate limit to one window in all.
@@ -64,10 +88,15 @@ def patient_session() -> Iterator[None]:
 
     def check_response(response):
         nonlocal waited
+        _last.response = response
         if response.status_code >= 500 and response.request.url.path.endswith("/validate-yaml"):
             # huggingface_hub would read it as JSON before it looks at the status.
             response.read()
             hf_raise_for_status(response)
+        if response.status_code == 200 and any(part in response.request.url.path for part in LISTS):
+            response.read()
+            if not isinstance(response.json(), list):
+                raise AnswerError
         if response.status_code != 429:
             return
         seconds = retry_after(response)
@@ -109,18 +138,22 @@ def attempt(action: Callable[[], T], settled: Callable[[], T | None] = lambda: N
     """The result of `action`, which is repeated after errors of the Hub's servers and of the connection.
 
     Args:
-        settled: called after each such failure: the result of the action if it was done all the same, else None. A request
-            whose answer is lost may have been served.
+        settled: called after each failure that is no refusal: the result of the action if it was done all the same, else
+            None. A request whose answer is lost, or cannot be read, may have been served.
     """
     for wait in (*waits, None):
         try:
-            return action()
+            try:
+                return action()
+            except (AttributeError, LookupError, TypeError) as error:
+                # Of huggingface_hub, which takes the form of an answer for granted.
+                raise AnswerError from error
         except Exception as error:
-            if not is_transient(error):
+            if isinstance(error, PushError) or (400 <= (status_of(error) or 0) < 500 and not is_transient(error)):
                 raise
             if (result := settled()) is not None:
                 return result
-            if wait is None:
+            if wait is None or not is_transient(error):
                 raise
             response = getattr(root_cause(error), "response", None)
             if response is not None:
@@ -145,22 +178,27 @@ class RequestSteps:
     on_hub: str = "Nothing was changed on the Hub"
     commit: str | None = None
 
-    def step(self, name: str, action: Callable[[], T], way_out: str | None = None, **retries) -> T:
+    def step(
+        self, name: str, action: Callable[[], T], way_out: str | None = None, *, expected: str = "JSON", **retries
+    ) -> T:
         """`attempt(action, **retries)`; `name` is "the commit" or "uploading". `way_out` replaces the usual advice.
+
+        Args:
+            expected (`str`): the form of the answer.
 
         Raises:
             PushError: it failed.
         """
         try:
             return attempt(action, **retries)
+        except PushError:
+            raise
         except Exception as error:
-            # RuntimeError and OSError: of hf_xet, or of a local file. ValueError: an answer that is not understood.
-            kinds = (HTTPError, OfflineModeIsEnabled, RateLimitError, OSError, RuntimeError, ValueError)
-            if isinstance(error, PushError) or not isinstance(root_cause(error), kinds):
-                raise
             if file := re.search(r"Error while uploading '([^']+)'", str(error)):
                 name = f"{name} {file[1]}"
             text = f"{name} failed: {reason(error)}"
+            if isinstance(root_cause(error), ValueError):
+                text += f"; expected was {expected}"
             raise self.error(text, way_out or advice(error, self.repo_id), status_of(error)) from error
 
     def error(self, failure: str, way_out: str, status: int | None = None) -> PushError:
@@ -200,7 +238,7 @@ def advice(error: Exception, repo_id: str) -> str:
             "Push again: files that were uploaded are not sent again. Should hf_xet fail again, HF_HUB_DISABLE_XET=1 in "
             "the environment uploads without it."
         )
-    if status is None:
+    if status is None or 300 <= status < 400:
         return "Look at the connection and push again: files that were uploaded are not sent again."
     if status >= 500:
         return "The Hub is in trouble: push again later; files that were uploaded are not sent again."
@@ -227,7 +265,7 @@ def is_transient(error: Exception) -> bool:
     """True for errors after which the same request may succeed."""
     cause = root_cause(error)
     # An HTTPError without an answer is one of the connection; an answer that is no JSON, of a machine before the Hub.
-    if isinstance(cause, json.JSONDecodeError):
+    if isinstance(cause, (AnswerError, json.JSONDecodeError)):
         return True
     return status_of(cause) in TRANSIENT if isinstance(cause, HfHubHTTPError) else isinstance(cause, HTTPError)
 

@@ -91,13 +91,14 @@ class LocalHub(HubEndpoints):
     def fail(self, match: str | re.Pattern, **fault) -> Fault:
         """Makes requests fail whose "METHOD path" contains `match`; see `Fault`.
 
-        Either `status` (with `headers`, `message`, `body`), or `kind`: "cut" closes the connection in the midst of the
-        request's body, or of the answer where it has none; "cut_after" does the work and closes without an answer; "slow"
-        reads the body, or sends the answer, in small pieces, about a second in all.
+        Either `status` (with `headers`, `message`, `body`; `kind="after"` does the work before that answer), or `kind`:
+        "cut" closes the connection in the midst of the request's body, or of the answer where it has none; "cut_after" does
+        the work and closes without an answer; "slow" reads the body, or sends the answer, in small pieces, about a second in
+        all.
         """
-        if (fault.get("status") is None) == (fault.get("kind") is None):
+        if (fault.get("status") is None) == (fault.get("kind") in (None, "after")):
             raise ValueError("a fault has either a status or a kind")
-        if fault.get("kind") not in (None, "cut", "cut_after", "slow"):
+        if fault.get("kind") not in (None, "after", "cut", "cut_after", "slow"):
             raise ValueError(f"no such kind of fault: {fault['kind']!r}")
         self.faults.append(Fault(match, **fault))
         return self.faults[-1]
@@ -170,6 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body(kind)
         if kind == "action":
             fault.action()
+        if kind == "after":
+            self._answered(body)
         if fault is not None and fault.status is not None:
             data = json.dumps({"error": fault.message}).encode() if fault.body is None else fault.body
             answer = Answer(fault.status, data, {"X-Error-Message": fault.message, **fault.headers})

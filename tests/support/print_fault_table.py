@@ -67,6 +67,42 @@ FAULTS = {
 COMMON = ("429, Retry-After: 20", "502, a page of HTML", "502, a page of HTML, for ever", "cut", "cut, for ever", "slow")
 CASES = [(fault, stage) for fault in FAULTS for stage in STAGES]
 CASES += [(fault, stage) for fault in COMMON for stage in MORE_STAGES]
+# Answers of another form than the Hub's, in place of the work, for ever.
+WRONG_TYPES = {
+    "look": {"id": 3, "private": "yes", "sha": ["x"]},
+    "refs": {"branches": [{"name": None, "ref": 3, "targetCommit": None}], "tags": [], "converts": []},
+    "tree": [{"type": "file", "path": None, "oid": 3, "size": "x"}],
+    "card": {"errors": 3},
+    "create": {"url": 3, "name": None},
+    "branch": "made",
+    "preupload": {"files": [{"path": "model.safetensors", "uploadMode": 3, "shouldIgnore": None}]},
+    "batch": {"transfer": 3, "objects": [{"oid": 3, "size": "x", "actions": {"upload": None}}]},
+    "upload": {"etag": 3},
+    "commit": {"success": True, "commitOid": None, "commitUrl": 3},
+    "tag": [None],
+}
+SHAPES = {
+    name: dict(status=200, body=name.encode(), times=None) for name in ("null", "[]", "{}", '{"sha": null}', "3", '"x"')
+}
+SHAPES |= {
+    "a bare 302": dict(status=302, body=b"", times=None),
+    "a page of HTML, 200": dict(status=200, headers={"Content-Type": "text/html"}, body=b"<html>Log in</html>", times=None),
+    "truncated JSON": dict(status=200, body=b'{"branches": [{"na', times=None),
+}
+SHAPES |= {
+    f"wrong types, {stage}": dict(status=200, body=json.dumps(body).encode(), times=None)
+    for stage, body in WRONG_TYPES.items()
+}
+SHAPE_CASES = [
+    (shape, stage)
+    for shape in SHAPES
+    for stage in STAGES | MORE_STAGES
+    if not shape.startswith("wrong types") or shape.endswith(stage)
+]
+# The same answers after the work was done.
+AFTER = {f"{shape}, after the work": fault | dict(kind="after") for shape, fault in SHAPES.items()}
+AFTER_CASES = [(f"{shape}, after the work", stage) for shape, stage in SHAPE_CASES if stage in ("create", "commit", "tag")]
+FAULTS |= SHAPES | AFTER
 # What a push survives without the user's help.
 SURVIVED = {"429, Retry-After: 20", "500", "502, a page of HTML", "cut", "cut after the work", "slow"}
 
@@ -190,7 +226,7 @@ def main():
     print("Large files go over LFS here. The real Hub takes them over Xet, whose errors are tried without a server.\n")
     print("| fault | stage | what the user sees | on the server | on disk | pushed again |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for fault, stage in CASES:
+    for fault, stage in CASES + SHAPE_CASES + AFTER_CASES:
         with tempfile.TemporaryDirectory() as scratch:
             print(row(run_case(fault, stage, Path(scratch))), flush=True)
 
