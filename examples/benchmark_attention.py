@@ -147,9 +147,6 @@ def claim_output_dir(folder: Path, overwrite: bool):
     folder.mkdir(parents=True, exist_ok=True)
 
 
-# 1. The compared modules
-
-
 @dataclass
 class Side:
     """A compared module: `forward(**inputs)` returns states [B, N, hidden], with gradients of all parameters."""
@@ -250,9 +247,6 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
         return Side(lambda **inputs: called(**inputs).last_hidden_state, module)
 
     return {name: side(module) for name, module in (modules | {BERT: bert}).items()}
-
-
-# 2. The measurement
 
 
 def step(side: Side, mode: str, inputs: dict) -> torch.Tensor:
@@ -367,9 +361,6 @@ def spread(values) -> list[float]:
     return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
 
 
-# 3. Table and figure
-
-
 def table(frame: pd.DataFrame) -> str:
     def ratios(column: str) -> list[str]:
         values = frame[[column, f"{column}_p10", f"{column}_p90"]].itertuples(index=False)
@@ -420,9 +411,6 @@ def environment(args) -> str:
         f"{cpu}, {torch.get_num_threads()} threads; {args.dtype}{', torch.compile' if args.compile else ''}; "
         f"{args.preset}, {args.layers} layers, {args.repeats} repeats, seed {args.seed}"
     )
-
-
-# 4. The parts
 
 
 def run_shapes(part: str, args, bar: tqdm):

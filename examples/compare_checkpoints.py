@@ -27,6 +27,7 @@ from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.checkpoints import replace_text
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE
 from hf_deberta_ext.training.user_errors import ExitOnUserError
@@ -135,16 +136,13 @@ def write_report(folder: Path, scores: dict[str, dict[str, Any]], prepared: Prep
     metrics = [name for name in next(iter(scores.values())) if name.startswith("eval_") and name != "eval_loss"]
     first, main_metric = next(iter(scores)), next(name for name in metrics if name.endswith(f"_{prepared.task.metric}"))
     titles = [name.removeprefix("eval_").replace("_", " ") for name in metrics]
-    lines = [
-        f"| checkpoint | seeds | {' | '.join(titles)} | difference in {prepared.task.metric} from {first} |",
-        "| --- " * (len(metrics) + 3) + "|",
-    ]
+    lines = [("checkpoint", "seeds", *titles, f"difference in {prepared.task.metric} from {first}")]
     values = {name: [100 * value for value in summary[main_metric]["values"]] for name, summary in scores.items()}
     for name, summary in scores.items():
         cells = [spread([100 * value for value in summary[metric]["values"]]) for metric in metrics]
         compared = "" if name == first else difference(values[name], values[first])
-        lines.append(f"| {' | '.join([name, str(len(summary['seeds'])), *cells, compared])} |")
-    text = "\n".join(lines) + (
+        lines.append((name, str(len(summary["seeds"])), *cells, compared))
+    text = markdown_table(*lines) + (
         "\n\nPercent; mean ± standard deviation over seeds, after the last epoch. The difference is that of the means, ± "
         "two standard errors of it; smaller than these it is within noise (a rough guide where seeds are few). They are "
         f"those of the seeds alone: the {len(rows)} validation rows, the same for all, are a sample too."

@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from hf_deberta_ext.analysis.plots import plot_curves, plot_embedding_similarity
+from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -80,7 +81,7 @@ def similarities(firsts: dict[str, list[dict]]) -> dict[str, dict[str, float]]:
 
 
 def table(summary: dict, metrics: list[str]) -> str:
-    lines = ["| run | seeds | steps | " + " | ".join(metrics) + " |", "| --- |" + " --- |" * (2 + len(metrics))]
+    rows = [("run", "seeds", "steps", *metrics)]
     for name, row in summary.items():
         first = row[metrics[0]]
         cells = []
@@ -89,8 +90,8 @@ def table(summary: dict, metrics: list[str]) -> str:
             deviation = entry["standard_deviation"]
             cells.append(f"{entry['mean']:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}"))
         steps = ", ".join(map(str, sorted({*first["steps"]})))
-        lines.append(f"| {name} | {len(first['values'])} | {steps} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append((name, str(len(first["values"])), steps, *cells))
+    return markdown_table(*rows)
 
 
 def main(argv=None):

@@ -24,26 +24,6 @@ import torch
 
 from hf_deberta_ext.publishing.folder_checks import clean_environment
 
-__all__ = [
-    "MASK_WORD",
-    "PACKAGES",
-    "Docstring",
-    "Split",
-    "check_reload",
-    "class_names",
-    "collect_docstrings",
-    "collect_topics",
-    "compare_runs",
-    "majority_accuracy",
-    "mask_blocks",
-    "mask_names",
-    "pack_blocks",
-    "predict_logits",
-    "pretraining_texts",
-    "split_by_package",
-    "task_examples",
-]
-
 # The classes: in every Python from 3.10 on, also where tkinter, idlelib and distutils are packaged apart or gone.
 PACKAGES = (
     "asyncio", "decimal", "email", "http", "importlib", "logging", "multiprocessing", "turtle", "unittest", "xml",

@@ -31,6 +31,7 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx, reads_absolute_positions
+from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -175,14 +176,14 @@ def table(parity: dict[str, list[OnnxParity]]) -> str:
     header = ["rows x tokens", "padding", "largest output"]
     for name in parity:
         header += [f"{name}: difference", "equal decisions", "time / torch"]
-    lines = [header, ["---"] * len(header)]
+    lines = [header]
     for rows in zip(*parity.values(), strict=True):
         cells = [f"{rows[0].batch} x {rows[0].length}", rows[0].padding, f"{rows[0].largest:.2f}"]
         for row in rows:
             agreement = "" if row.agreement is None else f"{100 * row.agreement:.1f} %"
             cells += [f"{row.difference:.1e}", agreement, f"{row.onnx_seconds / row.torch_seconds:.2f}"]
         lines.append(cells)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return markdown_table(*lines)
 
 
 def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:

@@ -20,11 +20,10 @@ from pathlib import Path
 
 import torch
 from docstring_corpus import collect_docstrings
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from scipy.stats import chisquare
 from tqdm import tqdm
 
+from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.pretraining import (
     MaskingOptions,
     MaskingVocabulary,
@@ -66,9 +65,6 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# 1. The text
-
-
 def read_documents(files: list[Path] | None) -> list[str]:
     """The lines of the files that hold text, or the docstrings of the standard library."""
     if files is None:
@@ -92,9 +88,6 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
         raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; give more text")
     ends = torch.tensor([[tokenizer.cls_token_id, tokenizer.sep_token_id]]).expand(count, 2)
     return torch.cat([ends[:, :1], torch.tensor(ids[: count * body]).view(count, body), ends[:, 1:]], dim=1)
-
-
-# 2. Counts
 
 
 def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: MaskingVocabulary, args, bar: tqdm) -> dict:
@@ -138,9 +131,6 @@ def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tens
     return torch.bincount(pairs[0])[1:]
 
 
-# 3. Table and figure
-
-
 def table(results: dict) -> str:
     lines = [HEAD]
     for name, row in results.items():
@@ -154,8 +144,7 @@ def table(results: dict) -> str:
 
 def draw(results: dict, rate: float, path: Path):
     """Coverage by position, and the lengths of n-grams and spans."""
-    figure = Figure(figsize=(11, 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 4)
     positions, lengths = figure.subplots(1, 2)
     for index, (name, row) in enumerate(results.items()):
         style = dict(color=f"C{index}", label=name, linestyle="--" if "official" in name else "-", marker="o", markersize=3)
@@ -170,7 +159,7 @@ def draw(results: dict, rate: float, path: Path):
     for axes in (positions, lengths):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def main():

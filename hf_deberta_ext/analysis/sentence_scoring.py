@@ -70,7 +70,8 @@ def token_replacement_probabilities(
     Raises:
         ValueError: the model is no discriminator, the tokenizer does not fit it, or a text is too long.
     """
-    model = _discriminator(model)
+    # Of a joint model, its discriminator.
+    model = getattr(model, "discriminator", model)
     sentences = _encode(model, tokenizer, texts, batch_size, truncation)
     scores = []
     for text, sentence, logits in zip(
@@ -81,7 +82,8 @@ def token_replacement_probabilities(
         if sentence.offsets is not None:
             places = [_without_space(text, start, end) for start, end in sentence.offsets]
         probabilities = logits.sigmoid().tolist()
-        scores.append([TokenScore(*columns) for columns in zip(tokens, *_columns(places), probabilities, strict=True)])
+        cells = zip(tokens, places, probabilities, strict=True)
+        scores.append([TokenScore(token, *place, probability) for token, place, probability in cells])
     return scores[0] if isinstance(texts, str) else scores
 
 
@@ -109,7 +111,8 @@ def pseudo_log_likelihood(
     Raises:
         ValueError: the model is of neither kind, the tokenizer does not fit it, or a text is too long or has no tokens.
     """
-    model = _discriminator(model)
+    # Of a joint model, its discriminator.
+    model = getattr(model, "discriminator", model)
     sentences = _encode(model, tokenizer, texts, batch_size, truncation)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
@@ -127,10 +130,6 @@ def pseudo_log_likelihood(
 
 def _listed(texts) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
-
-
-def _columns(places) -> tuple:
-    return tuple(zip(*places, strict=True)) or ((), ())
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
@@ -180,11 +179,6 @@ def _longest(model, tokenizer) -> int | None:
     # transformers writes 1e30 where no length was set.
     limits = [limit for limit in (rows, tokenizer.model_max_length) if limit is not None and limit < 1e9]
     return min(limits, default=None)
-
-
-def _discriminator(model):
-    """Of a joint model, its discriminator."""
-    return getattr(model, "discriminator", model)
 
 
 @contextmanager

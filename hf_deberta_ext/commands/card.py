@@ -12,7 +12,6 @@ deberta-ext card --check sst2"""
 UNREADABLE = (
     "correct its metadata, or build the card anew: deberta-ext card {} --overwrite keeps this one as README.md.old-1"
 )
-PRESET_CARDS = "Markdown files in the folder model_cards of the repository of hf_deberta_ext"
 # Of the metadata, what a flag sets in a card that is there, and an example.
 FLAGS = {"license": "apache-2.0", "language": "en", "base_model": "OWNER/NAME", "datasets": "OWNER/NAME"}
 METADATA = ("language", "license", "base_model", "datasets", "tags")
@@ -38,12 +37,17 @@ def run(arguments: argparse.Namespace) -> int | None:
         ValueError: what `write_model_card` finds wrong; metadata where nothing is written; --check without a card.
     """
     if arguments.presets:
-        raise ValueError(f"--presets writes no cards any more: those of the official checkpoints are {PRESET_CARDS}")
+        raise ValueError(
+            "--presets writes no cards any more: those of the official checkpoints are Markdown files in the folder "
+            "model_cards of the repository of hf_deberta_ext"
+        )
     metadata = {name: getattr(arguments, name) for name in METADATA}
     flags = [f"--{name}" for name, value in metadata.items() if value]
     if flags and arguments.check:
         raise ValueError(f"--check sets no metadata: leave {' and '.join(flags)} out")
     file = arguments.folder / "README.md"
+    if arguments.check and not file.is_file():
+        raise ValueError(f"{arguments.folder} has no README.md: deberta-ext card {arguments.folder} writes it")
     if not arguments.check:
         from ..publishing.card import write_model_card
 
@@ -53,9 +57,6 @@ def run(arguments: argparse.Namespace) -> int | None:
         print(f"{file} is {done}")
         for aside in sorted(moved_cards(arguments.folder) - before):
             print(f"moved aside: the card that was there is {aside} now")
-        return report_problems(file, show=arguments.print)
-    if not file.is_file():
-        raise ValueError(f"{arguments.folder} has no README.md: deberta-ext card {arguments.folder} writes it")
     return report_problems(file, show=arguments.print)
 
 

@@ -62,9 +62,6 @@ class PackingReport:
     mean_length: float
     fill: float
 
-    def as_dict(self) -> dict[str, int | float]:
-        return dataclasses.asdict(self)
-
     def summary(self) -> str:
         """One line for a log."""
         negative = f", {self.negative_pairs} with a B of another document" if self.negative_pairs else ""

@@ -243,7 +243,7 @@ def write_run_report(
     facts = dict(
         seconds=round(seconds, 1),
         tokenizer=dict(tokenizer_facts),
-        packing={name: report.as_dict() for name, report in reports.items()},
+        packing={name: dataclasses.asdict(report) for name, report in reports.items()},
         versions=versions(),
     )
     if changes := accepted_changes(folder):

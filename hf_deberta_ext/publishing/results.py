@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "MAX_PERPLEXITY", "eval_results", "is_score", "learned_nothing", "measured_metrics", "number_of_examples",
+    "MAX_PERPLEXITY", "eval_results", "is_score", "learned_nothing", "markdown_table", "measured_metrics",
+    "number_of_examples",
     "objectives_table", "replaced_token_table", "results_table", "summarise_seeds", "summary_table",
 ]  # fmt: skip
 
@@ -116,23 +117,25 @@ def shown_metric(name: str, value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
+def markdown_table(*rows: Sequence[str]) -> str:
+    """A table of rows of cells, the first of which is its head."""
+    head, *others = rows
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
+
+
 def results_table(measured: Mapping[str, float]) -> str:
     """A row for each metric."""
-    lines = ["| metric | value |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {name} | {shown_metric(name, value)} |" for name, value in measured.items())])
+    return markdown_table(("metric", "value"), *((name, shown_metric(name, value)) for name, value in measured.items()))
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
     """The result of `summarise_seeds`, a row for each metric."""
-    lines = [
-        f"| metric | mean | standard deviation | {' | '.join(f'seed {seed}' for seed in summary['seeds'])} |",
-        "| --- " * (3 + len(summary["seeds"])) + "|",
-    ]
+    rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]))]
     for name, metric in summary.items():
         if name != "seeds":
             cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
-            lines.append(f"| {name} | {' | '.join('' if cell is None else shown_metric(name, cell) for cell in cells)} |")
-    return "\n".join(lines)
+            rows.append((name, *("" if cell is None else shown_metric(name, cell) for cell in cells)))
+    return markdown_table(*rows)
 
 
 def objectives_table(metrics: Mapping[str, float], objectives: Mapping[str, str]) -> str:
@@ -141,31 +144,31 @@ def objectives_table(metrics: Mapping[str, float], objectives: Mapping[str, str]
     Args:
         objectives (`dict[str, str]`): name in the metrics -> title.
     """
-    lines = ["| objective | loss | perplexity | accuracy | targets |", "| --- | --- | --- | --- | --- |"]
-    for name, title in objectives.items():
-        perplexity = metrics.get(f"eval_{name}_perplexity")
-        shown = "" if perplexity is None else shown_metric("perplexity", perplexity, 2)
-        lines.append(
-            f"| {title} | {shown_metric('loss', metrics[f'eval_{name}_loss'])} | {shown} "
-            f"| {metrics[f'eval_{name}_accuracy']:.4f} | {metrics[f'eval_{name}_targets']:,} |"
-        )
-    return "\n".join(lines)
+    columns = ("loss", "perplexity", "accuracy", "targets")
+    rows = [(title, *metric_cells(metrics, name, columns)) for name, title in objectives.items()]
+    return markdown_table(("objective", *columns), *rows)
 
 
 def replaced_token_table(metrics: Mapping[str, float]) -> str:
     """The result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
-
-    def cell(name: str) -> str:
-        value = metrics.get(f"eval_{name}")
-        if value is None:
-            return ""
-        return f"{value:,}" if isinstance(value, int) else shown_metric(name, value, 2 if name.endswith("perplexity") else 4)
-
     columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
-    lines = [f"| part | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
-    for half, inputs in {"generator": "masked tokens", "discriminator": "all tokens"}.items():
-        lines.append(f"| {half}, {inputs} | {' | '.join(cell(f'{half}_{name}') for name in columns)} |")
-    return "\n".join(lines)
+    inputs = {"generator": "masked tokens", "discriminator": "all tokens"}
+    rows = [(f"{half}, {tokens}", *metric_cells(metrics, half, columns)) for half, tokens in inputs.items()]
+    return markdown_table(("part", *columns), *rows)
+
+
+def metric_cells(metrics: Mapping[str, float], prefix: str, names: Sequence[str]) -> list[str]:
+    """Cells of a table for the metrics eval_PREFIX_NAME; those that are not there are empty."""
+    cells = []
+    for name in names:
+        value = metrics.get(f"eval_{prefix}_{name}")
+        if value is None:
+            cells.append("")
+        elif isinstance(value, int):
+            cells.append(f"{value:,}")
+        else:
+            cells.append(shown_metric(name, value, 2 if name == "perplexity" else 4))
+    return cells
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:

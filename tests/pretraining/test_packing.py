@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing: the five formats by hand, every token exactly once and in order, true sentence labels, exact reports."""
 
+import dataclasses
 import logging
 import os
 import random
@@ -300,7 +301,7 @@ def test_empty_and_short_documents_are_dropped_and_counted():
     documents = ["", None, " \n\t ", "A1", "B1 b2.", "C1 c2 c3."]
     _, packed, report = pack_words(documents, "full_sentences", 8, min_tokens=3)
     assert len(packed) == 1
-    assert report.as_dict() == {
+    assert dataclasses.asdict(report) == {
         "documents": 6, "empty_documents": 3, "short_documents": 2, "tokens": 6, "dropped_tokens": 3,
         "packed_tokens": 3, "negative_pairs": 0, "examples": 1, "max_length": 8, "mean_length": 5.0, "fill": 5 / 8,
     }  # fmt: skip
