@@ -22,7 +22,7 @@ THREADS = int(os.environ.get("DEBERTA_EXT_TEST_THREADS") or 1)
 torch.set_num_threads(THREADS)
 
 # How many they draw without --run-slow, which draws thousands.
-FEW_CASES = "100"
+FEW_CASES = "200"
 
 
 def pytest_addoption(parser):

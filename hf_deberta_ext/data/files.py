@@ -71,8 +71,6 @@ def read_files(
         ValueError: a file is missing, of another kind, without rows or damaged; the columns of two files differ; the cells
             of a column are of several types. File and row are named.
     """
-    from datasets import Dataset
-
     paths = [Path(file).expanduser() for file in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     if not paths:
         raise ValueError(f"{source} names no file")
@@ -88,7 +86,7 @@ def read_files(
                 raise ValueError(
                     f"{paths[0]} and {path} have not the same columns: {', '.join(different)} in one of them only"
                 )
-        return join_parquet(paths, tables) if are_parquet else Dataset(join_columns(paths, tables))
+        return join_parquet(paths, tables) if are_parquet else join_columns(paths, tables)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     except MemoryError as error:
@@ -430,13 +428,14 @@ def join_parquet(paths: Sequence[Path], tables: Sequence["Dataset"]) -> "Dataset
         raise ValueError(f"{shown_files(paths)} cannot be joined: {error}") from error
 
 
-def join_columns(paths: Sequence[Path], tables: Sequence[dict[str, list]]) -> Any:
-    """One `pyarrow.Table` of the columns of several files.
+def join_columns(paths: Sequence[str | os.PathLike], tables: Sequence[dict[str, list]]) -> "Dataset":
+    """The columns of several files.
 
     Raises:
         ValueError: the cells of a column are not of one type, or numbers too large; the first such cell is named.
     """
     import pyarrow as pa
+    from datasets import Dataset
 
     def array_of(cells: list[Any]) -> tuple[Any, Exception | None]:
         try:
@@ -458,4 +457,8 @@ def join_columns(paths: Sequence[Path], tables: Sequence[dict[str, list]]) -> An
             raise ValueError(
                 f"{places[at]} has {reprlib.repr(cells[at])} in the column {name!r}, unlike the cells before it: {error}"
             ) from error
-    return pa.table(arrays)
+    try:
+        return Dataset(pa.table(arrays))
+    # A NUL in the name of a column, as UTF-16 has.
+    except ValueError as error:
+        raise ValueError(f"{shown_files(paths)} cannot be made a table: {error}") from error

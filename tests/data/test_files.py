@@ -357,6 +357,7 @@ def test_a_file_for_which_memory_is_short_is_named(tmp_path, monkeypatch):
         ("a.csv", "sentence,label\n", "a.csv has no rows"),
         ("a.tsv", "sentence\tlabel\n\n", "a.tsv has no rows"),
         ("a.json", "[]", "no rows"),
+        ("a.jsonl", r'{"a\u0000b": 1}', "a.jsonl cannot be made a table"),
         ("a.json", '{"data": []}', "no rows"),
         ("a.csv", "sentence,label\nx,1\ny\n", "line 3 of .*a.csv has 1 cells, its header 2 .*put quotes"),
         ("a.tsv", "sentence\tlabel\nx\t1\ty\n", "line 2 of .* has 3 cells, its header 2 .*write .* to .csv"),

@@ -2,7 +2,7 @@
 """Strategies of the fuzzers: configurations, batches and models, as plain values that a falsifying example prints.
 
 How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (with --run-slow `TOTAL`, the sum of
-`CASES`, else about 100) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
+`CASES`, else about 200) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
 give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
 """
 
@@ -44,6 +44,7 @@ CASES = {
     "damaged config": (80, 1),
     "damaged keys": (60, 1),
     "not numbers": (30, 1),
+    "damaged data": (5000, 1),
 }
 TOTAL = sum(examples * per_example for examples, per_example in CASES.values())
 ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)

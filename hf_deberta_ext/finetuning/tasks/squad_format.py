@@ -61,8 +61,6 @@ def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str, 
     Raises:
         ValueError: see `read_files`; nested JSON with other keys than SQuAD's.
     """
-    from datasets import Dataset
-
     source, articles = f"{flag} {file.name}", []
     if file_kind(file) == "json" and file.is_file():
         try:
@@ -73,7 +71,7 @@ def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str, 
     if articles and "paragraphs" in articles[0]:
         rows = nested_rows(articles, source=source)
         cells_of = {name: [row[name] for row in rows] for name in rows[0]}
-        return Table(Dataset(join_columns([source], [cells_of])), ("question", "context", "answers"), source)
+        return Table(join_columns([source], [cells_of]), ("question", "context", "answers"), source)
     return Table(read_files([file], source=flag, max_file_bytes=max_file_bytes), columns, source)
 
 
