@@ -78,9 +78,6 @@ def run(
     return train_and_report(prepare(read, data_args, model_args, args, given_flags or {}))
 
 
-# ------- before the training
-
-
 def prepare(
     read: Callable[[Any, ModelArguments], TaskData],
     data_args: DataArguments,
@@ -215,9 +212,6 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
     if not model_args.lora or hasattr(model, "peft_config"):
         return model
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
-
-
-# ------- one run, and several
 
 
 def run_seed(prepared: PreparedRun) -> dict[str, float]:

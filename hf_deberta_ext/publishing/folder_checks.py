@@ -76,9 +76,6 @@ def check_folder(
     return problems or load_problems(files)
 
 
-# ------- files and code
-
-
 def code_problems(folder: str | os.PathLike, files: Mapping[str, Path]) -> list[str]:
     """Missing files and values in the models of a folder: configuration, weights, code, or an adapter's base model."""
     problems = []
@@ -210,9 +207,6 @@ def copy_problems(code: Mapping[str, Path]) -> Iterator[str]:
         )
 
 
-# ------- whether it loads
-
-
 def load_problems(files: Mapping[str, Path]) -> list[str]:
     """Load in a clean process: AutoConfig, AutoTokenizer, the model with its weights, on two tokens, and
     every other Auto class without weights.
@@ -281,9 +275,6 @@ def clean_environment(scratch: str) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-# ------- contents
 
 
 def leak_problems(

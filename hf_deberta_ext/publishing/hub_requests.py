@@ -206,9 +206,6 @@ class RequestSteps:
         return PushError(text, status=status, commit=self.commit)
 
 
-# ------- errors
-
-
 def advice(error: Exception, repo_id: str) -> str:
     """The way out of an error, for the user."""
     cause, status = root_cause(error), status_of(error)

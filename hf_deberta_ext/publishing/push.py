@@ -208,9 +208,6 @@ def pin_cards(files: dict[str, Path], scratch: Path, repo_id: str, revision: str
             files[path].write_bytes(text.encode("utf-8"))
 
 
-# ------- before anything is sent
-
-
 def check_arguments(source: Any, repo_id: str, tokenizer: Any, branch: str, create_pr: bool, tag: str | None):
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:

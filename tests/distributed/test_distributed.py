@@ -182,9 +182,6 @@ def assert_same_step(result: dict, expected: dict):
         torch.testing.assert_close(result["gradients"][name], gradient, atol=1e-6, rtol=1e-5)
 
 
-# ------- data parallel
-
-
 @pytest.mark.criterion("A8.3", "P8")
 @exact_accumulation
 @processes_talk
@@ -218,9 +215,6 @@ def test_trainings_are_of_every_head_every_family_and_every_objective():
     names = {name.split(",")[0] for name in TRAININGS} - {*HEADS}
     assert names == {"masked lm", "replaced tokens", "sift", "task", "task with sift", "lora"} and len(HEADS) == 6
     assert {*OBJECTIVES} == {"mlm", "sop", "sbo"}
-
-
-# ------- FSDP2
 
 
 @pytest.mark.criterion("A20.4", "P.j")
@@ -343,9 +337,6 @@ def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pr
     make_trainer(training, str(tmp_path), fields=borrowing | dropping)
 
 
-# ------- tensor parallel
-
-
 @slow
 @processes_talk
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -354,9 +345,6 @@ def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(bac
     result, expected = processes.result("tensor", backend), tensor_step(parallel=False, backend=backend)
     assert len(result["split"]) == 3 * 16
     assert_same_step(result, expected)
-
-
-# ------- what ZeRO needs
 
 
 def models():
@@ -451,9 +439,6 @@ def test_layers_are_what_is_not_split(model_and_batch):
     model, _ = model_and_batch
     assert [*model._no_split_modules] == [DebertaExtLayer.__name__]
     assert any(type(module).__name__ == "DebertaExtLayer" for module in model.modules())
-
-
-# ------- big checkpoints: shards, devices, the meta device
 
 
 SAVED = {

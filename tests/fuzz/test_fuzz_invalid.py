@@ -106,9 +106,6 @@ def test_several_wrong_fields_name_one_of_them(data):
     refused(lambda: DebertaExtConfig(**(fields | everything)), *everything, *map(repr, everything.values()), "num_labels")
 
 
-# ------- inputs
-
-
 def wrong_inputs(head, fields, B, N):
     """(names in the message, changed arguments) of calls that must be refused; for a head that takes [B, N]."""
     ids = torch.ones(B, N, dtype=torch.long)
@@ -198,9 +195,6 @@ def test_wrong_input_is_refused_by_its_name(data):
     for names, arguments in calls:
         refused(partial(model, **arguments), *names)
     return len(calls)
-
-
-# ------- labels
 
 
 def wrong_labels(head, fields, B, N):

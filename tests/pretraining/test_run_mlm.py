@@ -37,9 +37,6 @@ def finished(run_mlm, text, tmp_path_factory):
     return folder
 
 
-# ------- what a run leaves
-
-
 @pytest.mark.criterion("B4.1")
 def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
     names = ("model.safetensors", "tokenizer.json", "modeling_deberta_ext.py", "run_arguments.json", "trainer_state.json")
@@ -146,9 +143,6 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, te
     assert {weight.dtype for weight in load_file(tmp_path / "run" / "model.safetensors").values()} == {torch.float32}
 
 
-# ------- the same run again
-
-
 @pytest.mark.criterion("A16.1")
 @pytest.mark.slow
 def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
@@ -240,9 +234,6 @@ def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_pa
     manifest = json.loads((two / "checkpoint-16" / MANIFEST_FILE).read_text(encoding="utf-8"))
     assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= {*manifest["files"]}
     assert resume_checkpoint(two, "last") == str(two / "checkpoint-16")
-
-
-# ------- errors
 
 
 @pytest.mark.criterion("A12.3")

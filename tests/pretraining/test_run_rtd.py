@@ -47,9 +47,6 @@ def curves(folder):
     return [[entry[name] for name in names] for entry in history if "generator_loss" in entry]
 
 
-# ------- what a run leaves
-
-
 def test_run_leaves_three_models_with_tokenizers_cards_curves_and_metrics(finished):
     for folder in (finished, finished / "discriminator", finished / "generator"):
         for name in ("model.safetensors", "config.json", "tokenizer.json", "modeling_deberta_ext.py", "README.md"):
@@ -126,9 +123,6 @@ def test_flags_work_together(flags, run_rtd, text, tmp_path):
     assert (own.num_hidden_layers, own.hidden_size) == (layers, 16 if config.embedding_sharing == "nes" else 32)
 
 
-# ------- starting points
-
-
 @pytest.mark.criterion("A3.9", "B9.3")
 def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, text, tmp_path):
     """At a learning rate of zero the losses are those of the checkpoint; held-out masks and replacements are the same."""
@@ -202,9 +196,6 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
         assert torch.equal(weights[start][head], models[start].state_dict()[head].float())
 
 
-# ------- recipes
-
-
 def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_path, capsys):
     flags = dict(recipe="official-xsmall", max_steps=1, per_device_train_batch_size=16, max_train_samples=32, use_cpu="true")
     given = arguments(text, tmp_path / "run", **flags, learning_rate=1e-3, max_length=32)
@@ -223,9 +214,6 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
     assert (fixed["recipe"], fixed["weight_decay"], fixed["max_length"]) == ("official-xsmall", 0.01, 32)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config.rtd_lambda == 10
     assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-
-
-# ------- the same run again
 
 
 @pytest.mark.criterion("A3.4", "A16.1")
@@ -281,9 +269,6 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_rtd, text, tmp_
         assert difference.max() < 1e-3, (stepping, difference)
         for name in ("eval_generator_loss", "eval_generator_targets", "eval_discriminator_targets"):
             assert results(one)[name] == pytest.approx(results(two)[name], rel=1e-4), (stepping, name)
-
-
-# ------- errors
 
 
 @pytest.mark.parametrize(

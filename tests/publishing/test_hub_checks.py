@@ -62,9 +62,6 @@ def leaks_in(folder, text, name="notes.txt", **more):
     return text_problems({name: file}, **more)
 
 
-# ------- tokens and paths
-
-
 @pytest.mark.parametrize(
     ("before", "path", "after"),
     [
@@ -207,9 +204,6 @@ def test_a_token_across_two_pieces_is_found_once_and_no_path_cut_out_of_an_addre
 def test_many_problems_of_one_file_are_summed_up(tmp_path):
     found = leaks_in(tmp_path, "".join(f"{HOME}/user{i}/x\n" for i in range(12)))
     assert len(found) == 6 and found[-1] == "notes.txt has 7 more of these"
-
-
-# ------- code
 
 
 def test_a_saved_folder_has_no_problems(folder):
@@ -363,9 +357,6 @@ def test_an_adapter_names_a_base_model_that_everybody_has(base, problem, tmp_pat
     assert [problem in each and "base_model_name_or_path" in each for each in found] == ([True] if problem else [])
 
 
-# ------- sizes and card
-
-
 def test_a_file_above_the_hubs_limit_is_named(folder, monkeypatch):
     monkeypatch.setattr(checks, "FILE_LIMIT", (folder / "model.safetensors").stat().st_size - 1)
     monkeypatch.setattr(checks, "CARD_LIMIT", 10)
@@ -406,9 +397,6 @@ def test_a_card_that_is_not_finished_is_named(text, problem, folder):
         file.write(f"\n{text}\n")
     found = readme_problems(folder, files_of(folder))
     assert [each.startswith("README.md: line ") and problem in each for each in found] == ([True] if problem else [])
-
-
-# ------- loading
 
 
 @pytest.fixture(scope="module")

@@ -52,9 +52,6 @@ def writes(hub):
     return [request for request in hub.requests if request.method not in ("GET", "HEAD")]
 
 
-# ------- hand-computed
-
-
 def test_a_report_is_a_table_with_sizes_and_sums():
     report = PushReport(
         "user/x", "https://hub/user/x", "main", "c0ffee", "v1", None,
@@ -77,9 +74,6 @@ def test_a_report_is_a_table_with_sizes_and_sums():
         "note: a note",
         "https://hub/user/x: commit c0ffee, tag v1",
     ]
-
-
-# ------- what is sent
 
 
 @pytest.mark.criterion("B10.3")
@@ -195,9 +189,6 @@ def test_without_a_tag_the_report_says_that_the_branch_moves(send):
     assert not any("no tag" in note for note in send(create_pr=True).notes)
 
 
-# ------- where it goes
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_a_new_repository_is_private_if_asked_and_one_that_is_there_keeps_who_may_see_it(private, hub, send):
     send(private=not private)
@@ -261,9 +252,6 @@ def test_a_tag_that_somebody_makes_meanwhile_is_said_with_its_commit(kind, hub, 
         send(tag="v1.0")
     assert "Choose another --tag" in str(failed.value) and "makes the tag alone." not in str(failed.value)
     assert failed.value.commit == hub.repos[REPO].branches["main"] and failed.value.status == 409
-
-
-# ------- before anything is sent
 
 
 @pytest.mark.criterion("B10.3")
@@ -361,9 +349,6 @@ def test_arguments_that_are_wrong_or_do_not_go_together_are_refused(changed, mes
     assert writes(hub) == []
 
 
-# ------- the card of a model
-
-
 @pytest.fixture(scope="module")
 def model():
     return DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).eval()
@@ -414,9 +399,6 @@ def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, 
     assert "Trained on tales." in card_on(hub)
 
 
-# ------- the parts of a joint model
-
-
 @pytest.mark.parametrize("tag", ["v1", None])
 def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag, hub, tmp_path):
     """Its code runs as it stands in the published card."""
@@ -438,9 +420,6 @@ def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag,
         jobs.append({"name": part, "kind": "code", "code": code, "show": ["repo", "revision"]})
     for part, result in read_back(hub, tmp_path / "worker", jobs).items():
         assert result.get("repo", "").endswith(f"/{part}") and result["revision"] == "None", result
-
-
-# ------- a model, with all checks, and back
 
 
 def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, model, tmp_path, monkeypatch):
@@ -468,9 +447,6 @@ def test_a_model_comes_back_from_the_hub_where_this_package_is_not(hub, model, t
     assert results["tokenizer"]["ids"] == tokenizer("a b")["input_ids"]
     assert results["config"]["config"]["model_type"] == "deberta-ext"
     assert 'revision = "v1.0"  # pins weights and code' in results["card"]["text"]
-
-
-# ------- the command
 
 
 def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
@@ -509,9 +485,6 @@ def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, sta
         script.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith(": error: repo_id = 'no-name' must be user/name or organisation/name\n")
-
-
-# ------- for real
 
 
 @pytest.fixture(scope="module")

@@ -132,9 +132,6 @@ def test_what_saving_writes_is_published_whole(tmp_path):
     assert {*published} == {file.name for file in tmp_path.iterdir()} and not left_out
 
 
-# ------- links
-
-
 @pytest.mark.parametrize("link", ["config.json", "curves.png", "notes.txt", "discriminator", "discriminator/config.json"])
 def test_a_link_that_leaves_the_folder_is_not_published(link, folder, tmp_path_factory):
     """It was followed: a file of anybody who may be read by this user was sent under an innocent name."""
@@ -201,9 +198,6 @@ def test_what_cannot_be_sorted_is_refused(folder):
         published_files(folder, ["*.tsv", "notes.text"])
     with pytest.raises(ValueError, match="is not a folder"):
         published_files(folder / "config.json")
-
-
-# ------- what goes from the Hub, and cards
 
 
 @pytest.mark.parametrize(

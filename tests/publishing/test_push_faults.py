@@ -71,9 +71,6 @@ def ours(hub) -> list:
     return [commit for commit in hub.repos[REPO].history() if "Upload" in commit.title]
 
 
-# ------- the table
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Made when first asked for, so that a single row runs alone."""
@@ -170,9 +167,6 @@ def test_a_row_of_the_table_shows_the_outcome(outcomes):
     )
 
 
-# ------- how often, and how long
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rate_limit_is_waited_for_once_and_huggingface_hubs_own_retries_are_not_doubled(stage, hub, send):
     fault = hub.fail(STAGES[stage], status=429, headers={"Retry-After": "200"}, times=None)
@@ -242,9 +236,6 @@ def test_a_silent_hub_is_named_not_waited_for_for_ever_and_gets_one_commit(hub, 
     # The first request wakes up, and comes too late.
     time.sleep(2)
     assert len(ours(hub)) == 1
-
-
-# ------- commits whose answer is lost
 
 
 def test_a_commit_that_nobody_can_ask_about_is_said_to_be_unknown_and_not_made_twice(hub, send, folder):
@@ -322,9 +313,6 @@ def test_a_lost_pull_request_is_found_and_not_opened_twice_and_one_of_somebody_e
     with no_waiting():
         report = send(create_pr=True)
     assert report.pull_request.endswith("/discussions/3") and report.commit == repo.pull_requests[3].head
-
-
-# ------- other ends
 
 
 def test_a_file_that_the_hub_would_ignore_is_said_before_the_commit(hub, send):

@@ -55,9 +55,6 @@ def metadata_and_text(card):
     return ModelCard(card).data.to_dict(), ModelCard(card).text
 
 
-# ------- what is on the Hub
-
-
 @pytest.mark.criterion("B10.3")
 @pytest.mark.parametrize("auto", HEADS)
 def test_one_commit_holds_weights_configuration_code_tokenizer_and_card(hub, tokenizer, auto, tmp_path):
@@ -154,8 +151,6 @@ def test_a_configuration_alone_brings_the_code(hub, model, tmp_path):
         assert_code_in(hub.repos[repo_id].files())
 
 
-# ------- weights of earlier
-
 KEPT = {"model.fp16.safetensors", "onnx/model.onnx", "pytorch_model.generator.bin", "notes.txt"}
 
 
@@ -176,9 +171,6 @@ def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub
     assert len(repo.history()) == 3 and "removed from user/name" in caplog.text and "adapter_config.json" in caplog.text
     model.push_to_hub("name", **(dict(max_shard_size="20KB") if not shards else {}))
     assert ("model.safetensors" in repo.files()) == shards
-
-
-# ------- cards
 
 
 @pytest.mark.parametrize("name", [*(model.__name__ for model in HEADS.values()), "DebertaExtForReplacedTokenDetection"])
@@ -242,9 +234,6 @@ def test_the_template_of_transformers_and_our_own_first_card_give_way_and_keep_t
     assert data["license"] == "mit" and "AutoTokenizer" in text
 
 
-# ------- what goes wrong
-
-
 def test_somebody_elses_push_in_between_is_not_undone(hub, model):
     hub.create_repo("user/name")
     hub.before("/commit/", lambda: hub.commit("user/name", {"theirs.txt": b"x"}))
@@ -278,9 +267,6 @@ def test_a_model_that_cannot_be_saved_makes_no_repository(hub, model):
     with pytest.raises(ValueError, match="hidden_dropout_prob"):
         model.push_to_hub("name")
     assert not hub.repos and not hub.requests
-
-
-# ------- read back without the package
 
 
 @pytest.fixture(scope="module")

@@ -59,9 +59,6 @@ def stopped(undisturbed, tmp_path):
     return folder
 
 
-# ------- a checkpoint that is cut
-
-
 @pytest.mark.criterion("P12")
 def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_another_one(stopped, undisturbed, tmp_path):
     """Each file in turn: the checkpoint is passed over, unless a resumed run does not read the file. Its manifest is gone,
@@ -209,9 +206,6 @@ def test_a_checkpoint_lacks_no_weights_that_are_tied_and_is_not_trained_on_witho
         train(stopped, stopped / f"checkpoint-{resume}")
 
 
-# ------- what the trainer writes
-
-
 def test_a_checkpoint_that_is_written_again_is_not_whole_meanwhile(stopped, monkeypatch):
     """Its old state would say so, beside half of the new weights."""
     seen = []
@@ -327,9 +321,6 @@ def test_what_is_measured_behind_the_training_stands_once_in_the_log(sign, tmp_p
         trainer.save_state()
         history = json.loads((tmp_path / "run" / STATE).read_text(encoding="utf-8"))["log_history"]
         assert history == [*during, dict(eval_loss=3.0, step=2), dict(eval_mm_loss=4.0, step=2)]
-
-
-# ------- real kills
 
 
 @pytest.mark.criterion("A16.1")
