@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from ..model.checkpoint_files import read_json
 from ..model.checkpoint_layouts import check_loaded_dtypes, check_names
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
@@ -130,6 +131,9 @@ def load_tokenizer_for(
         try:
             return AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
         except ValueError as error:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                # A damaged file is named.
+                read_json(Path(source, name))
             reason = " ".join(str(error).split())
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 

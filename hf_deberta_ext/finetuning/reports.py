@@ -20,7 +20,7 @@ from ..publishing.card_metadata import as_list, is_hub_id
 from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import replace_text
-from ..training.run_folder import accepted_changes_line
+from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .input_lengths import longest_row
 from .task import EncodedTask, TaskData
@@ -102,7 +102,7 @@ def run_facts(
         "SiFT": f"weight {args.sift_weight:g}, {args.sift_preset}" if args.sift_weight else None,
         "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}" if model_args.lora else None,
         "seed": None if args.seeds else args.seed,
-        "resumed with other": accepted_changes_line(args.output_dir),
+        "resumed with other": accepted_changes(args.output_dir),
     }
     return RunFacts(
         task=data.name,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
-from ..training.run_folder import ARGUMENTS_FILE, begin_run, claim_folder, compare_run, resume_checkpoint
+from ..training.run_folder import ARGUMENTS_FILE, begin_run, claim_folder, resume_checkpoint
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
 __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", "is_finished", "seed_checkpoint"]
@@ -80,10 +80,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any], checkp
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
         print(f"{folder} is not empty: it is {move_aside(folder)} now", flush=True)
     claim_folder(folder, is_new=args.resume_from_checkpoint is None)
-    if checkpoint is not None:
-        compare_run(folder, arguments, checkpoint, args.resume_anyway)
-    else:
-        begin_run(folder, arguments, args.resume_from_checkpoint is not None, args.resume_anyway)
+    begin_run(folder, arguments, checkpoint or args.resume_from_checkpoint is not None, args.resume_anyway)
 
 
 def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):

@@ -18,14 +18,7 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
 from ..training.run_contents import json_digest
-from ..training.run_folder import (
-    TOKENIZER_FOLDER,
-    accepted_changes,
-    accepted_changes_line,
-    begin_run,
-    claim_folder,
-    compare_run,
-)
+from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
 from .corpus import list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
@@ -112,8 +105,7 @@ def begin(
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
     if args.should_save:
         claim_folder(args.output_dir, is_new=checkpoint is None)
-        compare = begin_run if checkpoint is None else compare_run
-        compare(args.output_dir, arguments, checkpoint, args.resume_anyway)
+        begin_run(args.output_dir, arguments, checkpoint, args.resume_anyway)
     corpus, held_out = corpora(data_args, model_args)
     if data_args.streaming:
         arguments["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)
@@ -245,9 +237,8 @@ def write_run_report(
         tokenizer=dict(tokenizer_facts),
         packing={name: dataclasses.asdict(report) for name, report in reports.items()},
         versions=versions(),
+        resumed_anyway=accepted_changes(folder),
     )
-    if changes := accepted_changes(folder):
-        facts["resumed_anyway"] = changes
     replace_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
     return facts
 
@@ -289,7 +280,7 @@ def run_facts(
         "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
         "seed": args.seed,
     }
-    if changes := accepted_changes_line(args.output_dir):
+    if changes := run_report.get("resumed_anyway"):
         training["resumed with other"] = changes
     results = Path(args.output_dir, "all_results.json")
     hardware = hardware_facts(args, results=json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {})

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of what a run learns from: its examples, its tokenizer, the weights and the configuration that it begins with."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,7 +96,7 @@ def examples_digest(dataset: Any) -> str | None:
         return f"{len(dataset)} rows, {digest.hexdigest()}"
     is_list = isinstance(dataset, list | tuple)
     rows = range(0, len(dataset), 1 if is_list else max(1, len(dataset) // MOST_ROWS))
-    with kept_random_states():
+    with torch.random.fork_rng(devices=[]):
         digests = {json_digest([dataset[row] for row in rows]) for _ in range(1 if is_list else 2)}
     return f"{len(dataset)} rows, {digests.pop() if len(digests) == 1 else 'drawn when they are read'}"
 
@@ -122,18 +120,6 @@ def add_values(digest: Any, array: Any):
         digest.update(array.drop_null().to_numpy(zero_copy_only=False))
     else:
         digest.update(json_digest(array.to_pylist()).encode())
-
-
-@contextlib.contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Context behind which random numbers of torch (on CPU), NumPy and Python go on as if nothing was drawn in it."""
-    import numpy
-
-    states = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(states[0])
-    numpy.random.set_state(states[1])
 
 
 # ------- tokenizer, weights
@@ -160,9 +146,8 @@ def json_digest(value: Any) -> str:
     """Digest of plain values, arrays and tensors."""
 
     def plain(other: Any) -> Any:
-        if hasattr(other, "tolist"):
-            return other.tolist()
-        # The default one has the object's address.
-        return repr(other) if type(other).__repr__ is not object.__repr__ else type(other).__name__
+        if isinstance(other, Mapping):
+            return dict(other)
+        return other.tolist() if hasattr(other, "tolist") else repr(other)
 
     return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()

@@ -22,10 +22,8 @@ __all__ = [
     "ARGUMENTS_FILE",
     "TOKENIZER_FOLDER",
     "accepted_changes",
-    "accepted_changes_line",
     "begin_run",
     "claim_folder",
-    "compare_run",
     "is_decided_by_evaluation",
     "repeated_arguments",
     "resume_checkpoint",
@@ -33,7 +31,6 @@ __all__ = [
 
 # Written before the first checkpoint, and again from the same arguments; each checkpoint has a copy.
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
-ACCEPTED = "resumed_anyway"
 
 # Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
 # and published, how the data is read, and the machine.
@@ -148,77 +145,47 @@ def begin_run(
     resumed: str | os.PathLike | bool | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write what decides what is learned into the folder of a run; a resumed one is compared first, see `compare_run`."""
-    record = compare_run(folder, arguments, resumed, anyway)
-    file = Path(folder, ARGUMENTS_FILE)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, json.dumps(record, indent=2) + "\n")
-    return record
-
-
-def compare_run(
-    folder: str | os.PathLike,
-    arguments: Mapping[str, Any],
-    resumed: str | os.PathLike | bool | None = None,
-    anyway: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The record of a run, its arguments; of a resumed one with those that it began with, which must be the same.
-
-    Arguments that only this version has, or only the one that began the run, are not compared.
+    """Write the arguments that decide what is learned into the folder of a run, and return them; of a resumed one compare
+    them before. Arguments that only this version has, or only the one that began the run, are not compared.
 
     Args:
         resumed (`str`, path or `bool`, *optional*): the checkpoint that the run goes on from, or True without one.
-        anyway (`list[str]`): arguments that may differ all the same; the record says which did, and from which step on.
+        anyway (`list[str]`): arguments that may differ all the same; `accepted_changes` tells of them.
     Raises:
         ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`; a damaged record.
     """
-    current = json.loads(json.dumps(arguments, default=str))
-    if not resumed and anyway:
+    record = json.loads(json.dumps(arguments, default=str))
+    if anyway and not resumed:
         raise ValueError(f"--resume_anyway {' '.join(anyway)} is for a resumed run: give --resume_from_checkpoint")
-    if not resumed:
-        return current
-    checkpoint = folder if resumed is True else resumed
-    places = (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder))
-    first = next(filter(None, (read_record(place / ARGUMENTS_FILE) for place in places)), {})
-    changed = {name: [first[name], current[name]] for name in sorted({*first} & {*current}) if first[name] != current[name]}
-    if unknown := sorted({*anyway} - {*first} - {*current}):
-        differing = f", which differs in {', '.join(changed)}" if changed else ""
-        raise ValueError(f"--resume_anyway {unknown[0]} names no argument of this run{differing}")
-    if refused := [name for name in changed if name not in anyway or name in STORED]:
-        values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
-        stored = sorted({*refused} & STORED)
-        raise ValueError(
-            f"a resumed run must have the arguments that it began with: {values}. Begin a new run in another --output_dir, "
-            "which may train the model of this one further"
-            + (f" (the checkpoint holds {', '.join(stored)})" if stored else "")
-            + ("" if stored else f", or go on otherwise with --resume_anyway {' '.join(changed)}")
-        )
-    record = first | current
-    if changed:
-        step = checkpoint_step(Path(checkpoint).resolve())
-        record[ACCEPTED] = [*first.get(ACCEPTED, []), {"step": max(0, step), **changed}]
+    if resumed:
+        checkpoint = Path(folder if resumed is True else resumed).resolve()
+        files = (place / ARGUMENTS_FILE for place in (checkpoint, checkpoint.parent, Path(folder)))
+        first = next(filter(None, map(read_json, files)), {})
+        changed = {
+            name: [first[name], record[name]] for name in sorted(first) if first[name] != record.get(name, first[name])
+        }
+        if unknown := sorted({*anyway} - {*first} - {*record}):
+            differing = ", ".join(changed) or "nothing"
+            raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {differing}")
+        if refused := [name for name in changed if name not in anyway or name in STORED]:
+            values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
+            stored = ", ".join(name for name in refused if name in STORED)
+            advice = f"to go on otherwise give --resume_anyway {' '.join(changed)}"
+            raise ValueError(
+                f"a resumed run must have the arguments that it began with: {values}. Begin a new run from its model in "
+                f"another --output_dir; {f'its checkpoint holds {stored}' if stored else advice}"
+            )
+        record = first | record
+        if changed:
+            accepted = {"step": max(0, checkpoint_step(checkpoint)), **changed}
+            record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    replace_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
     return record
 
 
-def read_record(file: Path) -> dict[str, Any]:
-    """The content of run_arguments.json, {} without it.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    try:
-        return read_json(file)
-    except ValueError as error:
-        raise ValueError(f"{error}; or remove it, and the run is resumed without a comparison of its arguments") from error
-
-
-def accepted_changes(folder: str | os.PathLike) -> list[dict[str, Any]]:
-    """The arguments that --resume_anyway changed in a run: for each time "step" and, by name, [old, new] values."""
-    return read_record(Path(folder, ARGUMENTS_FILE)).get(ACCEPTED, [])
-
-
-def accepted_changes_line(folder: str | os.PathLike) -> str | None:
-    """The same for a card: "max_grad_norm (from step 20 on)"; None without any."""
-    changes = accepted_changes(folder)
-    parts = [f"{', '.join(name for name in change if name != 'step')} (from step {change['step']} on)" for change in changes]
-    return "; ".join(parts) or None
+def accepted_changes(folder: str | os.PathLike) -> str | None:
+    """The arguments that --resume_anyway changed in a run, as "bf16, optim from step 20 on"; None without any."""
+    changes = read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", [])
+    lines = (f"{', '.join(name for name in change if name != 'step')} from step {change['step']} on" for change in changes)
+    return "; ".join(lines) or None

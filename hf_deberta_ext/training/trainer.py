@@ -40,11 +40,6 @@ logger = logging.get_logger(__name__)
 __all__ = ["RunTrainer"]
 
 RESULTS_FILE = "all_results.json"
-# With others of these a run has another number of steps.
-STEPS = {
-    "batch_size", "data_digest", "dataloader_drop_last", "gradient_accumulation_steps", "max_steps", "num_train_epochs",
-    "per_device_train_batch_size", "world_size",
-}  # fmt: skip
 
 
 class RunTrainer(HubTrainer):
@@ -108,7 +103,7 @@ class RunTrainer(HubTrainer):
             resume_anyway (`list[str]`, *optional*): arguments that may differ from those that the run began with; default:
                 those of `args`, if it has such a field.
         Raises:
-            ValueError: the run began otherwise, as `compare_run` says; or a file of the checkpoint is not as it was saved,
+            ValueError: the run began otherwise, as `begin_run` says; or a file of the checkpoint is not as it was saved,
                 or holds pickled objects that would run code.
         """
         if resume_from_checkpoint is True:
@@ -129,7 +124,7 @@ class RunTrainer(HubTrainer):
 
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
-        if checkpoint is not None and not STEPS & {*anyway}:
+        if checkpoint is not None and not anyway:
             self._steps = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).max_steps
         if self.args.should_save:
             arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}

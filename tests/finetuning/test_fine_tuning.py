@@ -269,7 +269,7 @@ def test_a_run_begins_at_a_checkpoint_of_another_one_in_a_folder_of_its_own(fold
         run(*argv, **given)
     run(*argv, **given, resume_anyway="seed")
     assert read(tmp_path / "run", "trainer_state.json")["global_step"] == 4
-    assert "| resumed with other | seed (from step 2 on) |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "| resumed with other | seed from step 2 on |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="is not empty"):
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
 
