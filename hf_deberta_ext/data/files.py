@@ -337,13 +337,15 @@ def open_parquet(
     """
     from pyarrow import parquet
 
-    rows = 0
+    rows = size = 0
 
     def batches() -> Iterator["pa.RecordBatch"]:
-        nonlocal rows
+        nonlocal rows, size
         for batch in table.iter_batches(columns=columns, batch_size=1000):
             # Or cells that are not UTF-8 would be noticed much later.
             batch.validate(full=True)
+            size += batch.nbytes
+            check_size(size, "it", max_file_bytes)
             yield batch
             rows += len(batch)
 
@@ -353,8 +355,6 @@ def open_parquet(
             check_size(len(file.getbuffer()), path, HELD_BYTES)
         try:
             table = parquet.ParquetFile(file, buffer_size=2**20)
-            groups = map(table.metadata.row_group, range(table.num_row_groups))
-            check_size(sum(group.total_byte_size for group in groups), "it", max_file_bytes)
             names = table.schema_arrow.names
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise ValueError(f"it has the column {repeated[0]!r} twice")

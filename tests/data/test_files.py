@@ -310,14 +310,17 @@ def test_a_damaged_gz_file_is_refused_alike_by_pretraining_and_fine_tuning(tmp_p
         assert pretraining == fine_tuning and re.search(r"a\.csv\.gz is damaged or is not gzip", pretraining)
 
 
-def test_a_gz_file_that_unpacks_to_more_than_memory_or_disk_is_refused_alike(tmp_path, monkeypatch):
-    """A file of 1 MB may hold 1 GB."""
-    write(tmp_path / "a.csv.gz", "text\n" + "so\n" * 100_000)
-    message = "a.csv.gz has more than 200000 bytes .*: give a higher --max_file_bytes"
-    for read in (load_corpus, partial(read_files, source="--train_file")):
-        with pytest.raises(ValueError, match=message):
-            [*read(tmp_path / "a.csv.gz", max_file_bytes=200_000, **dict(streaming=True) if read is load_corpus else {})]
-        assert len([*read(tmp_path / "a.csv.gz", max_file_bytes=300_005)]) == 100_000
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.parquet", "a.jsonl"])
+def test_a_file_that_unpacks_to_more_than_memory_or_disk_is_refused_alike(tmp_path, name):
+    """A .gz of 1 MB may hold 1 GB, and so may .parquet: here they have 30 kB and 5 kB."""
+    cells = ["so" * 1000] * 4000
+    content = parquet_of([cells]) if name == "a.parquet" else "text\n" + "\n".join(cells)
+    path = write(tmp_path / name, jsonl(dict(text=cell) for cell in cells) if name == "a.jsonl" else content)
+    assert path.stat().st_size < 50_000 or name == "a.jsonl"
+    for read in (partial(load_corpus, streaming=True), partial(read_files, source="--train_file")):
+        with pytest.raises(ValueError, match=f"{name} .*more than 4000000 bytes .*: give a higher --max_file_bytes"):
+            [*read(path, max_file_bytes=4_000_000)]
+        assert sum(1 for _ in read(path, max_file_bytes=9_000_000)) == 4000
 
 
 def test_no_more_than_memory_holds_is_read_at_once(tmp_path, monkeypatch):

@@ -245,6 +245,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_pa
         (dict(sop_weight=1), "makes no pairs to judge"),
         (dict(masking_rate=1.5), "rate"),
         (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
+        (dict(max_file_bytes=99), "text.txt has more than 99 bytes (decompressed): give a higher --max_file_bytes"),
         (dict(max_length=4), "--max_length must be at least 8, got 4"),
         (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
         (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
