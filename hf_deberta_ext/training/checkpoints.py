@@ -64,7 +64,12 @@ def replaced_model(folder: Path) -> Iterator[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     part = _new_part(folder / "model")
-    yield part
+    try:
+        yield part
+    except Exception:
+        # It may have filled the disk.
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
     new = {name for name in files if is_weight_file(str(name))}
     old = {Path(file.name) for file in folder.iterdir() if is_weight_file(file.name)}

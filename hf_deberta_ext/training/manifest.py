@@ -15,7 +15,7 @@ try:
 except ImportError:  # It comes with the extra "train"; without it sizes alone are compared.
     xxhash = None
 
-__all__ = ["MANIFEST_FILE", "begin_manifest", "manifest_problem", "write_manifest"]
+__all__ = ["MANIFEST_FILE", "begin_manifest", "is_unfinished", "manifest_problem", "write_manifest"]
 
 MANIFEST_FILE = "checkpoint_manifest.json"
 
@@ -24,6 +24,14 @@ def begin_manifest(checkpoint: Path):
     """Make the folder of a checkpoint whose manifest says that it has no end yet."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / MANIFEST_FILE).write_text('{"files": null}\n', encoding="utf-8")
+
+
+def is_unfinished(checkpoint: Path) -> bool:
+    """True for a checkpoint that was begun and never ended."""
+    try:
+        return json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8")) == {"files": None}
+    except (OSError, ValueError):
+        return False
 
 
 def write_manifest(checkpoint: Path):

@@ -14,7 +14,9 @@ from transformers.utils import logging
 from ..model.checkpoint_files import checkpoint_step, read_json
 from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial, replace_text
+from .disk_space import disk_errors
 from .folder_lock import LOCK_FILE, lock_folder, locked_folder
+from .manifest import is_unfinished
 
 logger = logging.get_logger(__name__)
 
@@ -89,7 +91,8 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         folder (`str` or path): the run's output folder.
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last complete checkpoint in `folder` (one that
             was being written when its run was killed is passed over); a checkpoint's folder; None, False or "false":
-            a new run, whose folder must be absent, empty, or that of a run which was stopped before its first checkpoint.
+            a new run, whose folder must be absent, empty, or that of a run which was stopped before the end of its first
+            checkpoint.
 
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a complete checkpoint.
@@ -115,9 +118,10 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         return None
     incomplete = "; ".join(f"{name} is not a complete checkpoint: {problem}" for name, problem in problems.items())
     if newest is None:
+        blocks = folder.is_dir() and not all(map(_precedes_checkpoints, folder.iterdir()))
         raise ValueError(
             f"there is no checkpoint-* in {folder} to resume from{f' ({incomplete})' if incomplete else ''}; leave "
-            f"--resume_from_checkpoint out{', and choose another --output_dir' if incomplete else ''}"
+            f"--resume_from_checkpoint out{', and choose another --output_dir' if blocks else ''}"
         )
     if incomplete:
         logger.warning(f"in {folder}, {incomplete}. The run goes on from {newest.name}")
@@ -125,7 +129,7 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 
 
 def _precedes_checkpoints(file: Path) -> bool:
-    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name)
+    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name) or is_unfinished(file)
 
 
 def claim_folder(folder: str | os.PathLike, *, is_new: bool):
@@ -134,7 +138,8 @@ def claim_folder(folder: str | os.PathLike, *, is_new: bool):
     Raises:
         ValueError: another run lives in it, or has filled it since `resume_checkpoint` looked first.
     """
-    lock_folder(folder)
+    with disk_errors(Path(folder), Path(folder)):
+        lock_folder(folder)
     if is_new:
         resume_checkpoint(folder, None)
 
@@ -179,8 +184,10 @@ def begin_run(
         if changed:
             accepted = {"step": max(0, checkpoint_step(checkpoint)), **changed}
             record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    replace_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
+    file = Path(folder, ARGUMENTS_FILE)
+    with disk_errors(file, file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, json.dumps(record, indent=2) + "\n")
     return record
 
 

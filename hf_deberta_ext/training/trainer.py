@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from .checkpoints import (
     replace_text,
     replaced_model,
 )
+from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space
 from .distributed import safe_sharded_states, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
@@ -48,6 +50,7 @@ class RunTrainer(HubTrainer):
     - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
       processes and one process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training, in every process, before a step is made of it.
+    - A disk that is full or read-only ends the run with a DiskError, and without what was half written.
     - No other process trains in the output folder meanwhile.
     - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
       from one that is not as it was saved.
@@ -115,6 +118,8 @@ class RunTrainer(HubTrainer):
         with locked_folder(self.args.output_dir) if self.is_world_process_zero() else contextlib.nullcontext():
             self.begin(resume_from_checkpoint or None, anyway)
             if not (isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint)):
+                if self.args.should_save:
+                    warn_of_little_space(self.args, checkpoint_size(self.model))
                 return super().train(resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
         is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
@@ -265,6 +270,18 @@ class RunTrainer(HubTrainer):
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        try:
+            with disk_errors(checkpoint, folder, checkpoint_size(self.model)):
+                self._write_checkpoint(model, trial, checkpoint)
+        except DiskError:
+            # It takes the room of the next one.
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            raise
+        if self.args.should_save:
+            self._remove_checkpoints(folder, checkpoint)
+            remove_partial(folder)
+
+    def _write_checkpoint(self, model, trial, checkpoint: Path):
         if self.args.should_save:
             if checkpoint.exists():
                 remove_folder(checkpoint)
@@ -284,8 +301,6 @@ class RunTrainer(HubTrainer):
             self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(checkpoint)
-            self._remove_checkpoints(folder, checkpoint)
-            remove_partial(folder)
 
     def _remove_checkpoints(self, folder: Path, newest: Path):
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
@@ -307,8 +322,11 @@ class RunTrainer(HubTrainer):
         # The arguments, which are saved with the model, have the limit that was given.
         limit, token = self.args.save_total_limit, self.args.hub_token
         self.args.save_total_limit, self.args.hub_token = limit if self._limit is None else self._limit, None
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
         try:
-            with replaced_model(Path(self.args.output_dir if output_dir is None else output_dir)) as part:
+            # A model that is saved alone has no moments beside it.
+            size = checkpoint_size(self.model) // (3 if checkpoint_step(folder) < 0 else 1)
+            with disk_errors(folder, Path(self.args.output_dir), size), replaced_model(folder) as part:
                 super()._save(str(part), state_dict)
         finally:
             self.args.save_total_limit, self.args.hub_token = limit, token
@@ -325,8 +343,11 @@ class RunTrainer(HubTrainer):
                 pass
             except ValueError:
                 logger.warning(f"{file} is truncated: it is written anew")
-            replace_text(file, as_json(together | metrics))
-        replace_text(folder / f"{split}_results.json", as_json(metrics))
+            with disk_errors(file, folder):
+                replace_text(file, as_json(together | metrics))
+        file = folder / f"{split}_results.json"
+        with disk_errors(file, folder):
+            replace_text(file, as_json(metrics))
 
     def save_state(self):
         if not self.is_world_process_zero():
@@ -335,8 +356,9 @@ class RunTrainer(HubTrainer):
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         self.state.log_history = without_repeated_metrics(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
-        self.state.save_to_json(str(part))
-        os.replace(part, folder / STATE_FILE)
+        with disk_errors(folder / STATE_FILE, folder):
+            self.state.save_to_json(str(part))
+            os.replace(part, folder / STATE_FILE)
         remove_partial(folder)
 
 

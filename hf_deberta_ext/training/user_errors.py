@@ -44,7 +44,7 @@ class ExitOnUserError:
             self.exit(f"{self.program}: stopped{self.resume_advice}", 130, error)
         package = type(error).__module__.split(".")[0]
         if isinstance(error, self.expected) or (isinstance(error, Exception) and package in HTTP_PACKAGES):
-            if self.show_traceback and not isinstance(error, ImportError):
+            if self.show_traceback and getattr(error, "has_traceback", not isinstance(error, ImportError)):
                 traceback.print_exception(error)
             rank = int(os.environ.get("RANK", 0))
             process = f" (process {rank})" if rank else ""

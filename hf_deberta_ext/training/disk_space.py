@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are full or read-only: a warning before a run, and one line when it happens."""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import nn
+from transformers import TrainingArguments
+from transformers.utils import logging
+
+from ..model.checkpoint_files import checkpoint_step, shown_size
+from .checkpoints import checkpoint_problem
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["DiskError", "checkpoint_size", "disk_errors", "warn_of_little_space"]
+
+CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+# safetensors gives the code as text, torch.save none: it says where it stopped.
+TEXTS = re.compile(r"\(os error (\d+)\)|unexpected pos \d+ vs \d+|PytorchStreamWriter failed|iostream error")
+
+
+class DiskError(OSError):
+    """A file of a run could not be written; the message says all that a traceback could."""
+
+    has_traceback = False
+
+
+@contextlib.contextmanager
+def disk_errors(place: Path, folder: Path, needed: int | None = None) -> Iterator[None]:
+    """Context in which errors of a disk become a DiskError with path, bytes and the way out.
+
+    Args:
+        place (`Path`): that is written.
+        folder (`Path`): the output folder.
+        needed (`int`, *optional*): bytes.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        text = TEXTS.search(str(error))
+        code = getattr(error, "errno", None) or (text and text[1] and int(text[1]))
+        if isinstance(error, DiskError) or (code not in CODES and not (text and not text[1])):
+            raise
+        # The disk of the nearest folder that is there.
+        free = shutil.disk_usage(next(path for path in (place, *place.resolve().parents) if path.exists())).free
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
+        whole = next((path for path in checkpoints if path != place and checkpoint_problem(path) is None), None)
+        reason = os.strerror(code) if code else "the disk is full, or a file may not be so large"
+        room = f"{f'about {shown_size(needed)} are needed, ' if needed else ''}{shown_size(free)} are free"
+        resume = f"go on with --resume_from_checkpoint {whole}" if whole else "start again without --resume_from_checkpoint"
+        raise DiskError(
+            f"{place} could not be written: {reason}; {room}. Free space or choose another --output_dir, then {resume}"
+        ) from error
+
+
+def checkpoint_size(model: nn.Module) -> int:
+    """Bytes of a checkpoint, about: the weights, and two moments of each that is trained, as Adam keeps."""
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    return sum(tensor.numel() * tensor.element_size() * (3 if tensor.requires_grad else 1) for tensor in weights)
+
+
+def warn_of_little_space(args: TrainingArguments, size: int):
+    """Warn before the first step if the disk has less room than the checkpoints of a run need.
+
+    Args:
+        size (`int`): of one checkpoint, in bytes.
+    """
+    folder = Path(args.output_dir)
+    free = shutil.disk_usage(folder).free
+    # The oldest goes only when the newest is there.
+    kept = (args.save_total_limit or 1) + 1
+    count = max(1, kept - len([*folder.glob("checkpoint-*")]))
+    if args.save_strategy != "no" and free < count * size:
+        limit = "" if args.save_total_limit else " (and one more for each that follows, without --save_total_limit)"
+        logger.warning(
+            f"{folder} has {shown_size(free)} free, and {count} checkpoints of about {shown_size(size)} each need "
+            f"{shown_size(count * size)}{limit}: free space, or choose another --output_dir"
+        )
