@@ -11,8 +11,8 @@ from ..data.files import HELD_BYTES
 from ..model.attention_backends import BACKENDS
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
-from ..training.distributed import use_cpu_without_accelerator
-from ..training.flags import RESUME_ANYWAY, option, parse_flags
+from ..training.arguments import RunArguments
+from ..training.flags import option, parse_flags
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -108,30 +108,19 @@ class ModelArguments:
 
 
 @dataclass
-class FineTuningArguments(SiftArguments):
-    """Arguments of the training, and of the run around it.
+class FineTuningArguments(RunArguments, SiftArguments):
+    """Arguments of the training, and of the run around it."""
 
-    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
-    """
-
-    output_dir: str | None = option(None, "folder of model, results and card; must be given")
     overwrite_output_dir: bool = option(
         False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
     )
-    resume_from_checkpoint: str | None = option(
-        None, "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"
-    )
-    resume_anyway: list[str] = field(default_factory=list, metadata=RESUME_ANYWAY)
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
-    logging_steps: float = option(0.01, "log so often: steps, or below 1 a share of all steps")
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)
     logging_nan_inf_filter: bool = option(False, "of no effect: a loss that is not finite stops the training")
 
     def __post_init__(self):
-        if self.output_dir is None:
-            raise ValueError("--output_dir is missing: say where model, results and card go")
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("there is nothing to do: give --do_train, --do_eval or --do_predict, or several of them")
         if len({*self.seeds}) < len(self.seeds):
@@ -140,7 +129,6 @@ class FineTuningArguments(SiftArguments):
             raise ValueError("--seeds are for training: give --do_train")
         if self.seeds and self.push_to_hub:
             raise ValueError("--push_to_hub is for one model: leave --seeds out, or push the folder of one of them")
-        use_cpu_without_accelerator(self)
         super().__post_init__()
 
 

@@ -7,8 +7,8 @@ decides the micro-batches and the precision of the arithmetic, and flags of the 
     RECIPES["v3-large"]["sst2"].learning_rate  # 6e-6
     recipe_arguments("v3-large", "sst2", {"per_device_train_batch_size": 8})["gradient_accumulation_steps"]  # 4
 
-The official code trains with AdamW without bias correction (Trainer's corrects), weight decay 0.01, ε 1e-6, gradients
-clipped at norm 1, and a learning rate that falls linearly after the warm-up.
+The official code trains with Adam without bias correction, weight decay 0.01, ε 1e-6, gradients clipped at norm 1, and a
+learning rate that falls as 1 - step / steps: `published_optimizer`, which a flag of optimizer or schedule switches off.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,7 @@ from ..training.batch_size import (
     settings_table,
     training_device,
 )
+from ..training.published_optimizer import OWN_OPTIMIZER
 
 __all__ = [
     "RECIPES",
@@ -64,7 +65,7 @@ class FineTuningRecipe:
 
 
 # ε, weight decay, clipping and schedule of all.
-COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, lr_scheduler_type="linear")
+COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True)
 SIZES = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge", "v3-large")
 V1_AND_V2, ALL, NONE = SIZES[:-1], SIZES, ()
 # Task: length, sizes that begin at an MNLI checkpoint, and for each of SIZES: epochs, warm-up, learning rate, batch,
@@ -196,6 +197,8 @@ def recipe_arguments(
         num_train_epochs=float(recipe.epochs), warmup_steps=recipe.warmup_steps, learning_rate=recipe.learning_rate,
         max_seq_length=recipe.max_length, **COMMON,
     )  # fmt: skip
+    if OWN_OPTIMIZER & {*flags}:
+        del arguments["published_optimizer"]
     if recipe.sift_weight:
         arguments |= dict(sift_weight=recipe.sift_weight, sift_preset="official")
     if "max_steps" in flags:

@@ -20,6 +20,7 @@ from ..publishing.card_metadata import as_list, is_hub_id
 from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import replace_text
+from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .input_lengths import longest_row
@@ -96,7 +97,8 @@ def run_facts(
         "steps": steps or (args.max_steps if args.max_steps > 0 else None),
         "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate:g}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
+        "learning rate": f"{args.learning_rate:g}, warm-up {args.warmup_steps:g}",
+        "optimizer": optimizer_name(args),
         "weight decay": args.weight_decay,
         "recipe": args.recipe,
         "SiFT": f"weight {args.sift_weight:g}, {args.sift_preset}" if args.sift_weight else None,

@@ -22,6 +22,7 @@ from ..training.batch_size import (
     settings_table,
     training_device,
 )
+from ..training.published_optimizer import OWN_OPTIMIZER
 
 __all__ = ["RECIPES", "Recipe", "recipe_arguments", "recipe_table"]
 
@@ -35,8 +36,8 @@ class Recipe:
         source (`str`): where the settings are from.
         preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        max_steps (`int`), learning_rate (`float`), warmup_steps (`int`): of generator and discriminator alike; the learning
-            rate falls linearly to 0 after the warm-up.
+        max_steps (`int`), learning_rate (`float`), warmup_steps (`int`): of generator and discriminator alike.
+        published_optimizer (`bool`): Adam without bias correction, and a learning rate that falls as 1 - step / steps.
         rtd_lambda (`float`): weight of the discriminator's loss. With decoupled steps it has an effect only where a gradient
             is clipped, as Adam divides by the size of the gradients.
         stepping (`str`): "joint" (one optimizer, L = L_MLM + λ L_RTD) or "decoupled" (the generator steps first).
@@ -64,6 +65,7 @@ class Recipe:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
     max_grad_norm: float = 1.0
+    published_optimizer: bool = True
     half_precision: bool = True
 
 
@@ -93,7 +95,7 @@ RECIPES: dict[str, Recipe] = {
 # Fields of a recipe that are flags of the same name.
 FLAGS = (
     "model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length", "max_steps", "learning_rate",
-    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
+    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "published_optimizer",
 )  # fmt: skip
 
 
@@ -117,6 +119,8 @@ def recipe_arguments(
     given_flags = dict(given_flags or {})
     device = training_device(device)
     arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
+    if OWN_OPTIMIZER & {*given_flags}:
+        del arguments["published_optimizer"]
     if "model" in arguments | given_flags:
         # A checkpoint has its size.
         del arguments["preset"]

@@ -15,6 +15,7 @@ from ..analysis.embedding_similarity import average_cosine_similarity
 from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
+from ..training.published_optimizer import published_schedule
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
 
@@ -53,6 +54,8 @@ class ReplacedTokenArguments(TargetArguments):
             raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
         if self.discriminator_lr_scheduler_type is not None:
             SchedulerType(self.discriminator_lr_scheduler_type)
+            if self.published_optimizer:
+                raise ValueError("discriminator_lr_scheduler_type cannot be had with published_optimizer, which has its own")
         super().__post_init__()
 
 
@@ -213,15 +216,14 @@ class ReplacedTokenTrainer(TargetTrainer):
         optimizer = optimizer or self.optimizer
         generators = super().create_scheduler(num_training_steps, optimizer)
         if warmup is None:
-            warmup = args.get_warmup_steps(num_training_steps)
-        elif warmup < 1:
-            warmup = math.ceil(warmup * num_training_steps)
+            warmup = args.warmup_steps
         options = args.lr_scheduler_kwargs if kind == first else None
         rates = [group["initial_lr"] for group in optimizer.param_groups]
-        discriminators = get_scheduler(
-            kind, optimizer, num_warmup_steps=int(warmup), num_training_steps=num_training_steps,
-            scheduler_specific_kwargs=options,
-        )  # fmt: skip
+        if args.published_optimizer:
+            discriminators = published_schedule(optimizer, num_training_steps, warmup)
+        else:
+            steps = math.ceil(warmup * num_training_steps) if warmup < 1 else int(warmup)
+            discriminators = get_scheduler(kind, optimizer, steps, num_training_steps, scheduler_specific_kwargs=options)
         if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
             raise ValueError(
                 f"a schedule of the discriminator's own cannot be combined with {first} and {kind}: choose "

@@ -17,6 +17,7 @@ from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replace_text, replaced_folder
+from ..training.published_optimizer import optimizer_name
 from ..training.run_contents import json_digest
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
@@ -277,7 +278,8 @@ def run_facts(
         "tokenizer": tokenizer,
         "steps": steps,
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate}, {args.lr_scheduler_type.value}, warm-up {args.warmup_steps:g}",
+        "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
+        "optimizer": optimizer_name(args),
         "seed": args.seed,
     }
     if changes := run_report.get("resumed_anyway"):

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 import torch
-from transformers import EvalPrediction, TrainingArguments
+from transformers import EvalPrediction
 
 from ..publishing.results import MAX_PERPLEXITY
-from ..training.distributed import check_sharding, use_cpu_without_accelerator
-from ..training.flags import RESUME_ANYWAY, option
+from ..training.arguments import RunArguments
+from ..training.distributed import check_sharding
+from ..training.flags import option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
@@ -34,18 +35,9 @@ WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items()
 
 
 @dataclass
-class TargetArguments(TrainingArguments):
-    """`TrainingArguments` of a pre-training, refused where they would change its losses silently.
+class TargetArguments(RunArguments):
+    """`RunArguments` of a pre-training, refused where they would change its losses silently."""
 
-    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
-    """
-
-    output_dir: str | None = field(default=None, metadata={"help": "where checkpoints, model and report go; must be given"})
-    resume_from_checkpoint: str | None = field(
-        default=None, metadata={"help": "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"}
-    )
-    resume_anyway: list[str] = field(default_factory=list, metadata=RESUME_ANYWAY)
-    logging_steps: float = field(default=0.01, metadata={"help": "log so often: steps, or below 1 a share of all steps"})
     eval_steps: float | None = field(
         default=0.1, metadata={"help": "evaluate so often, with eval_strategy steps: steps, or below 1 a share of all steps"}
     )
@@ -57,12 +49,9 @@ class TargetArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        if self.output_dir is None:
-            raise ValueError("output_dir is missing: say where checkpoints, model and report go")
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
-        use_cpu_without_accelerator(self)
         super().__post_init__()
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
-__all__ = ["LEAVE_OUT", "REMOVED", "RESUME_ANYWAY", "given_flags", "option", "overrides", "parse_flags", "refuse_unknown"]
+__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "refuse_unknown"]
 
-RESUME_ANYWAY = {"help": "arguments that may differ from those that a resumed run began with; report and card name them"}
 LEAVE_OUT = "leave it out"
 # Flags that scripts of older transformers had -> their replacement.
 REMOVED = {

@@ -7,8 +7,12 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainingArguments
 
-__all__ = ["PublishedAdam", "published_rate", "published_schedule"]
+__all__ = ["OWN_OPTIMIZER", "PublishedAdam", "optimizer_name", "published_rate", "published_schedule"]
+
+# Flags of Trainer with which the published optimizer cannot be had.
+OWN_OPTIMIZER = {"lr_scheduler_kwargs", "lr_scheduler_type", "optim", "optim_args"}
 
 
 class PublishedAdam(Optimizer):
@@ -82,3 +86,10 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
 def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:
     """The schedule of `published_rate` for all groups of an optimizer."""
     return LambdaLR(optimizer, partial(published_rate, steps=steps, warmup=warmup))
+
+
+def optimizer_name(args: TrainingArguments) -> str:
+    """Name of the optimizer and of the schedule, for reports."""
+    if getattr(args, "published_optimizer", False):
+        return "as published: Adam without bias correction, linear decay as 1 - step / steps"
+    return f"{getattr(args.optim, 'value', args.optim)}, {args.lr_scheduler_type.value} schedule"

@@ -34,6 +34,7 @@ from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
+from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, repeated_arguments, resume_checkpoint
 
@@ -135,8 +136,17 @@ class RunTrainer(HubTrainer):
             arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}
             self._record = begin_run(self.args.output_dir, arguments, checkpoint, anyway)
 
-    def create_scheduler(self, num_training_steps: int, *args, **kwargs):
-        """As in transformers.
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args, model=None):
+        """As in transformers, or the published optimizer."""
+        if getattr(args, "published_optimizer", False):
+            return PublishedAdam, dict(
+                lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon
+            )
+        return HubTrainer.get_optimizer_cls_and_kwargs(args, model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """As in transformers, or the published schedule.
 
         Raises:
             ValueError: the run began with another number of steps, or lr_scheduler_kwargs are not those of the schedule.
@@ -147,8 +157,10 @@ class RunTrainer(HubTrainer):
                 f"{self._steps} (its checkpoint's {STATE_FILE}). Begin a new run in another --output_dir, or go on with "
                 "--resume_anyway max_steps"
             )
+        if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
+            self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         try:
-            return super().create_scheduler(num_training_steps, *args, **kwargs)
+            return super().create_scheduler(num_training_steps, optimizer)
         except TypeError as error:
             given = f"lr_scheduler_kwargs = {self.args.lr_scheduler_kwargs!r}"
             raise ValueError(f"{given} do not fit lr_scheduler_type: {error}") from error

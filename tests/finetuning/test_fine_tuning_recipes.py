@@ -67,7 +67,7 @@ def test_tasks_of_other_names_take_the_settings_of_their_kind():
 def test_a_recipe_sets_what_is_learned():
     assert arguments("v3-large", "sst2") == dict(
         num_train_epochs=8.0, warmup_steps=500, learning_rate=6e-6, max_seq_length=128, weight_decay=0.01,
-        adam_epsilon=1e-6, max_grad_norm=1.0, lr_scheduler_type="linear", per_device_train_batch_size=8,
+        adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True, per_device_train_batch_size=8,
         gradient_accumulation_steps=4,
     )  # fmt: skip
 

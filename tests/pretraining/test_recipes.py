@@ -54,7 +54,7 @@ def test_official_recipes_share_a_batch_of_256_among_eight_processes():
     assert arguments == dict(
         preset="v3-base", embedding_sharing="gdes", stepping="decoupled", rtd_lambda=10.0, max_length=512,
         max_steps=1_000_000, learning_rate=1e-4, warmup_steps=10_000, weight_decay=0.01, adam_beta1=0.9,
-        adam_beta2=0.999, adam_epsilon=1e-6, max_grad_norm=1.0, per_device_train_batch_size=8,
+        adam_beta2=0.999, adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True, per_device_train_batch_size=8,
         gradient_accumulation_steps=4,
     )  # fmt: skip
 

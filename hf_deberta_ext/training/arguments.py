@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunArguments`, what every training script adds to transformers' TrainingArguments."""
+
+from dataclasses import dataclass
+
+from transformers import TrainingArguments
+
+from .distributed import use_cpu_without_accelerator
+from .flags import option
+from .published_optimizer import OWN_OPTIMIZER
+
+__all__ = ["RunArguments"]
+
+
+@dataclass
+class RunArguments(TrainingArguments):
+    """`TrainingArguments` of a run, whose trainer is a `RunTrainer`.
+
+    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
+
+    Raises:
+        ValueError: no `output_dir`; or an optimizer or schedule of Trainer's beside `published_optimizer`.
+    """
+
+    output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
+    resume_from_checkpoint: str | None = option(
+        None, "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"
+    )
+    resume_anyway: list[str] = option(
+        list, "arguments that may differ from those that a resumed run began with; report and card name them"
+    )
+    published_optimizer: bool = option(
+        False, "Adam without bias correction, whose rate falls as 1 - step / steps, as in microsoft/DeBERTa; recipes set it"
+    )
+    logging_steps: float = option(0.01, "log so often: steps, or below 1 a share of all steps")
+
+    def __post_init__(self):
+        if self.output_dir is None:
+            raise ValueError("--output_dir is missing: say where checkpoints, model and results go")
+        fields = TrainingArguments.__dataclass_fields__
+        values = {name: getattr(self, name) for name in sorted(OWN_OPTIMIZER)}
+        others = [f"--{name} {value}" for name, value in values.items() if value != fields[name].default]
+        if self.published_optimizer and others:
+            raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
+        use_cpu_without_accelerator(self)
+        super().__post_init__()
