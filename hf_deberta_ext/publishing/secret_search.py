@@ -47,8 +47,8 @@ PASSWORDS = re.compile(
 BITS = 3.0
 # Bytes of text as they are, others as NUL; and the strings of a binary file.
 TEXT, STRING = bytes(n if 32 <= n < 127 or 9 <= n < 14 else 0 for n in range(256)), re.compile(rb"[^\0]{8,}")
-# Characters as \u0068, \x68 and \/; ends of lines as \n, which are no lines of the file; colours of a terminal.
-ESCAPE = re.compile(rb"(?:\\u001[bB]|\x1b)\[[\d;]*m|\\(?:u00([2-7][0-9a-fA-F])|x([2-7][0-9a-fA-F])|([\"'/\\])|[nrtbf])")
+# Characters as \u0068, \x68, %68 and \/; ends of lines as \n, which are no lines of the file; colours of a terminal.
+ESCAPE = re.compile(rb"(?:\\u00|\\x|%)([2-7][0-9a-fA-F])|\\([\"'/\\])|\\[nrtbf]|(?:\\u001[bB]|\x1b)\[[\d;]*m")
 # Between the pieces of one value: a backslash at the end of a line, or the quotes of two strings, also of a list.
 JOINT = re.compile(rb"\\[ \t]*[\r\n][\s\"',]{0,80}|[\"']\s{0,80}(?:[+.&,\\]\s{0,80}){0,2}[bBfFrRuU]{0,2}[\"']")
 
@@ -148,19 +148,19 @@ COMPILED = {name: compiled(kind) for name, kind in KINDS.items()}
 
 
 def secrets_in(file: Path, tokens: Sequence[str] = (), limit: float = math.inf) -> Iterator[tuple[int, str, str]]:
-    """(line, kind, text) of each secret in the first `limit` bytes; `tokens` are the user's own."""
+    """(line, kind, text), one of a kind in a line, in the first `limit` bytes; `tokens` are the user's own."""
     own = compiled(Kind(" ".join(tokens), "|".join(map(re.escape, tokens))))
-    seen: dict[int, list[bytes]] = collections.defaultdict(list)
+    seen = set()
     for window, start, first_line, ended in windows(file, limit):
         for view, breaks in views(window):
             for kind, match in matches(view, start, {"your own token": own} | COMPILED):
-                begin, value = match.start(), match[match.lastindex or 0]
                 # What touches the end is found whole with the next piece.
                 if match.end() == len(view) and not ended:
                     continue
+                begin = match.start()
                 line = first_line + view.count(b"\n", 0, begin) + sum(n for place, n in breaks if place <= begin)
-                if not any(value in other or other in value for other in seen[line]):
-                    seen[line].append(value)
+                if (line, kind) not in seen:
+                    seen.add((line, kind))
                     yield line, kind, match.group().decode("utf-8", errors="replace")
 
 
@@ -184,9 +184,10 @@ def is_secret(kind: str, view: bytes, match: re.Match[bytes]) -> bool:
     """Whether a match is a value by itself, and no placeholder."""
     value = match[match.lastindex or 0]
     if "password" in kind:
-        return not (PASSWORDS.fullmatch(value) or PLACEHOLDER.search(match.group()))
-    neighbours = (b"" if match.lastindex else view[: match.start()][-1:]) + view[match.end() :][:1]
-    if any(neighbours[i : i + 1].isalnum() for i in range(len(neighbours))) or PLACEHOLDER.search(value):
+        return not (PASSWORDS.fullmatch(value) or PLACEHOLDER.search(value))
+    begin, end = match.span()
+    is_part = view[end : end + 1].isalnum() or (not match.lastindex and view[max(begin - 1, 0) : begin].isalnum())
+    if is_part or PLACEHOLDER.search(value):
         return False
     shares = [count / len(value) for count in collections.Counter(value).values()]
     return -sum(share * math.log2(share) for share in shares) >= BITS
@@ -220,8 +221,7 @@ def views(text: bytes) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
 
 
 def unescaped(match: re.Match[bytes]) -> bytes:
-    code = match[1] or match[2]
-    return bytes([int(code, 16)]) if code else match[3] or b"\r"
+    return bytes([int(match[1], 16)]) if match[1] else match[2] or b"\r"
 
 
 # ------- paths

@@ -178,6 +178,8 @@ ENCODINGS = {
         '{"a": "x\\n' + json.dumps(text)[1:].replace("/", "\\/") + "}"
     ).encode(),
     "JSON in a string of JSON": lambda text: json.dumps({"a": json.dumps({"b": f"\n{text}"})}).encode(),
+    "an address with all letters escaped": lambda text: f"?a={''.join(f'%{ord(c):02X}' for c in text)}&b=%20".encode(),
+    "an address with a sign before it": lambda text: f"?a%3D{text}".encode(),
     "bytes of Python": lambda text: ("b'" + "".join(f"\\x{ord(c):02x}" for c in text) + "'").encode(),
     "continued on the next line": lambda text: f"x = '{text[:-9]}\\\n{text[-9:]}'\n".encode(),
     "continued on the next line, Windows": lambda text: f"x = '{text[:-9]}\\\r\n    {text[-9:]}'\r\n".encode(),
