@@ -17,7 +17,7 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..model.publishing import refuse_other_privacy
-from ..publishing.hub_commit import HubCommit, compare_files
+from ..publishing.hub_commit import REPOSITORY, HubCommit, compare_files
 from ..publishing.hub_requests import PushError, RequestSteps, patient_session
 from ..publishing.published_files import PICTURES, published_files
 from ..publishing.push import pin_cards
@@ -53,12 +53,16 @@ class HubTrainer(Trainer):
 
         Raises:
             ValueError: the repository is there, and not as private as asked.
+            OSError: the Hub refuses it, or answers in another form.
         """
         # transformers 5.4 reads it from the arguments alone.
         flag = self.args.hub_private_repo
         self.args.hub_private_repo = flag if private is None else private
         try:
-            super().init_hf_repo(token=token)
+            make = functools.partial(super().init_hf_repo, token=token)
+            name = self.args.hub_model_id or Path(self.args.output_dir).name
+            with patient_session():
+                RequestSteps(name, self.args.output_dir).step("making the repository", make, expected=REPOSITORY)
             if self.is_world_process_zero():
                 self._check_privacy(self.args.hub_private_repo, token)
         finally:
@@ -66,7 +70,10 @@ class HubTrainer(Trainer):
 
     def _check_privacy(self, private: bool | None, token: str | None):
         if private is not None:
-            info = self._hub.model_info(self.hub_model_id, token=token or self.args.hub_token)
+            read = functools.partial(self._hub.model_info, self.hub_model_id, token=token or self.args.hub_token)
+            with patient_session():
+                steps = RequestSteps(self.hub_model_id, self.args.output_dir)
+                info = steps.step(f"reading {self.hub_model_id}", read, expected=REPOSITORY)
             refuse_other_privacy(self.hub_model_id, bool(info.private), private, "--hub_private_repo")
 
     def push_to_hub(

@@ -274,6 +274,17 @@ def test_a_repository_that_is_not_as_private_as_asked_is_refused_before_the_trai
     assert hub.repos[REPO].private is not private
 
 
+@pytest.mark.parametrize(
+    ("request_line", "name"),
+    [("POST /api/repos/create", "making the repository"), (f"GET /api/models/{REPO}", "reading user/run")],
+)
+def test_an_answer_of_another_form_before_the_training_is_one_line(request_line, name, hub, folder, monkeypatch):
+    monkeypatch.setattr("hf_deberta_ext.publishing.hub_requests.sleep", lambda seconds: None)
+    hub.fail(request_line, status=200, body=b"null", times=None)
+    with pytest.raises(OSError, match=f"{name} failed: the Hub answered `null`; expected was .* as it was"):
+        make_trainer(HubTrainer, folder, hub_private_repo=True)
+
+
 # ------- tokens and paths
 
 
