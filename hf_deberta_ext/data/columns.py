@@ -92,6 +92,6 @@ def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
     if texts and len(texts) < len(distinct):
         number = min(label for label in distinct if not isinstance(label, str))
         raise ValueError(f"{source} has labels that are text and labels that are numbers: {min(texts)!r} and {number!r}")
-    if texts and all(label.removeprefix("-").isdecimal() for label in texts):
+    if texts and all(label.removeprefix("-").isdecimal() and len(label) < 20 for label in texts):
         return sorted(texts, key=lambda label: (int(label), label))
     return sorted(distinct)

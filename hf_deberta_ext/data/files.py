@@ -449,11 +449,8 @@ def join_columns(paths: Sequence[str | os.PathLike], tables: Sequence[dict[str, 
         arrays[name], error = array_of(cells)
         if error is not None:
             at = bisect.bisect_left(range(len(cells)), True, key=lambda last: array_of(cells[: last + 1])[1] is not None)
-            places = [
-                f"row {row} of {path}"
-                for path, table in zip(paths, tables, strict=True)
-                for row in range(1, len(table[name]) + 1)
-            ]
+            of_files = zip(paths, tables, strict=True)
+            places = [f"row {row} of {path}" for path, table in of_files for row, _ in enumerate(table[name], start=1)]
             raise ValueError(
                 f"{places[at]} has {reprlib.repr(cells[at])} in the column {name!r}, unlike the cells before it: {error}"
             ) from error

@@ -176,6 +176,8 @@ def test_labels_are_in_the_order_of_numbers_or_of_texts():
     assert label_order(["b", "a", "10", "9"], source="x") == ["10", "9", "a", "b"]
     assert label_order([True, False], source="x") == [False, True]
     assert label_order([], source="x") == []
+    # No number that Python would read.
+    assert label_order(["9" * 5000, "10"], source="x") == ["10", "9" * 5000]
     labels = [f"label {n}" for n in range(30)]
     assert label_order(random.Random(1).sample(labels * 2, 60), source="x") == sorted(labels)
     with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
