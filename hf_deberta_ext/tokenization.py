@@ -277,7 +277,7 @@ def check_vocabulary(
         if None not in (expected, got) and expected != got:
             raise ValueError(
                 f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; take the "
-                f"tokenizer of this model, or set config.{token}_token_id before it is built"
+                f"tokenizer of this model, or set it in the configuration (--config_overrides)"
             )
 
 

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..model.checkpoint_files import read_json
-from ..model.checkpoint_layouts import check_loaded_dtypes, check_names
+from ..model.checkpoint_layouts import check_files, check_names
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -209,8 +209,8 @@ def load_model(
     finally:
         logging.set_verbosity(verbosity)
     check_names(source, info)
-    if getattr(config, "quantization_config", None) is None:
-        check_loaded_dtypes(source, **hub_arguments(model_args, data_args))
+    quantized = getattr(config, "quantization_config", None) is not None
+    check_files(source, quantized=quantized, **hub_arguments(model_args, data_args))
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel

@@ -138,12 +138,12 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         config, rows = self.model.config, self.train_dataset
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)
-        if "start_positions" in self.label_names:
-            return math.log(getattr(config, "max_position_embeddings", 512))
         if config.problem_type == "multi_label_classification":
             return math.log(2)
-        inputs = rows[0]["input_ids"]
-        return math.log(len(inputs) if isinstance(inputs[0], list) else config.num_labels)
+        inputs = rows[:1000]["input_ids"]
+        if "start_positions" in self.label_names:
+            return math.log(max(map(len, inputs)))
+        return math.log(len(inputs[0]) if isinstance(inputs[0][0], list) else config.num_labels)
 
     def evaluate(
         self,

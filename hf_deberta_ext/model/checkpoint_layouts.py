@@ -27,7 +27,7 @@ from .checkpoint_files import (
 from .official_configurations import MICROSOFT
 
 __all__ = [
-    "LoadingReport", "check_index", "check_loaded_dtypes", "check_names", "convert_official", "read_generator",
+    "LoadingReport", "check_files", "check_names", "convert_official", "read_generator",
     "read_state_dict", "set_fields_of_head",
 ]  # fmt: skip
 
@@ -43,15 +43,11 @@ _RENAMES = [
     (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
     (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
 ]
-# The other way round: parts of our names, and those that a file may have in their place.
+# The other way round, without the signs of patterns: parts of our names, and those that a file may have in their place.
 _FILE_NAMES = [
     ("deberta.", ""),
-    ("deberta.", "bert."),
     ("query_proj.weight", "in_proj.weight"),
-    ("query_proj.bias", "q_bias"),
-    ("value_proj.bias", "v_bias"),
-    ("pos_key_proj.", "pos_proj."),
-    ("pos_query_proj.", "pos_q_proj."),
+    *((ours, re.sub(r"[\\^$]", "", theirs)) for theirs, ours in _RENAMES),
 ]
 _DROPPED = [
     (r"^config$", "not a tensor: the training configuration that old files carry"),
@@ -149,33 +145,22 @@ def weight_files(
     raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
 
 
-def check_loaded_dtypes(name_or_path: str, **download):
-    """Check the weights that transformers has just loaded, by the headers of their files.
+def check_files(name_or_path: str, *, quantized: bool = False, **source):
+    """Check headers of weights, and indices of shards, which transformers would follow anywhere; arguments as above.
+
+    Args:
+        quantized (`bool`): weights may be integers.
 
     Raises:
-        ValueError: some are no floating-point numbers.
+        ValueError: one is damaged, or names files elsewhere; or weights are no floating-point numbers.
     """
-    # Downloaded already.
-    download = download | dict(force_download=False, local_files_only=True)
     try:
-        files = [*weight_files(name_or_path, **download)]
+        files = [*weight_files(name_or_path, **source)]
     except OSError:
-        # An adapter, or a format that transformers converts.
+        # An adapter, or a format that transformers converts; or it says what is missing.
         return
-    for file in files:
+    for file in files if not quantized else ():
         check_dtypes(file, read_tensors(Path(file)))
-
-
-def check_index(folder: str | os.PathLike, subfolder: str = ""):
-    """Check the index of shards in a local folder, if there is one: transformers would follow it anywhere.
-
-    Raises:
-        ValueError: it is damaged, or names files elsewhere.
-    """
-    paths = (os.path.join(folder, subfolder, name) for name in WEIGHT_FILES)
-    first = next((path for path in paths if os.path.isfile(path)), "")
-    if first.endswith(".json"):
-        read_shards(first)
 
 
 def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:

@@ -12,8 +12,7 @@ from transformers.utils import cached_file, logging
 
 from .checkpoint_files import ADAPTER_CONFIG_FILE, read_json
 from .checkpoint_layouts import (
-    check_index,
-    check_loaded_dtypes,
+    check_files,
     check_names,
     convert_official,
     read_state_dict,
@@ -80,11 +79,9 @@ class LoadingMixin:
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
         with_info = kwargs.pop("output_loading_info", False)
         if reads_source:
-            check_index(source, kwargs.get("subfolder") or "")
+            options = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
+            check_files(str(source), quantized="quantization_config" in stored_config, **download, **options)
         model, info = cls._load(source, source, *model_args, config=config, **kwargs)
-        if reads_source and "quantization_config" not in stored_config:
-            names = ("use_safetensors", "variant")
-            check_loaded_dtypes(str(source), **download, **{name: kwargs[name] for name in names if name in kwargs})
         changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         if reads_source and changed >= {name for name, _ in model.named_parameters()}:
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")

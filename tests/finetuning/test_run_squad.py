@@ -164,7 +164,7 @@ TINY = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermed
 MODELS = {
     "bert": lambda size: BertConfig(vocab_size=size, **TINY),
     "distilbert": lambda size: DistilBertConfig(vocab_size=size, dim=16, hidden_dim=32, n_layers=1, n_heads=2),
-    "xlnet": lambda size: XLNetConfig(vocab_size=size, d_model=16, n_layer=1, n_head=2, d_inner=32),
+    "xlnet": lambda size: XLNetConfig(vocab_size=size, pad_token_id=0, d_model=16, n_layer=1, n_head=2, d_inner=32),
 }
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TaskTrainer: losses under gradient accumulation, evaluation sets of their own, predictions, and losses that stop a run."""
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +114,22 @@ def test_accumulation_changes_neither_loss_nor_gradient(family, kind, tiny_confi
     assert logged[0][1] > 0
     for other in logged[1:]:
         assert other == pytest.approx(logged[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "guess"),
+    [
+        ("sequence", None, math.log(3)), ("tokens", None, math.log(3)), ("question", None, math.log(N)),
+        ("choice", None, math.log(3)), ("sequence", "multi_label_classification", math.log(2)),
+        ("sequence", "regression", 4.25),
+    ],
+)  # fmt: skip
+def test_the_loss_of_a_uniform_guess_is_that_of_the_task(kind, problem, guess, tmp_path):
+    """Divergence is measured by it."""
+    model, task = get_model(kind, bert(problem_type=problem)), encoded(kind)
+    if problem == "regression":
+        task = dataclasses.replace(task, train=task.train.remove_columns("labels").add_column("labels", [0.5, -2.87228] * 8))
+    assert trainer(tmp_path, model, task).uniform_loss == pytest.approx(guess, rel=1e-4)
 
 
 @exact_accumulation

@@ -307,9 +307,7 @@ def test_a_file_that_is_cut_off_is_named(kind, file, length, tmp_path):
     """SafetensorError, EOFError, KeyError or "Invalid argument", and never a name."""
     path = whole(kind, file, tmp_path / "model")
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(
-        ValueError, match=r"is truncated or damaged .* download or save it again|is damaged, or holds pickled"
-    ) as error:
+    with pytest.raises(ValueError, match=r"is truncated.* download or save it again|is damaged, or holds pickled") as error:
         DebertaExtForMaskedLM.from_pretrained(tmp_path / "model")
     assert str(path) in str(error.value)
 
