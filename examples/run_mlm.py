@@ -56,7 +56,7 @@ from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import parse_flags
-from hf_deberta_ext.training.run_folder import repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -71,7 +71,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     began = time.perf_counter()
 
     # 1. Errors of the user end the run here, before anything long begins
-    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    checkpoint = find_checkpoint(args)
     flags.check_arguments(data_args, model_args, args)
     check_pairs(data_args, args)
     options = flags.masking_options(masking_args, data_args.max_length)

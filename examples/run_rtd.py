@@ -58,7 +58,7 @@ from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import option, parse_flags
 from hf_deberta_ext.training.run_contents import weights_digest
-from hf_deberta_ext.training.run_folder import repeated_arguments, resume_checkpoint
+from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -106,7 +106,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
     began = time.perf_counter()
 
     # 1. Errors of the user end the run here, before anything long begins
-    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    checkpoint = find_checkpoint(args)
     flags.check_arguments(data_args, model_args, args)
     if data_args.packing in PAIR_MODES:
         raise ValueError(f"--packing {data_args.packing} makes pairs, which nothing judges here: choose full_sentences")

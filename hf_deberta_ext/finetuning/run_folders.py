@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
-from ..training.run_folder import ARGUMENTS_FILE, begin_run, claim_folder, resume_checkpoint
+from ..training.run_folder import (
+    ARGUMENTS_FILE,
+    begin_run,
+    claim_folder,
+    find_checkpoint,
+    follow_processes,
+    resume_checkpoint,
+)
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
 __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", "is_finished", "seed_checkpoint"]
@@ -19,14 +26,18 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
     Raises:
         ValueError: a new run in a folder that is not empty, without --overwrite_output_dir; or nothing to resume.
     """
-    resume, folder = args.resume_from_checkpoint, Path(args.output_dir)
+    folder = Path(args.output_dir)
+    if args.seeds and str(args.resume_from_checkpoint).lower() == "auto":
+        args.resume_from_checkpoint = "last" if (folder / ARGUMENTS_FILE).is_file() else None
+    resume = args.resume_from_checkpoint
     if args.seeds and resume is not None:
         if str(resume).lower() not in ("true", "last"):
             raise ValueError(f"--resume_from_checkpoint must be 'last' with --seeds, got {resume}")
         if not (folder / ARGUMENTS_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume; leave --resume_from_checkpoint out")
+        follow_processes(args, folder)
         return None
-    checkpoint = None if resume is None else resume_checkpoint(folder, resume)
+    checkpoint = None if resume is None else find_checkpoint(args)
     if checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve():
         return checkpoint
     try:

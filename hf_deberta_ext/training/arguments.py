@@ -24,7 +24,7 @@ class RunArguments(TrainingArguments):
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
     resume_from_checkpoint: str | None = option(
-        None, "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from"
+        None, "'last' checkpoint in output_dir, or the folder of a checkpoint, to go on from; 'auto': last if there is one"
     )
     resume_anyway: list[str] = option(
         list, "arguments that may differ from those that a resumed run began with; report and card name them"

@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step, read_json
-from .batch_size import is_split_free
+from .batch_size import is_split_free, near_divisors
 from .checkpoints import checkpoint_problem, is_partial, replace_text
 from .disk_space import disk_errors
 from .folder_lock import LOCK_FILE, lock_folder, locked_folder
@@ -26,6 +26,8 @@ __all__ = [
     "accepted_changes",
     "begin_run",
     "claim_folder",
+    "find_checkpoint",
+    "follow_processes",
     "is_decided_by_evaluation",
     "repeated_arguments",
     "resume_checkpoint",
@@ -73,8 +75,7 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     flags["world_size"] = args.world_size
     if is_split_free(args):
-        steps = flags.pop("gradient_accumulation_steps")
-        flags["batch_size"] = args.train_batch_size * steps * flags.pop("world_size")
+        flags["batch_size"] = args.train_batch_size * flags.pop("gradient_accumulation_steps") * args.world_size
     for group in groups:
         flags |= dataclasses.asdict(group)
     return {
@@ -82,6 +83,43 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
         for name, value in flags.items()
         if name in counted or not (name in FREE or name.startswith(FREE_PREFIXES))
     }
+
+
+def find_checkpoint(args: TrainingArguments) -> str | None:
+    """`resume_checkpoint` of a script's arguments; sets what "auto" stands for in them, and `follow_processes`.
+
+    Raises:
+        ValueError: as `resume_checkpoint` and `follow_processes`.
+    """
+    checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
+    if str(args.resume_from_checkpoint).lower() == "auto":
+        args.resume_from_checkpoint = checkpoint
+    follow_processes(args, checkpoint)
+    return checkpoint
+
+
+def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | None):
+    """Set the accumulation of a run that goes on with another number of processes, for as many examples a step as before.
+
+    Raises:
+        ValueError: these processes cannot share them equally.
+    """
+    begun = {} if checkpoint is None else begun_with(args.output_dir, checkpoint)
+    batch, before, processes = begun.get("batch_size"), begun.get("world_size"), args.world_size
+    if None in (batch, before) or before == processes or "batch_size" in getattr(args, "resume_anyway", ()):
+        return
+    accumulation, rest = divmod(batch, args.train_batch_size * processes)
+    if rest:
+        raise ValueError(
+            f"{processes} processes with {args.train_batch_size} examples each cannot share the {batch} examples of a step "
+            f"that this run began with: take {near_divisors(batch // args.train_batch_size, processes)} processes"
+        )
+    if accumulation != args.gradient_accumulation_steps and args.process_index == 0:
+        logger.warning(
+            f"gradient_accumulation_steps = {accumulation}, for the {batch} examples of a step that this run began with: it "
+            f"goes on with another number of processes, {processes} in place of {before}"
+        )
+    args.gradient_accumulation_steps = accumulation
 
 
 def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> str | None:
@@ -92,13 +130,13 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last complete checkpoint in `folder` (one that
             was being written when its run was killed is passed over); a checkpoint's folder; None, False or "false":
             a new run, whose folder must be absent, empty, or that of a run which was stopped before the end of its first
-            checkpoint.
+            checkpoint; "auto": as "last" where there is a complete checkpoint, else as None.
 
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a complete checkpoint.
     """
     folder, asked = Path(folder), str(resume).lower()
-    if asked not in ("none", "false", "true", "last"):
+    if asked not in ("none", "false", "true", "last", "auto"):
         if (problem := checkpoint_problem(Path(resume), digests=True)) is not None:
             raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
         return str(resume)
@@ -108,6 +146,8 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
             newest = checkpoint
             break
         problems[checkpoint.name] = problem
+    if asked == "auto":
+        asked = "none" if newest is None else "last"
     if asked in ("none", "false"):
         if folder.exists() and (not folder.is_dir() or not all(map(_precedes_checkpoints, folder.iterdir()))):
             if (folder / LOCK_FILE).exists():
@@ -164,11 +204,9 @@ def begin_run(
         raise ValueError(f"--resume_anyway {' '.join(anyway)} is for a resumed run: give --resume_from_checkpoint")
     if resumed:
         checkpoint = Path(folder if resumed is True else resumed).resolve()
-        files = (place / ARGUMENTS_FILE for place in (checkpoint, checkpoint.parent, Path(folder)))
-        first = next(filter(None, map(read_json, files)), {})
-        changed = {
-            name: [first[name], record[name]] for name in sorted(first) if first[name] != record.get(name, first[name])
-        }
+        first = begun_with(folder, checkpoint)
+        compared = ({*first} & {*record}) - ({"world_size"} if "batch_size" in record else set())
+        changed = {name: [first[name], record[name]] for name in sorted(compared) if first[name] != record[name]}
         if unknown := sorted({*anyway} - {*first} - {*record}):
             differing = ", ".join(changed) or "nothing"
             raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {differing}")
@@ -189,6 +227,12 @@ def begin_run(
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, json.dumps(record, indent=2) + "\n")
     return record
+
+
+def begun_with(folder: str | os.PathLike, checkpoint: str | os.PathLike) -> dict[str, Any]:
+    """The record of a run in or beside its checkpoint, or in its folder; {} without one."""
+    places = (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder))
+    return next(filter(None, (read_json(place / ARGUMENTS_FILE) for place in places)), {})
 
 
 def accepted_changes(folder: str | os.PathLike) -> str | None:

@@ -36,7 +36,7 @@ from .hub_trainer import HubTrainer
 from .manifest import begin_manifest, manifest_problem, write_manifest
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
-from .run_folder import ARGUMENTS_FILE, begin_run, repeated_arguments, resume_checkpoint
+from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -130,6 +130,7 @@ class RunTrainer(HubTrainer):
 
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
+        follow_processes(self.args, checkpoint)
         if checkpoint is not None and not anyway:
             self._steps = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).max_steps
         if self.args.should_save:

@@ -39,12 +39,12 @@ def test_new_runs_begin_in_folders_without_results(tmp_path):
     (tmp_path / "begun" / TOKENIZER_FOLDER).mkdir(parents=True)
     (tmp_path / "begun" / ARGUMENTS_FILE).write_text("{}", encoding="utf-8")
     for name in ("missing", "empty", "begun"):
-        for resume in (None, False, "false", "False"):
+        for resume in (None, False, "false", "False", "auto"):
             assert resume_checkpoint(tmp_path / name, resume) is None
 
 
 @pytest.mark.criterion("B5")
-@pytest.mark.parametrize("last", [True, "True", "true", "last"])
+@pytest.mark.parametrize("last", [True, "True", "true", "last", "auto"])
 def test_the_last_checkpoint_is_found(last, tmp_path):
     checkpoint(tmp_path, 9)
     newest = checkpoint(tmp_path, 10)
@@ -67,6 +67,7 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
         (tmp_path, str(tmp_path / "checkpoint-10"), f"checkpoint-10 {no_state} or truncated"),
         (tmp_path, str(tmp_path / "elsewhere"), "elsewhere is not a complete checkpoint"),
         (tmp_path / "other", None, "is not empty: choose another --output_dir"),
+        (tmp_path / "other", "auto", "is not empty: choose another --output_dir"),
         (tmp_path / "other" / "notes.txt", None, "is not empty"),
         (tmp_path / "other", "last", f"checkpoint-5 {no_state}"),
         (tmp_path / "missing", "last", "there is no checkpoint"),

@@ -2,8 +2,10 @@
 """A resumed run is the same run or is refused: everything that shapes the weights, in code of one's own and in scripts."""
 
 import json
+import logging
 import shutil
 from collections import UserDict
+from types import SimpleNamespace
 
 import glue_script
 import mlm_script
@@ -19,7 +21,7 @@ from transformers import TrainingArguments
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.training.manifest import MANIFEST_FILE
 from hf_deberta_ext.training.run_contents import examples_digest, json_digest, tokenizer_digest, weights_digest
-from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run
+from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, follow_processes
 from hf_deberta_ext.training.trainer import RunTrainer
 
 datasets = pytest.importorskip("datasets")
@@ -121,6 +123,40 @@ def test_what_is_printed_saved_and_measured_may_differ(stopped, whole):
     given = dict(logging_steps=3, save_steps=4, save_total_limit=3, run_name="again", eval_strategy="no")
     resume(stopped, dataloader_num_workers=1, report_to="none", per_device_eval_batch_size=3, **given)
     assert_same_weights(stopped, whole)
+
+
+def begun_by(processes, folder):
+    """As if so many processes had begun the run, with as many examples a step in all."""
+    for file in folder.rglob(ARGUMENTS_FILE):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(record | dict(world_size=processes)), encoding="utf-8")
+    for manifest in folder.rglob(MANIFEST_FILE):
+        manifest.unlink()
+    return folder
+
+
+def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog, monkeypatch):
+    """With the flags of two processes, one goes on as two would."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    four_rows = dict(gradient_accumulation_steps=2)
+    build(tmp_path / "whole", **four_rows).train()
+    shutil.copytree(tmp_path / "whole" / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
+    trainer = resume(begun_by(2, tmp_path / "run"))
+    assert trainer.args.gradient_accumulation_steps == 2
+    assert "gradient_accumulation_steps = 2, for the 4 examples of a step that this run began with" in caplog.text
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    begun_by(1, tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size = 2, begun with 4"):
+        resume(tmp_path / "run")
+
+
+def test_processes_that_cannot_share_a_step_are_refused(stopped):
+    args = SimpleNamespace(
+        output_dir=stopped, world_size=3, train_batch_size=1, gradient_accumulation_steps=1, process_index=0
+    )
+    with pytest.raises(ValueError, match=r"3 processes with 1 examples each cannot share the 2 .* take 2 processes"):
+        follow_processes(args, stopped / CHECKPOINT)
+    assert args.gradient_accumulation_steps == 1
 
 
 def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
