@@ -107,7 +107,8 @@ def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
         except ValueError:
             print(f"{folder} has no complete checkpoint: it is {move_aside(folder)} now, and begins anew", flush=True)
     claim_folder(folder, is_new=not resumed)
-    begin_run(folder, arguments, resumed, args.resume_anyway if resumed else ())
+    if not (is_finished(folder) and args.resume_anyway):
+        begin_run(folder, arguments, resumed, args.resume_anyway if resumed else ())
     if is_finished(folder):
         print(f"{folder} is finished", flush=True)
 

@@ -50,17 +50,18 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         hf_deberta_ext=__version__,
         data_collator=getattr(collator, "__name__", type(collator).__name__),
     )
-    contents |= {f"data_collator.{name}": value for name, value in plain_values(getattr(collator, "__dict__", {})).items()}
+    contents |= {f"data_collator.{name}": value for name, value in plain_values(collator).items()}
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
     settings = {name: value for name, value in settings.items() if not name.startswith(NO_SETTINGS)}
     contents |= {f"config.{name}": value for name, value in settings.items() if not name.endswith("_token_id")}
     return {name: value for name, value in contents.items() if value is not None}
 
 
-def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and strings among the attributes of an object, and the fields of dataclasses in it."""
-    fields = {name: dataclasses.asdict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    return fields | {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+def plain_values(value: Any) -> dict[str, Any]:
+    """Numbers and strings among the attributes of an object, and of dataclasses among them."""
+    attributes = getattr(value, "__dict__", {})
+    nested = {name: plain_values(other) for name, other in attributes.items() if dataclasses.is_dataclass(other)}
+    return nested | {name: other for name, other in attributes.items() if isinstance(other, bool | int | float | str)}
 
 
 def attention_backend(config: Any, device: torch.device) -> str | None:

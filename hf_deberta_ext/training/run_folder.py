@@ -220,7 +220,7 @@ def begin_run(
             )
         record = first | record
         if changed:
-            accepted = {"step": max(0, checkpoint_step(checkpoint)), **changed}
+            accepted = {"step": checkpoint_step(checkpoint), **changed}
             record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
     file = Path(folder, ARGUMENTS_FILE)
     with disk_errors(file, file.parent):
@@ -237,6 +237,8 @@ def begun_with(folder: str | os.PathLike, checkpoint: str | os.PathLike) -> dict
 
 def accepted_changes(folder: str | os.PathLike) -> str | None:
     """The arguments that --resume_anyway changed in a run, as "bf16, optim from step 20 on"; None without any."""
-    changes = read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", [])
-    lines = (f"{', '.join(name for name in change if name != 'step')} from step {change['step']} on" for change in changes)
+    lines = []
+    for change in read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", []):
+        step = change.pop("step")
+        lines.append(", ".join(change) + (f" from step {step} on" if step >= 0 else ""))
     return "; ".join(lines) or None

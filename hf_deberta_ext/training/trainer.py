@@ -115,9 +115,10 @@ class RunTrainer(HubTrainer):
         elif resume_from_checkpoint and self.is_world_process_zero():
             if (problem := manifest_problem(Path(resume_from_checkpoint))) is not None:
                 raise ValueError(f"{resume_from_checkpoint} is not a complete checkpoint: {problem}")
-        anyway = getattr(self.args, "resume_anyway", ()) if resume_anyway is None else resume_anyway
+        if resume_anyway is None and resume_from_checkpoint:
+            resume_anyway = getattr(self.args, "resume_anyway", None)
         with locked_folder(self.args.output_dir) if self.is_world_process_zero() else contextlib.nullcontext():
-            self.begin(resume_from_checkpoint or None, anyway)
+            self.begin(resume_from_checkpoint or None, resume_anyway or ())
             if not (isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint)):
                 if self.args.should_save:
                     warn_of_little_space(self.args, checkpoint_size(self.model))

@@ -386,6 +386,23 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_p
     assert "seed-1 is finished" in capsys.readouterr().out
 
 
+def test_a_chosen_difference_is_that_of_the_seeds_that_go_on(folder_of, stop_after, tmp_path):
+    argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--seeds", 1, 2, 3)
+    run(*argv[:-2], **SAVING)
+    stop_after(3)
+    with pytest.raises(KeyboardInterrupt):
+        run(*argv, resume_from_checkpoint="last", **SAVING)
+    stop_after(None)
+    given = SAVING | dict(resume_from_checkpoint="last", max_grad_norm=0.5)
+    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
+        run(*argv, **given)
+    run(*argv, **given, resume_anyway="max_grad_norm")
+    records = [read(tmp_path / "run" / f"seed-{seed}", "run_arguments.json") for seed in (1, 2, 3)]
+    changes = [(record["max_grad_norm"], record.get("resumed_anyway")) for record in records]
+    assert changes == [(1.0, None), (0.5, [dict(step=2, max_grad_norm=[1.0, 0.5])]), (0.5, None)]
+    assert "| resumed with other | max_grad_norm |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])
 def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folder_of, tmp_path):
     """Their folders hold no checkpoint: the saved models are evaluated, as they would have been at once."""

@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 from scripts import module_of
 from small_pretraining import SIZES, build
 from torch.utils.data import Dataset
-from transformers import TrainingArguments
+from transformers import DataCollatorWithPadding, TrainingArguments, default_data_collator
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.pretraining import MaskingOptions
 from hf_deberta_ext.training.manifest import MANIFEST_FILE
 from hf_deberta_ext.training.run_contents import examples_digest, json_digest, tokenizer_digest, weights_digest
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, follow_processes
@@ -31,10 +32,26 @@ for package in ("accelerate", "matplotlib", "sentencex"):
 CHECKPOINT = "checkpoint-4"
 
 
+class Collator:
+    """With options, as `MaskingCollator`."""
+
+    def __init__(self):
+        self.options = MaskingOptions()
+
+    def __call__(self, rows):
+        return default_data_collator(rows)
+
+
+def make(folder, **arguments):
+    trainer = build(folder, **arguments)
+    trainer.data_collator = Collator()
+    return trainer
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    build(folder).train()
+    make(folder).train()
     return folder
 
 
@@ -47,7 +64,7 @@ def stopped(whole, tmp_path):
 
 
 def resume(folder, change=None, anyway=None, **arguments):
-    trainer = build(folder, **arguments)
+    trainer = make(folder, **arguments)
     if change is not None:
         change(trainer)
     trainer.train(str(folder / CHECKPOINT), resume_anyway=anyway)
@@ -82,11 +99,12 @@ def frozen(trainer):
     trainer.model.deberta.embeddings.requires_grad_(False)
 
 
-def padded(trainer):
-    class Padded:
-        multiple = 8
+def masked_otherwise(trainer):
+    trainer.data_collator.options = MaskingOptions(rate=0.3)
 
-    trainer.data_collator = Padded()
+
+def padded(trainer):
+    trainer.data_collator = DataCollatorWithPadding(None)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +127,8 @@ def padded(trainer):
         (dict(change=with_other_dropout), r"config.hidden_dropout_prob = 0.0, begun with 0.2"),
         (dict(change=eager), "attn_implementation = 'eager', begun with 'blocked'"),
         (dict(change=frozen), "trained_parameters = .*, begun with "),
-        (dict(change=padded), "data_collator = 'Padded', begun with 'default_data_collator'"),
+        (dict(change=padded), "data_collator = 'DataCollatorWithPadding', begun with 'Collator'"),
+        (dict(change=masked_otherwise), "data_collator.options = {.*'rate': 0.3,.*}, begun with {.*'rate': 0.15,"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(getattr(v, "__name__", k) for k, v in value.items()),
 )
@@ -170,9 +189,9 @@ def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
     resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)
     record = json.loads((stopped / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     assert record["max_grad_norm"] == 0.5 and record["resumed_anyway"] == [dict(step=4, max_grad_norm=[1.0, 0.5])]
-    build(stopped, max_grad_norm=0.5).train(str(stopped / "checkpoint-6"))
+    make(stopped, max_grad_norm=0.5).train(str(stopped / "checkpoint-6"))
     with pytest.raises(ValueError, match=r"max_grad_norm = 1.0, begun with 0.5"):
-        build(stopped).train(True)
+        make(stopped).train(True)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
@@ -193,7 +212,7 @@ def test_other_steps_in_the_state_of_a_checkpoint_are_refused(stopped):
 
 def test_unknown_arguments_of_a_schedule_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"lr_scheduler_kwargs = {'cycles': 2} do not fit lr_scheduler_type: .*'cycles'"):
-        build(tmp_path / "run", lr_scheduler_kwargs=dict(cycles=2)).train()
+        make(tmp_path / "run", lr_scheduler_kwargs=dict(cycles=2)).train()
 
 
 def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
