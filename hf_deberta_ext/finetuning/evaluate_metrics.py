@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("metrics as modules need evaluate: pip install 'hf_deberta_ext[train]'") from error
 
-from hf_deberta_ext.finetuning.metrics import METRICS, TASK_METRICS, accuracy, compute, grouped_accuracy
+from hf_deberta_ext.finetuning.metrics import METRICS, TASK_METRICS, compute, grouped_accuracy
 from hf_deberta_ext.finetuning.tasks.entity_metrics import entity_scores
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import by_id, record, squad_v1, squad_v2
 
@@ -65,10 +65,6 @@ def _record(predictions: Any, references: Any) -> dict[str, float]:
     return record(texts, answers)
 
 
-def _choices(predictions: Any, references: Any) -> dict[str, float]:
-    return {"accuracy": accuracy(predictions, references)}
-
-
 # Name of a metric or "benchmark/config" -> (features of predictions and references, function of both).
 _SCORERS: dict[str, tuple[dict[str, Any], Callable]] = {
     **{name: (NUMBERS, partial(compute, name)) for name in METRICS},
@@ -89,7 +85,7 @@ _SCORERS: dict[str, tuple[dict[str, Any], Callable]] = {
         {"predictions": {"idx": QUERY, "prediction_text": TEXT}, "references": {"idx": QUERY, "answers": Sequence(TEXT)}},
         _record,
     ),
-    "multiple_choice": (NUMBERS, _choices),
+    "multiple_choice": (NUMBERS, partial(compute, "accuracy")),
     "multiple_choice/groups": (NUMBERS | {"groups": TEXT}, grouped_accuracy),
     "entities": ({"predictions": Sequence(TEXT), "references": Sequence(TEXT)}, entity_scores),
     "squad": ({"predictions": {"id": TEXT, "prediction_text": TEXT}, "references": ANSWERS}, _squad),

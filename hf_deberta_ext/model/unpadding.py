@@ -87,11 +87,6 @@ class PackedSequences:
         B, N = self.shape
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
-    def batch_to_stream(self, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[B, Q] columns of the batch, of which `mask` [B, Q] selects some -> [1, number] indices in the stream."""
-        rows = torch.arange(len(positions), device=positions.device)[:, None] * self.shape[1]
-        return torch.searchsorted(self.token_index, (positions + rows)[mask])[None]
-
     @cached_property
     def groups(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, torch.Tensor | None]]]:
         """Groups of documents of similar lengths, padded to the longest.

@@ -42,8 +42,6 @@ def test_from_mask_by_hand():
     x = torch.arange(12).view(3, 4)
     assert packed.unpad(x).tolist() == [[0, 1, 2, 4, 8, 9, 10, 11]]
     assert packed.pad(packed.unpad(x)).tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 10, 11]]
-    positions, wanted = torch.tensor([[2, 0], [0, 0], [1, 3]]), torch.tensor([[True, True], [True, False], [True, True]])
-    assert packed.batch_to_stream(positions, wanted).tolist() == [[2, 0, 3, 5, 7]]
     for margin, expected in ((1, [1, 2, 3, 5, 7, 8, 9, 10]), (2, [2, 3, 4, 7, 10, 11, 12, 13])):
         places, length = packed.windows(margin)
         assert places.tolist() == expected and length == 8 + 4 * margin
