@@ -5,6 +5,7 @@ import base64
 import json
 import random
 import string
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,8 +156,10 @@ def problems_in(folder, content, name="notes.txt", **more):
     return text_problems({name: file}, **more)
 
 
-def test_every_kind_has_a_value_here():
+def test_every_kind_has_a_value_here_and_the_readme_their_number():
     assert {*SECRETS} == {*KINDS} and len(KINDS) >= 25
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    assert f" {len(KINDS)} kinds of secrets" in readme.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("kind", "text"), CASES)
