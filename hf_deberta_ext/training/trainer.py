@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from .checkpoints import (
     replaced_model,
 )
 from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space
-from .distributed import safe_sharded_states, spread_seed
+from .distributed import leave_together, safe_sharded_states, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
@@ -37,6 +38,7 @@ from .manifest import begin_manifest, manifest_problem, write_manifest
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
+from .termination import TERMINATED, Termination
 
 logger = logging.get_logger(__name__)
 
@@ -51,6 +53,7 @@ class RunTrainer(HubTrainer):
     - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
       processes and one process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training, in every process, before a step is made of it.
+    - SIGTERM ends the program with status 143 at the end of a step, behind a checkpoint.
     - A disk that is full or read-only ends the run with a DiskError, and without what was half written.
     - No other process trains in the output folder meanwhile.
     - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
@@ -78,6 +81,7 @@ class RunTrainer(HubTrainer):
     _limit: int | None = None
     _record: Mapping[str, Any] = MappingProxyType({})
     _steps: int | None = None
+    _saved_step = -1
 
     def log(self, logs: dict[str, float], *args, **kwargs):
         """As in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""
@@ -122,7 +126,8 @@ class RunTrainer(HubTrainer):
             if not (isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint)):
                 if self.args.should_save:
                     warn_of_little_space(self.args, checkpoint_size(self.model))
-                return super().train(resume_from_checkpoint, *args, **kwargs)
+                with Termination() as self._termination:
+                    return super().train(resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
         is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
         # Trainer loads under FSDP from its checkpoints alone.
@@ -281,7 +286,31 @@ class RunTrainer(HubTrainer):
             load_result = type(load_result)([], load_result.unexpected_keys)
         super()._issue_warnings_after_load(load_result)
 
+    def _maybe_log_save_evaluate(self, *args, **kwargs):
+        """As in transformers, at the end of each step; after SIGTERM with a checkpoint, and then the end of the program."""
+        stops = self._termination.requested
+        if self.args.world_size > 1:
+            # Any process may have got the signal, and at another step.
+            stops = bool(self.accelerator.gather(torch.tensor([float(stops)], device=self.args.device)).any())
+        self.control.should_save |= stops
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if not stops:
+            return
+        if self._saved_step != self.state.global_step:
+            # With --save_strategy best.
+            self._save_checkpoint(self.model, None)
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+        if self.is_world_process_zero():
+            checkpoint = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+            problem = checkpoint_problem(checkpoint)
+            advice = "go on with --resume_from_checkpoint last"
+            advice = advice if problem is None else f"no run can go on from {checkpoint}: {problem}"
+            print(f"stopped by SIGTERM behind step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
+        leave_together()
+        raise SystemExit(TERMINATED)
+
     def _save_checkpoint(self, model, trial):
+        self._saved_step = self.state.global_step
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         try:

@@ -44,7 +44,13 @@ def build(folder, **arguments):
     torch.manual_seed(0)
     args = PretrainingArguments(**(common | arguments))
     model = MultiObjectiveMaskedLM(DebertaExtConfig(**SIZES), args.objectives)
-    return PretrainingTrainer(model, args, train_dataset=Rows(), data_collator=default_data_collator)
+    return PretrainingTrainer(
+        model,
+        args,
+        train_dataset=Rows(),
+        eval_dataset=Rows(2) if args.do_eval else None,
+        data_collator=default_data_collator,
+    )
 
 
 def train(folder, resume=None, anyway=(), **arguments):
