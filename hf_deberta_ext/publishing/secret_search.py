@@ -137,9 +137,6 @@ def windows(file: Path, limit: float = math.inf) -> Iterator[tuple[bytes, int, i
             text, start = text[end - 1 :], 1
 
 
-# ------- secrets
-
-
 def compiled(kind: Kind) -> tuple[list[bytes], re.Pattern[bytes], int]:
     return kind.words.encode().split(), re.compile(kind.pattern.encode()), kind.before
 
@@ -222,9 +219,6 @@ def views(text: bytes) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
 
 def unescaped(match: re.Match[bytes]) -> bytes:
     return bytes([int(match[1], 16)]) if match[1] else match[2] or b"\r"
-
-
-# ------- paths
 
 
 class _Kinds:

@@ -42,9 +42,6 @@ SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
 )
 
 
-# ------- writing
-
-
 @contextlib.contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which replaces `folder` at the end."""
@@ -116,9 +113,6 @@ def _new_part(folder: Path) -> Path:
     return part
 
 
-# ------- reading
-
-
 def has_weights(folder: Path) -> bool:
     """True for a folder into which a model was saved: `replaced_model` puts its weights there last."""
     return any(is_weight_file(file.name) for file in folder.iterdir())
@@ -185,9 +179,6 @@ def is_damaged(file: Path) -> bool:
             return archive.testzip() is not None
     except (OSError, zipfile.BadZipFile):
         return True
-
-
-# ------- errors of files that are damaged
 
 
 @contextlib.contextmanager

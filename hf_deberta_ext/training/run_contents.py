@@ -73,9 +73,6 @@ def attention_backend(config: Any, device: torch.device) -> str | None:
     return choose_backend(None, device=device, dropout_p=config.attention_probs_dropout_prob, **call)[0]
 
 
-# ------- examples
-
-
 def examples_digest(dataset: Any) -> str | None:
     """Number of rows and digest of their values; None for a stream.
 
@@ -121,9 +118,6 @@ def add_values(digest: Any, array: Any):
         digest.update(array.drop_null().to_numpy(zero_copy_only=False))
     else:
         digest.update(json_digest(array.to_pylist()).encode())
-
-
-# ------- tokenizer, weights
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:

@@ -63,9 +63,6 @@ def csv(rows):
     return "sentence,label\n" + "".join(f"{text},{row['label']}\n" for text, row in zip(quoted, rows, strict=True))
 
 
-# ------- by hand
-
-
 @pytest.mark.criterion("B3.1")
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 @pytest.mark.parametrize(
@@ -152,9 +149,6 @@ def test_a_long_cell_is_read_and_the_limit_of_the_csv_module_left_alone(tmp_path
     assert field_size_limit() == before
 
 
-# ------- invariants
-
-
 def test_csv_gives_back_any_text(tmp_path):
     generator = random.Random(0)
     rows = [{"sentence": "".join(generator.choices('ab",\n\t é\r', k=12)), "label": n} for n in range(200)]
@@ -227,9 +221,6 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path, hub):
     write(tmp_path / "data" / "train.jsonl", '{"a": 1}\n{"a"\n')
     with pytest.raises(ValueError, match=r"cannot be loaded: .*JSON.*in the folder"):
         hub(folder)
-
-
-# ------- pre-training and fine-tuning read alike
 
 
 def read_twice(path):
@@ -346,9 +337,6 @@ def test_a_file_for_which_memory_is_short_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("json.loads", no_memory)
     message = "a.jsonl needs more memory than there is"
     assert all(re.search(message, error) for error in read_twice(write(tmp_path / "a.jsonl", '{"text": "A"}\n')))
-
-
-# ------- errors
 
 
 @pytest.mark.criterion("B3.6")

@@ -24,9 +24,6 @@ def finished(folder_of, tmp_path_factory):
     return folder, run(folder_of("ours"), folder, *argv, eval_strategy="steps", eval_steps=2, **SAVING)
 
 
-# ------- what a run leaves
-
-
 @pytest.mark.criterion("B4.1")
 def test_run_leaves_results_predictions_model_and_card(finished):
     folder, metrics = finished
@@ -74,9 +71,6 @@ def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
         assert again[name] == pytest.approx(metrics[name], rel=1e-6)
     left = {file.name for file in (tmp_path / "run").iterdir()}
     assert "model.safetensors" not in left and "README.md" not in left and "eval_results.json" in left
-
-
-# ------- what cannot be done
 
 
 def missing_package(*_):
@@ -140,9 +134,6 @@ def test_runs_that_cannot_do_what_they_are_told_write_nothing(argv, given, messa
     with pytest.raises(ValueError, match=message):
         run(folder_of("bert"), tmp_path / "run", *argv, **given)
     assert not (tmp_path / "run").exists()
-
-
-# ------- folders, and runs that go on
 
 
 class _Stop(TrainerCallback):
@@ -330,9 +321,6 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(be
     assert "seconds of training" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
 
 
-# ------- seeds
-
-
 @pytest.mark.criterion("B6", "P17")
 def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     summary = run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 3, 5)
@@ -445,9 +433,6 @@ def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, st
     run(*argv, resume_from_checkpoint="last")
     assert (tmp_path / "run" / "seed-1.old-1" / "checkpoint-2").is_dir()
     assert (tmp_path / "run" / "seed-1" / "README.md").is_file()
-
-
-# ------- the Hub
 
 
 def test_the_folder_is_pushed_once_with_its_card(folder_of, tmp_path, monkeypatch):

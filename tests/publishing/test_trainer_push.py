@@ -88,9 +88,6 @@ def flags(repo_id, strategy, **more):
     ]
 
 
-# ------- Trainer and our own
-
-
 @pytest.mark.criterion("A7.4")
 @pytest.mark.parametrize("kind", [Trainer, HubTrainer])
 def test_every_push_of_a_training_has_the_code(hub, tmp_path, kind):
@@ -226,9 +223,6 @@ def test_a_push_that_takes_long_is_not_followed_by_another_unless_asked(hub, tmp
     assert [*pushes(hub.repos["user/run"])] == expected
 
 
-# ------- beside others
-
-
 def test_what_somebody_pushes_beside_is_kept_and_the_push_goes_on_top(hub, trainer):
     """Without the parent commit nobody would notice; with it, one more look is enough."""
     hub.before("/commit/", lambda: hub.commit(REPO, {"notes.txt": b"theirs"}, title="Theirs"))
@@ -256,9 +250,6 @@ def test_a_branch_that_never_rests_is_not_pushed_to_for_ever(hub, trainer):
     assert fault.hits == 2
 
 
-# ------- who may see it
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_a_repository_that_is_not_as_private_as_asked_is_refused_before_the_training(private, hub, folder):
     hub.create_repo(REPO, private=not private)
@@ -283,9 +274,6 @@ def test_an_answer_of_another_form_before_the_training_is_one_line(request_line,
     hub.fail(request_line, status=200, body=b"null", times=None)
     with pytest.raises(OSError, match=f"{name} failed: the Hub answered `null`; expected was .* as it was"):
         make_trainer(HubTrainer, folder, hub_private_repo=True)
-
-
-# ------- tokens and paths
 
 
 def test_a_card_or_results_with_a_path_or_a_token_are_not_pushed(hub, trainer, folder, warned):
@@ -341,9 +329,6 @@ def test_the_state_of_a_checkpoint_is_searched_too(hub, folder, warned):
     assert commits(hub) == before and "the training goes on: trainer_state.json:" in warned.text
 
 
-# ------- the model's own push
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_a_models_push_does_not_change_who_may_see_a_repository(private, hub, trainer):
     model = trainer.model
@@ -355,9 +340,6 @@ def test_a_models_push_does_not_change_who_may_see_a_repository(private, hub, tr
     model.push_to_hub("user/other", private=not private)
     model.push_to_hub("user/other")
     assert hub.repos["user/other"].private is not private and "model.safetensors" in hub.repos["user/other"].files()
-
-
-# ------- the scripts
 
 
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint"])

@@ -85,9 +85,6 @@ def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
         begin_run(tmp_path / "run", begun | dict(masking="word", seed=2), True)
 
 
-# ------- what a kill leaves
-
-
 NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
 
 
