@@ -39,7 +39,9 @@ NUMBERS = (
 PIECE, OVERLAP = 1 << 20, 1 << 13
 SHOWN = 5
 # Values of documentation and tests; beside these, random characters have at least 3 bits each by their own frequencies.
-PLACEHOLDER = re.compile(rb"(?i)example|x{6}|\*{3}|\.\.\.|0123456|1234567890|abcdefgh|your[_-]|eyJzdWIiOiIxMjM0NTY3ODkw")
+PLACEHOLDER = re.compile(
+    rb"(?i)example|x{6}|\*{3}|\.\.\.|0123456|1234567890|abcdefgh|your[_-]|eyJzdWIiOiIxMjM0NTY3ODkw|Eby8vdM02x"
+)
 PASSWORDS = re.compile(
     rb"(?i)[^a-z]*(?:my|your|a|the)?[_-]?(?:pass|passwd|password|passphrase|pwd|pw|p|secret|token|key|api_?key|user(?:name)?|"
     rb"login|tiger|hunter|foo|bar|baz|test(?:ing)?|admin|root|guest|postgres|mysql|changeme|hidden|redacted|x+|abc)[^a-z]*"
@@ -196,9 +198,10 @@ def views(text: bytes) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
     With each comes (place, ends of lines) for what was taken out before that place.
     """
     if b"\0" in text:
-        # Every other byte of UTF-16.
-        parts = [part.translate(TEXT) for part in (text, text[::2], text[1::2])]
-        text = b"\n".join(string for part in parts for string in STRING.findall(part))
+        text = text.translate(TEXT)
+        # Of the rest every other byte, as in UTF-16.
+        rest = STRING.sub(lambda string: bytes(len(string[0])), text)
+        text = b"\n".join(string for part in (text, rest[::2], rest[1::2]) for string in STRING.findall(part))
     yield text, ()
     whole = text
     # JSON may be in a string of JSON, as in a notebook.

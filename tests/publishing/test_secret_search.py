@@ -225,6 +225,14 @@ def test_the_header_of_weights_is_searched_and_the_numbers_are_not(escaped, tmp_
     assert problem.startswith("pytorch_model.bin has a token of Hugging Face")
 
 
+def test_no_secret_is_made_of_every_other_letter_of_a_binary_files_strings(tmp_path):
+    """One was, of the names of functions in shared libraries."""
+    text = "".join(f"{a}{b}" for a, b in zip(TOKEN, draw(len(TOKEN)), strict=True))
+    for prefix in (b"\0", b"\0\0"):
+        assert problems_in(tmp_path, prefix + f"_{text}_".encode() + prefix) == []
+    assert len(problems_in(tmp_path, b"\0" + TOKEN.encode("utf-16-le") + f"x{text}".encode())) == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [
