@@ -16,6 +16,7 @@ share of them (--fresh) are new interpreters.
 import argparse
 import dataclasses
 import functools
+import gc
 import importlib
 import json
 import os
@@ -328,6 +329,8 @@ def preload():
         importlib.import_module(name)
     for name in SCRIPTS:
         module_of(name)
+    # A collection in a copy of this process would copy all that is imported.
+    gc.freeze()
 
 
 def main(argv: list[str] | None = None) -> int:
