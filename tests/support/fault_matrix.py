@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from faults import FAULTS, MATERIAL, OTHER, REFUSED, RUN, SAME, STOPPED, TOLD, Fault, argv, patched
+from faults import FAULTS, MATERIAL, OTHER, REFUSED, RUN, SAME, STOPPED, TOLD, Fault, argv, flags, patched
 from kill_and_resume import SCRIPTS, examine, in_child, make_material, preload, run_script
 from left_by_kills import losses
 from scripts import ROOT
@@ -58,9 +58,10 @@ class Case:
             with patched("_save_checkpoint", after=lambda trainer: keep(trainer.state.global_step)):
                 run_script(self.script, argv(self.script, False, self.from_model))
             return
-        made = fault.damage and fault.damage(self.script)
+        function, *values = fault.damage or [lambda script: None]
+        made = function(self.script, *values)
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
-            run_script(self.script, argv(self.script, not fault.new, self.from_model, **fault.flags))
+            run_script(self.script, argv(self.script, not fault.new, self.from_model, **flags(fault.flags)))
 
     def ended(self, limit: float) -> int | None:
         """The exit status; None while it runs; -9 behind the time limit."""
@@ -90,13 +91,11 @@ class Case:
     def same_weights(self) -> bool:
         from safetensors.numpy import load_file
 
-        folder = self.folder / self.fault.flags.get("output_dir", RUN)
+        folder = self.folder / flags(self.fault.flags).get("output_dir", RUN)
         try:
             if self.fault.by_losses:
-                pairs = zip(
-                    losses(folder / "trainer_state.json"), losses(self.reference / RUN / "trainer_state.json"), strict=True
-                )
-                return all(np.isclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-4) for a, b in pairs)
+                logs = (losses(place / "trainer_state.json") for place in (folder, self.reference / RUN))
+                return all(np.isclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-4) for a, b in zip(*logs, strict=True))
             ours, theirs = (load_file(place / "model.safetensors") for place in (folder, self.reference / RUN))
         except (OSError, ValueError):
             return False
@@ -109,8 +108,8 @@ def keep(step: int):
         shutil.copytree(RUN, "stopped")
 
 
-def has_all(text: str, words) -> bool:
-    return all(word.lower() in text.lower() for word in words)
+def has_all(text: str, words: str) -> bool:
+    return all(word in text.lower() for word in words.lower().split())
 
 
 def run_all(cases: list[Case], jobs: int, limit: float):

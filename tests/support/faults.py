@@ -16,21 +16,23 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
 import kill_and_resume
 from kill_and_resume import in_child, run_script
 
-__all__ = ["FAULTS", "MATERIAL", "OTHER", "REFUSED", "RUN", "SAME", "STOPPED", "TOLD", "Fault", "argv", "patched"]
+__all__ = ["FAULTS", "MATERIAL", "OTHER", "REFUSED", "RUN", "SAME", "STOPPED", "TOLD", "Fault", "argv", "flags", "patched"]
 
 STEPS, STOPPED = 6, 4
-RUN, MATERIAL, MODEL = Path("run"), Path("material"), Path("material/model")
+RUN, MATERIAL, MODEL, STARTING = (
+    Path(name) for name in ("run", "material", "material/model", "material/model/model.safetensors")
+)
 EARLIER, LAST = Path("run/checkpoint-2"), Path(f"run/checkpoint-{STOPPED}")
 REFUSED, SAME, TOLD, OTHER = "refused with a message", "same weights", "told", "other weights with exit 0"
+EITHER = (REFUSED, SAME)
 SCRIPTS, TEXTS, GLUE = tuple(kill_and_resume.SCRIPTS), ("run_mlm", "run_rtd"), ("run_glue",)
 
 
@@ -38,9 +40,10 @@ class Fault(NamedTuple):
     """A disturbance of a run.
 
     Args:
-        flags (`dict`): of the disturbed start, beside those that the run began with.
-        damage (`Callable`): script -> None, or a context manager around the start. Called in the folder of the case.
-        words: in the message of a run that is refused, and in what one prints that goes on behind a damage: all of them.
+        flags (`str`): "name=value ..." of the disturbed start, beside those that the run began with.
+        damage (`tuple`): a function and its arguments, called with the script before them in the folder of the case. What it
+            returns may be a context manager around the start.
+        words (`str`): in the message of a refused run, and in what is printed by one that goes on behind a damage: all.
         allowed: outcomes that are right.
         from_model (`bool`): the run began with weights and tokenizer of `MODEL`; in run_glue.py always.
         new (`bool`): a new run is started, in place of one that is resumed.
@@ -50,16 +53,20 @@ class Fault(NamedTuple):
     """
 
     name: str
-    flags: Any = MappingProxyType({})
-    damage: Callable[[str], Any] | None = None
-    words: Sequence[str] = ()
-    allowed: Sequence[str] = (REFUSED,)
-    scripts: Sequence[str] = SCRIPTS
+    flags: str = ""
+    damage: tuple = ()
+    words: str = ""
+    allowed: tuple[str, ...] = (REFUSED,)
+    scripts: tuple[str, ...] = SCRIPTS
     from_model: bool = False
     new: bool = False
     keeps: bool = False
     by_losses: bool = False
     short: bool = False
+
+
+def flags(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
 
 
 def argv(script: str, resume: bool, from_model: bool, **more) -> list[str]:
@@ -89,59 +96,54 @@ def patched(name: str, before=lambda trainer: None, after=lambda trainer: None):
 
 
 CHANGED = {
-    SCRIPTS: dict(
-        learning_rate=2e-3, per_device_train_batch_size=8, gradient_accumulation_steps=2, max_grad_norm=0.1, bf16="true",
-        attn_implementation="eager", adam_beta1=0.5, adam_beta2=0.9, adam_epsilon=1e-3, weight_decay=0.5, warmup_steps=3,
-        lr_scheduler_type="cosine", optim="adafactor", seed=1, data_seed=1, max_steps=8, ignore_data_skip="true",
-        neftune_noise_alpha=5, accelerator_config='{"use_seedable_sampler": false}', max_train_samples=12,
-        train_sampling_strategy="sequential", config_overrides=f"{kill_and_resume.mlm_script.TINY},hidden_dropout_prob=0.3",
-    ),
-    TEXTS: dict(
-        masking="span", masking_rate=0.3, mask_share=0.5, random_share=0.05, masking_policy="official", masking_duplicates=2,
-        packing="document", max_length=24, min_tokens=30, documents="line", validation_documents=20, vocab_size=280,
-        train_tokenizer="unigram", preset="v3-small", streaming="true",
-    ),
-    ("run_mlm",): dict(mlm_weight=2.0, sbo_weight=1.0),
-    ("run_rtd",): dict(
-        embedding_sharing="es", rtd_lambda=10, temperature=0.5, generator_layers=2, generator_overrides="hidden_size=16",
-        loss_without_special_tokens="true", discriminator_learning_rate=1e-4, discriminator_max_grad_norm=0.1,
-        discriminator_warmup_steps=3, stepping="decoupled",
-    ),
-    GLUE: dict(
-        max_seq_length=8, pad_to_multiple_of=32, from_scratch="true", dtype="bfloat16", lora="true", sift_weight=1.0,
-        label_smoothing_factor=0.1, dataloader_drop_last="true",
-    ),
+    SCRIPTS: """learning_rate=2e-3 per_device_train_batch_size=8 gradient_accumulation_steps=2 max_grad_norm=0.1 bf16=true
+        attn_implementation=eager adam_beta1=0.5 adam_beta2=0.9 adam_epsilon=1e-3 weight_decay=0.5 warmup_steps=3
+        lr_scheduler_type=cosine optim=adafactor seed=1 data_seed=1 max_steps=8 ignore_data_skip=true max_train_samples=12
+        neftune_noise_alpha=5 accelerator_config={"use_seedable_sampler":false} train_sampling_strategy=sequential
+        """ + f"config_overrides={kill_and_resume.mlm_script.TINY},hidden_dropout_prob=0.3",
+    TEXTS: """masking=span masking_rate=0.3 mask_share=0.5 random_share=0.05 masking_policy=official masking_duplicates=2
+        packing=document max_length=24 min_tokens=30 documents=line validation_documents=20 vocab_size=280 preset=v3-small
+        train_tokenizer=unigram streaming=true""",
+    ("run_mlm",): "mlm_weight=2.0 sbo_weight=1.0",
+    ("run_rtd",): """embedding_sharing=es rtd_lambda=10 temperature=0.5 generator_layers=2 discriminator_learning_rate=1e-4
+        generator_overrides=hidden_size=16 loss_without_special_tokens=true discriminator_max_grad_norm=0.1
+        discriminator_warmup_steps=3 stepping=decoupled""",
+    GLUE: """max_seq_length=8 pad_to_multiple_of=32 from_scratch=true dtype=bfloat16 lora=true sift_weight=1.0
+        label_smoothing_factor=0.1 dataloader_drop_last=true""",
 }  # fmt: skip
 FREE = {
-    SCRIPTS: dict(
-        logging_steps=2, logging_strategy="epoch", save_steps=3, save_total_limit=1, save_strategy="no", license="mit",
-        dataloader_num_workers=1, per_device_eval_batch_size=1, eval_strategy="steps", eval_on_start="true",
-        disable_tqdm="false", log_level="error", run_name="other", cache_dir="other", torch_empty_cache_steps=1,
-    ),
-    TEXTS: dict(num_proc=2),
-    GLUE: dict(preprocessing_num_workers=2, card_language="en", do_eval="false"),
-}  # fmt: skip
-UNUSED = {
-    SCRIPTS: dict(num_train_epochs=9, max_eval_samples=5, auto_find_batch_size="true", full_determinism="true"),
-    TEXTS: dict(language="de", max_span=3),
-    GLUE: dict(sift_radius=0.5, test_file=MATERIAL / "test.csv", model_type="deberta-ext"),
+    SCRIPTS: """logging_steps=2 logging_strategy=epoch save_steps=3 save_total_limit=1 save_strategy=no license=mit
+        dataloader_num_workers=1 per_device_eval_batch_size=1 eval_strategy=steps eval_on_start=true disable_tqdm=false
+        log_level=error run_name=other cache_dir=other torch_empty_cache_steps=1""",
+    TEXTS: "num_proc=2",
+    GLUE: "preprocessing_num_workers=2 card_language=en do_eval=false",
 }
-EITHER = dict(allowed=(REFUSED, SAME))
-SHORT = ("learning_rate", "max_grad_norm", "logging_steps", "one bit", "optimizer.pt: 40 % zeros")
+# Of no effect on these runs: refused, or ended with the same weights.
+UNUSED = {
+    SCRIPTS: "num_train_epochs=9 max_eval_samples=5 auto_find_batch_size=true full_determinism=true",
+    TEXTS: "language=de max_span=3",
+    GLUE: "sift_radius=0.5 test_file=material/test.csv model_type=deberta-ext",
+}
 FAULTS = [
-    Fault(f"--{name} {value}", {name: value}, None, [name], allowed, scripts, short=name in SHORT)
-    for table, allowed in ((CHANGED, [REFUSED]), (FREE, [SAME]), (UNUSED, [REFUSED, SAME]))
-    for scripts, flags in table.items()
-    for name, value in flags.items()
+    Fault(
+        f"--{text}", text, (), text.split("=")[0], allowed, scripts, short=text.startswith(("learning_r", "logging_steps"))
+    )
+    for table, allowed in ((CHANGED, (REFUSED,)), (FREE, (SAME,)), (UNUSED, EITHER))
+    for scripts, texts in table.items()
+    for text in texts.split()
 ]
-POLYNOMIAL = dict(lr_scheduler_type="polynomial", lr_scheduler_kwargs='{"power": 2}')
-HALVES = dict(per_device_train_batch_size=2, gradient_accumulation_steps=2)
-BEST = dict(load_best_model_at_end="true", eval_strategy="steps", eval_steps=2)
 FAULTS += [
-    Fault("--lr_scheduler_kwargs", POLYNOMIAL, words=["lr_scheduler_kwargs"]),
-    Fault("two halves of a batch in a step", HALVES, by_losses=True, **EITHER),
-    Fault("--gradient_checkpointing", {"gradient_checkpointing": "true"}, by_losses=True, **EITHER),
-    Fault("--load_best_model_at_end", BEST, **EITHER),
+    Fault(
+        "--lr_scheduler_kwargs", 'lr_scheduler_type=polynomial lr_scheduler_kwargs={"power":2}', words="lr_scheduler_kwargs"
+    ),
+    Fault(
+        "two halves of a batch",
+        "per_device_train_batch_size=2 gradient_accumulation_steps=2",
+        by_losses=True,
+        allowed=EITHER,
+    ),
+    Fault("--gradient_checkpointing", "gradient_checkpointing=true", by_losses=True, allowed=EITHER),
+    Fault("the best model", "load_best_model_at_end=true eval_strategy=steps eval_steps=2", allowed=EITHER),
 ]
 
 
@@ -158,207 +160,169 @@ def one_bit(content: bytes, other: bytes = b"") -> bytes:
     return content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :]
 
 
-def of_step_2(content: bytes, other: bytes) -> bytes:
-    return other
-
-
-def cut(content: bytes, other: bytes = b"") -> bytes:
-    return content[: len(content) // 2]
-
-
-KINDS = {"40 % zeros": zeroed, "one bit": one_bit, "cut": cut, "missing": None, "of step 2": of_step_2}
+KINDS = {
+    "40 % zeros": zeroed,
+    "one bit": one_bit,
+    "cut": lambda content, other: content[: len(content) // 2],
+    "missing": None,
+    "of step 2": lambda content, other: other,
+}
 TENSORS = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 # They are the same at every step.
 SETTINGS = ("config.json", "tokenizer.json", "training_args.bin")
+SHORT = {"model.safetensors: one bit", "optimizer.pt: 40 % zeros", "weights int64", "no tokenizer", "bomb.jsonl.gz"}
 
 
-def damaged(*files: Path, kind: str):
-    def damage(script):
-        for file in files:
-            content, other = file.read_bytes(), EARLIER / file.name
-            if KINDS[kind] is None:
-                file.unlink()
-            else:
-                file.write_bytes(KINDS[kind](content, other.read_bytes() if other.exists() else b""))
-
-    return damage
+def damaged(script: str, kind: str, *files: Path):
+    for file in files:
+        content, other = file.read_bytes(), EARLIER / file.name
+        if KINDS[kind] is None:
+            file.unlink()
+        else:
+            file.write_bytes(KINDS[kind](content, other.read_bytes() if other.exists() else b""))
 
 
-def edited(file: Path, **changes):
-    def damage(script):
-        file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), encoding="utf-8")
-
-    return damage
+def edited(script: str, file: Path, changes: dict[str, Any]):
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), encoding="utf-8")
 
 
-def renamed(script):
-    shutil.rmtree(LAST)
-    EARLIER.rename(LAST)
+def copied(script: str, source: Path, target: Path):
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+
+
+def without_checkpoints(script: str):
+    for checkpoint in (EARLIER, LAST):
+        shutil.rmtree(checkpoint)
 
 
 FAULTS += [
-    Fault(
-        name := f"{file}: {kind}", {}, damaged(LAST / file, kind=kind), [file], **EITHER,
-        short=name in SHORT or (file, kind) == ("model.safetensors", "one bit"),
-    )
+    Fault(f"{file}: {kind}", "", (damaged, kind, LAST / file), file, EITHER, short=f"{file}: {kind}" in SHORT)
     for file in (*TENSORS, *SETTINGS)
     for kind in KINDS
-    if not (file in SETTINGS and kind == "of step 2")
-]  # fmt: skip
+    if kind != "of step 2" or file in TENSORS
+]
 FAULTS += [
     Fault(
-        f"{file}: one bit, its checkpoint named",
-        dict(resume_from_checkpoint=LAST),
-        damaged(LAST / file, kind="one bit"),
-        [file],
+        f"{file}: one bit, its checkpoint named", f"resume_from_checkpoint={LAST}", (damaged, "one bit", LAST / file), file
     )
     for file in (*TENSORS, *SETTINGS)
 ]
 FAULTS += [
-    Fault(f"{file}: {kind}", {}, damaged(RUN / file, kind=kind), words, **EITHER, scripts=scripts)
-    for file, scripts, words in (("run_arguments.json", SCRIPTS, ()), ("tokenizer/tokenizer.json", TEXTS, ["tokenizer"]))
+    Fault(f"{file}: {kind}", "", (damaged, kind, RUN / file), words, EITHER, scripts)
+    for file, scripts, words in (("run_arguments.json", SCRIPTS, ""), ("tokenizer/tokenizer.json", TEXTS, "tokenizer"))
     for kind in KINDS
     if kind != "of step 2"
 ]
-MOMENTS = [LAST / file for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth")]
-WEIGHTS = [folder / "model.safetensors" for folder in (EARLIER, LAST)]
+MOMENTS = [LAST / file for file in TENSORS[1:4]]
 FAULTS += [
-    Fault("optimizer, schedule and generators of step 2", {}, damaged(*MOMENTS, kind="of step 2"), **EITHER, short=True),
-    Fault("trainer_state.json: max_steps 100", {}, edited(LAST / "trainer_state.json", max_steps=100), **EITHER),
-    Fault("checkpoint-2 as checkpoint-4", {}, renamed, **EITHER),
-    Fault("checkpoint-4 as checkpoint-5 too", {}, lambda script: shutil.copytree(LAST, RUN / "checkpoint-5"), **EITHER),
-    Fault("model.safetensors of all checkpoints: one bit", {}, damaged(*WEIGHTS, kind="one bit"), ["model.safetensors"]),
-    Fault("no checkpoint", {}, lambda script: [shutil.rmtree(path) for path in (EARLIER, LAST)], ["checkpoint"]),
-    Fault("the run's folder moved", {"output_dir": "moved"}, lambda script: RUN.rename("moved"), allowed=(SAME,)),
-    Fault("another folder for the results", {"output_dir": "new", "resume_from_checkpoint": LAST, "learning_rate": 2e-3}),
+    Fault("optimizer, schedule and generators of step 2", "", (damaged, "of step 2", *MOMENTS), "", EITHER, short=True),
+    Fault("trainer_state.json: max_steps", "", (edited, LAST / "trainer_state.json", dict(max_steps=100)), "", EITHER),
+    Fault("checkpoint-2 as checkpoint-4", "", (copied, EARLIER, LAST), "", EITHER),
+    Fault("checkpoint-4 as checkpoint-5 too", "", (copied, LAST, RUN / "checkpoint-5"), "", EITHER),
+    Fault("one bit in all weights", "", (damaged, "one bit", LAST / TENSORS[0], EARLIER / TENSORS[0]), TENSORS[0]),
+    Fault("no checkpoint", "", (without_checkpoints,), "checkpoint"),
+    Fault("the run's folder moved", "output_dir=moved", (lambda script: RUN.rename("moved"),), allowed=(SAME,)),
+    Fault("another folder for the results", f"output_dir=new resume_from_checkpoint={LAST} learning_rate=2e-3"),
 ]
 
 
 # ------- data, tokenizer, starting weights
 
 
-def data_file(script) -> Path:
+def data_file(script: str) -> Path:
     return MATERIAL / ("train.tsv" if script == "run_glue" else "text.txt")
 
 
-def data(change: Callable[[list[str]], list[str]]):
+def rows(script: str, change: Callable[[list[str]], list[str]]):
     """Change documents or rows to train on, but not the time of their file."""
-
-    def damage(script):
-        file, separator = data_file(script), "\n" if script == "run_glue" else "\n\n"
-        times = file.stat()
-        header, *rows = file.read_text("utf-8").rstrip("\n").split(separator)
-        file.write_text(separator.join([header, *change(rows)]) + "\n", encoding="utf-8")
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    return damage
+    file, separator = data_file(script), "\n" if script == "run_glue" else "\n\n"
+    times = file.stat()
+    header, *old = file.read_text("utf-8").rstrip("\n").split(separator)
+    file.write_text(separator.join([header, *change(old)]) + "\n", encoding="utf-8")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def copied(name: str, open_file=open):
-    def damage(script):
-        with open_file(MATERIAL / name, "wb") as file:
-            file.write(data_file(script).read_bytes())
-
-    return damage
+def written_again(script: str, name: str):
+    with (gzip.open if name.endswith(".gz") else open)(MATERIAL / name, "wb") as file:
+        file.write(data_file(script).read_bytes())
 
 
-def tensors(change: Callable[[Any], Any]):
+def tensors(script: str, change: Callable[[Any], Any]):
     """Change each tensor of the starting model."""
+    from safetensors.torch import load_file, save_file
 
-    def damage(script):
-        from safetensors.torch import load_file, save_file
-
-        file = MODEL / "model.safetensors"
-        save_file({name: change(tensor) for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-
-    return damage
+    changed = {name: change(tensor) for name, tensor in load_file(STARTING).items()}
+    save_file(changed, STARTING, metadata={"format": "pt"})
 
 
-def misspelt(script):
-    """One bit of a name."""
-    file = MODEL / "model.safetensors"
-    file.write_bytes(file.read_bytes().replace(b"layer.1.output.dense.weight", b"layer.1.outpuu.dense.weight", 1))
+def misspelt(script: str):
+    """One bit of a tensor's name."""
+    STARTING.write_bytes(STARTING.read_bytes().replace(b"layer.1.output.dense.weight", b"layer.1.outpuu.dense.weight", 1))
 
 
-def tokenizer_of(words: int | None):
-    """A tokenizer of so many words in place of the model's; None: none at all."""
+def tokenizer_of(script: str, words: int | None):
+    """A tokenizer of so many words in place of the model's; None: no tokenizer at all."""
+    from tiny_models import tiny_tokenizer
 
-    def damage(script):
-        from tiny_models import tiny_tokenizer
-
-        for file in MODEL.glob("*token*"):
-            file.unlink()
-        if words is not None:
-            tiny_tokenizer([f"w{number}" for number in range(words)]).save_pretrained(MODEL)
-
-    return damage
+    for file in MODEL.glob("*token*"):
+        file.unlink()
+    if words is not None:
+        tiny_tokenizer([f"w{number}" for number in range(words)]).save_pretrained(MODEL)
 
 
-def swapped(file: Path):
-    def damage(script):
-        content = json.loads(file.read_text("utf-8"))
-        vocabulary = content["model"]["vocab"]
-        vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
-        file.write_text(json.dumps(content), encoding="utf-8")
-
-    return damage
+def swapped(script: str, file: Path):
+    """Two ids of a tokenizer."""
+    content = json.loads(file.read_text("utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 DATA = {
-    "other words": lambda rows: [row.replace("river", "hotel").replace("film", "poem") for row in rows],
-    "one letter": lambda rows: [*rows[:-1], rows[-1].replace("e", "i", 1)],
-    "cut to 39 rows": lambda rows: rows[:39],
-    "in another order": lambda rows: rows[::-1],
-    "a row twice": lambda rows: [*rows, rows[0]],
+    "other words": lambda old: [row.replace("river", "hotel").replace("film", "poem") for row in old],
+    "one letter": lambda old: [*old[:-1], old[-1].replace("e", "i", 1)],
+    "cut to 39 rows": lambda old: old[:39],
+    "in another order": lambda old: old[::-1],
+    "a row twice": lambda old: [*old, old[0]],
 }
-LABELS = lambda rows: [row[:-1] + "10"[int(row[-1])] for row in rows]  # noqa: E731
-FAULTS += [Fault(f"data: {name}", {}, data(change), short=name == "one letter") for name, change in DATA.items()]
-FAULTS += [
-    Fault(f"data: {name} with the same content", {flag: MATERIAL / name}, copied(name, opened), scripts=scripts, **EITHER)
-    for scripts, flag, kind in ((TEXTS, "train_data", "txt"), (GLUE, "train_file", "tsv"))
-    for name, opened in ((f"other.{kind}", open), (f"other.{kind}.gz", gzip.open))
-]
-RATE = dict(hidden_dropout_prob=0.3)
-FAULTS += [
-    Fault("data: labels swapped", {}, data(LABELS), scripts=GLUE, short=True),
-    Fault("data: missing", {}, lambda script: data_file(script).unlink(), ["material/t"]),
-    Fault("run/tokenizer: two ids swapped", {}, swapped(RUN / "tokenizer/tokenizer.json"), ["tokenizer"], scripts=TEXTS),
-    Fault("tokenizer of the model: two ids swapped", {}, swapped(MODEL / "tokenizer.json"), ["tokenizer"], from_model=True),
-    Fault("starting weights: changed", {}, tensors(lambda tensor: tensor + 0.5), from_model=True, **EITHER),
-    Fault("starting config.json: dropout", {}, edited(MODEL / "config.json", **RATE), from_model=True),
-]
 STARTS = {
-    "no file of a tokenizer": (tokenizer_of(None), ["tokenizer"]),
-    "a tokenizer of 7 entries": (tokenizer_of(2), ["tokenizer"]),
-    "a tokenizer of 900 entries": (tokenizer_of(895), ["tokenizer"]),
-    "weights int64": (tensors(lambda tensor: (100 * tensor).long()), ["int64"]),
-    "weights bool": (tensors(lambda tensor: tensor > 0), ["bool"]),
-    "weights complex": (tensors(lambda tensor: tensor + 0j), ["complex"]),
-    "weights not finite": (tensors(lambda tensor: tensor / 0), ["finite"]),
-    "weights cut": (damaged(MODEL / "model.safetensors", kind="cut"), [str(MODEL)]),
-    "config.json cut": (damaged(MODEL / "config.json", kind="cut"), [str(MODEL)]),
-    "tokenizer.json cut": (damaged(MODEL / "tokenizer.json", kind="cut"), ["tokenizer"]),
-    "one bit in the name of a weight": (misspelt, ["layer.1.outpuu.dense.weight", "layer.1.output.dense.weight"]),
+    "no tokenizer": ("tokenizer", tokenizer_of, None),
+    "a tokenizer of 7 entries": ("tokenizer", tokenizer_of, 2),
+    "a tokenizer of 900 entries": ("tokenizer", tokenizer_of, 895),
+    "weights int64": ("int64", tensors, lambda tensor: (100 * tensor).long()),
+    "weights bool": ("bool", tensors, lambda tensor: tensor > 0),
+    "weights complex": ("complex", tensors, lambda tensor: tensor * (1 + 1j)),
+    "weights not finite": ("finite", tensors, lambda tensor: tensor / 0),
+    "weights cut": (str(MODEL), damaged, "cut", STARTING),
+    "config.json cut": (str(MODEL), damaged, "cut", MODEL / "config.json"),
+    "tokenizer.json cut": ("tokenizer", damaged, "cut", MODEL / "tokenizer.json"),
+    "a bit in a weight's name": ("layer.1.outpuu.dense.weight layer.1.output.dense.weight", misspelt),
 }
-ONE_WORD = ("weights int64", "no file of a tokenizer")
+FAULTS += [Fault(f"data: {name}", "", (rows, change), short=name == "one letter") for name, change in DATA.items()]
+FAULTS += [
+    Fault(f"data: {name}, the same rows", f"{flag}=material/{name}", (written_again, name), "", EITHER, scripts)
+    for scripts, flag, kind in ((TEXTS, "train_data", "txt"), (GLUE, "train_file", "tsv"))
+    for name in (f"other.{kind}", f"other.{kind}.gz")
+]
+FAULTS += [
+    Fault("data: labels swapped", "", (rows, lambda old: [row[:-1] + "10"[int(row[-1])] for row in old]), "", scripts=GLUE),
+    Fault("data: missing", "", (lambda script: data_file(script).unlink(),), "material/t"),
+    Fault("run/tokenizer: two ids", "", (swapped, RUN / "tokenizer/tokenizer.json"), "tokenizer", scripts=TEXTS),
+    Fault("start: two ids of the tokenizer", "", (swapped, MODEL / "tokenizer.json"), "tokenizer", from_model=True),
+    Fault("start: other weights", "", (tensors, lambda tensor: tensor + 0.5), "", EITHER, from_model=True),
+    Fault("start: another config.json", "", (edited, MODEL / "config.json", dict(hidden_dropout_prob=0.3)), from_model=True),
+    Fault("learning rate 100", "learning_rate=100", (), "diverge", (REFUSED, TOLD), new=True, short=True),
+    Fault("learning rate 1e30", "learning_rate=1e30", (), "the loss of step", new=True),
+    Fault("a new run in the folder of another", "", (copied, MODEL, RUN), "is not empty", new=True),
+]
 FAULTS += [
     Fault(
-        f"start: {name}",
-        {},
-        *row,
-        (REFUSED, TOLD) if "one bit" in name else (REFUSED,),
-        SCRIPTS,
-        True,
-        True,
-        short=name in ONE_WORD,
+        f"new run, {name}", "", damage, words, (REFUSED, TOLD) if damage == (misspelt,) else (REFUSED,), from_model=True,
+        new=True, short=name in SHORT,
     )
-    for name, row in STARTS.items()
-]
-FAULTS += [
-    Fault("learning rate 100", {"learning_rate": 100}, None, ["diverge"], (REFUSED, TOLD), new=True, short=True),
-    Fault("learning rate 1e30", {"learning_rate": 1e30}, None, ["finite"], new=True),
-    Fault("a new run in the folder of another", {}, lambda script: shutil.copytree(MODEL, RUN), ["not empty"], new=True),
-]
+    for name, (words, *damage) in STARTS.items()
+]  # fmt: skip
 
 
 # ------- damaged data
@@ -395,26 +359,21 @@ DAMAGED = {
     "not.csv.gz": lambda: TABLE,
     "bomb.jsonl.gz": lambda: gzip.compress(LINE * 1_000_000),
 }
+LIMIT = {"bomb.jsonl.gz": " max_file_bytes=1000000"}
 
 
-def written(name: str):
-    return lambda script: MATERIAL.joinpath(name).write_bytes(DAMAGED[name]())
+def written(script: str, name: str):
+    MATERIAL.joinpath(name).write_bytes(DAMAGED[name]())
 
 
-LIMIT = {"bomb.jsonl.gz": dict(max_file_bytes=1_000_000)}
 FAULTS += [
     Fault(
-        f"data: {name}",
-        {flag: MATERIAL / name} | LIMIT.get(name, {}),
-        written(name),
-        [name],
-        scripts=scripts,
-        new=True,
-        short=name in LIMIT,
+        f"data: {name}", f"{flag}=material/{name}{LIMIT.get(name, '')}", (written, name), name, scripts=scripts, new=True,
+        short=name in SHORT,
     )
     for scripts, flag in ((TEXTS, "train_data"), (GLUE, "train_file"))
     for name in DAMAGED
-]
+]  # fmt: skip
 
 
 # ------- other processes, signals, the disk
@@ -437,7 +396,8 @@ def end_of(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def beside_another(resume: bool, kill: bool = False):
+@contextlib.contextmanager
+def beside_another(script: str, resume: bool, kill: bool = False):
     """The same run in another process, which is in a step until this one has ended, or until it is killed."""
     in_step, go_on = Path("in a step"), Path("go on")
 
@@ -446,47 +406,40 @@ def beside_another(resume: bool, kill: bool = False):
         while not go_on.exists():
             time.sleep(0.01)
 
-    @contextlib.contextmanager
-    def damage(script):
-        other = other_start(script, resume, lambda: None, wait)
-        while not in_step.exists():
-            time.sleep(0.01)
-        if kill:
-            os.kill(other, signal.SIGKILL)
-            end_of(other)
-        try:
-            yield
-        finally:
-            go_on.touch()
-            if not kill and (status := end_of(other)):
-                raise RuntimeError(f"the run that was there first has failed, exit status {status}")
-
-    return damage
+    other = other_start(script, resume, lambda: None, wait)
+    while not in_step.exists():
+        time.sleep(0.01)
+    if kill:
+        os.kill(other, signal.SIGKILL)
+        end_of(other)
+    try:
+        yield
+    finally:
+        go_on.touch()
+        if not kill and (status := end_of(other)):
+            raise RuntimeError(f"the run that was there first has failed, exit status {status}")
 
 
-def terminated(script):
-    """As a batch system ends a run; there is a checkpoint of the step in which it came."""
+def terminated(script: str):
+    """As a batch system ends a run; there is a checkpoint of the step in which the signal came."""
     status = end_of(other_start(script, True, lambda: None, lambda trainer: os.kill(os.getpid(), signal.SIGTERM)))
     if status not in (143, -signal.SIGTERM) or not (RUN / f"checkpoint-{STOPPED + 1}").exists():
         raise RuntimeError(f"exit status {status} after SIGTERM, and {sorted(path.name for path in RUN.iterdir())}")
 
 
-def small_files(script=None):
+def small_files(script: str = ""):
     """Files cannot be larger than half of an optimizer's state, as with a quota."""
     size = Path(os.environ["FAULT_REFERENCE"], LAST.name, "optimizer.pt").stat().st_size // 2
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def behind_small_files(resume: bool):
-    def damage(script):
-        if not end_of(other_start(script, resume, small_files)):
-            raise RuntimeError("the files were not limited")
-
-    return damage
+def behind_small_files(script: str, resume: bool):
+    if not end_of(other_start(script, resume, small_files)):
+        raise RuntimeError("the files were not limited")
 
 
 @contextlib.contextmanager
-def mounted(*options: str):
+def mounted(script: str, *options: str):
     """The run's folder on a file system of its own, which this process alone sees."""
     RUN.mkdir(exist_ok=True)
     shutil.copytree(RUN, "before")
@@ -504,33 +457,31 @@ def mounted(*options: str):
             raise RuntimeError(f"not as they were: {changed}")
 
 
-def small_disk(checkpoints: float):
+def small_disk(script: str, checkpoints: float):
     """A disk with room for so many more of them."""
 
-    def damage(script):
-        place = Path(os.environ["FAULT_REFERENCE"])
-        sizes = [4096 + file.stat().st_size // 4096 * 4096 for file in (place / LAST.name).iterdir()]
-        present = sum(4096 + file.stat().st_size // 4096 * 4096 for file in RUN.rglob("*"))
-        return mounted(f"-t tmpfs -o size={int(present + checkpoints * sum(sizes))} none")
+    def pages(folder):
+        return sum(4096 + file.stat().st_size // 4096 * 4096 for file in folder.rglob("*"))
 
-    return damage
+    size = pages(RUN) + checkpoints * pages(Path(os.environ["FAULT_REFERENCE"], LAST.name))
+    return mounted(script, f"-t tmpfs -o size={int(size)} none")
 
 
 FAULTS += [
-    Fault("a second start beside the resumed run", {}, beside_another(True), ["process"], keeps=True, short=True),
-    Fault("a second start beside a new run", {}, beside_another(False), ["process"], new=True, keeps=True),
+    Fault("a second start beside the resumed run", "", (beside_another, True), "process", keeps=True, short=True),
+    Fault("a second start beside a new run", "", (beside_another, False), "process", new=True, keeps=True),
     Fault(
-        "--overwrite_output_dir beside a new run", {"overwrite_output_dir": "true"}, beside_another(False), ["process"],
+        "--overwrite_output_dir beside a new run", "overwrite_output_dir=true", (beside_another, False), "process",
         new=True, keeps=True, scripts=GLUE,
     ),
-    Fault("behind a run that was killed in a step", {}, beside_another(True, kill=True), allowed=(SAME,)),
-    Fault("behind SIGTERM", {}, terminated, allowed=(SAME,), short=True),
-    Fault("files of limited size", {}, small_files, ["run/"], short=True),
-    Fault("files of limited size, new run", {}, small_files, ["run/"], new=True),
-    Fault("behind files of limited size", {}, behind_small_files(True), allowed=(SAME,)),
-    Fault("behind files of limited size, new run", {}, behind_small_files(False), allowed=(SAME,), new=True),
-    Fault("no room for a checkpoint", {}, small_disk(0.7), ["run/", "free"]),
-    Fault("no room for a checkpoint, new run", {}, small_disk(0.7), ["run/", "free"], new=True),
-    Fault("no room for the model", {}, small_disk(1.2), ["run", "free"]),
-    Fault("read-only folder", {}, lambda script: mounted("--bind run", "-o remount,ro,bind"), ["run"]),
+    Fault("behind a run that was killed in a step", "", (beside_another, True, True), allowed=(SAME,)),
+    Fault("behind SIGTERM", "", (terminated,), allowed=(SAME,), short=True),
+    Fault("files of limited size", "", (small_files,), "run/", short=True),
+    Fault("files of limited size, new run", "", (small_files,), "run/", new=True),
+    Fault("behind files of limited size", "", (behind_small_files, True), allowed=(SAME,)),
+    Fault("behind files of limited size, new run", "", (behind_small_files, False), allowed=(SAME,), new=True),
+    Fault("no room for a checkpoint", "", (small_disk, 0.7), "run/ free"),
+    Fault("no room for a checkpoint, new run", "", (small_disk, 0.7), "run/ free", new=True),
+    Fault("no room for the model", "", (small_disk, 1.2), "run free"),
+    Fault("read-only folder", "", (mounted, "--bind run", "-o remount,ro,bind"), "run"),
 ]  # fmt: skip
