@@ -72,6 +72,7 @@ def flags(text: str) -> dict[str, str]:
 def argv(script: str, resume: bool, from_model: bool, **more) -> list[str]:
     common = dict(max_steps=STEPS, save_steps=2, save_total_limit=None, eval_strategy="no", eval_steps=None)
     common |= dict(model=MODEL) if from_model and script != "run_glue" else {}
+    resume = resume and "resume_from_checkpoint" not in more
     return kill_and_resume.arguments(script, MATERIAL, more.pop("output_dir", RUN), resume, **(common | more))
 
 
@@ -199,7 +200,9 @@ def without_checkpoints(script: str):
 
 
 FAULTS += [
-    Fault(f"{file}: {kind}", "", (damaged, kind, LAST / file), file, EITHER, short=f"{file}: {kind}" in SHORT)
+    Fault(
+        f"{file}: {kind}", "", (damaged, kind, LAST / file), f"{LAST.name} {file}", EITHER, short=f"{file}: {kind}" in SHORT
+    )
     for file in (*TENSORS, *SETTINGS)
     for kind in KINDS
     if kind != "of step 2" or file in TENSORS
