@@ -31,7 +31,7 @@ RUN, MATERIAL, MODEL, STARTING = (
     Path(name) for name in ("run", "material", "material/model", "material/model/model.safetensors")
 )
 EARLIER, LAST = Path("run/checkpoint-2"), Path(f"run/checkpoint-{STOPPED}")
-REFUSED, SAME, TOLD, OTHER = "refused with a message", "same weights", "told", "other weights with exit 0"
+REFUSED, SAME, TOLD, OTHER = "refused with a message", "same weights", "told in the card", "other weights with exit 0"
 EITHER = (REFUSED, SAME)
 SCRIPTS, TEXTS, GLUE = tuple(kill_and_resume.SCRIPTS), ("run_mlm", "run_rtd"), ("run_glue",)
 
@@ -43,7 +43,8 @@ class Fault(NamedTuple):
         flags (`str`): "name=value ..." of the disturbed start, beside those that the run began with.
         damage (`tuple`): a function and its arguments, called with the script before them in the folder of the case. What it
             returns may be a context manager around the start.
-        words (`str`): in the message of a refused run, and in what is printed by one that goes on behind a damage: all.
+        words (`str`): all are in the message of a refused run, in what one prints that goes on behind a damage, or in the
+            card.
         allowed: outcomes that are right.
         from_model (`bool`): the run began with weights and tokenizer of `MODEL`; in run_glue.py always.
         new (`bool`): a new run is started, in place of one that is resumed.
@@ -97,18 +98,18 @@ def patched(name: str, before=lambda trainer: None, after=lambda trainer: None):
 
 
 CHANGED = {
-    SCRIPTS: """learning_rate=2e-3 per_device_train_batch_size=8 gradient_accumulation_steps=2 max_grad_norm=0.1 bf16=true
+    SCRIPTS: """learning_rate=2e-3 per_device_train_batch_size=8 max_grad_norm=0.1 bf16=true
         attn_implementation=eager adam_beta1=0.5 adam_beta2=0.9 adam_epsilon=1e-3 weight_decay=0.5 warmup_steps=3
         lr_scheduler_type=cosine optim=adafactor seed=1 data_seed=1 max_steps=8 ignore_data_skip=true max_train_samples=12
         neftune_noise_alpha=5 accelerator_config={"use_seedable_sampler":false} train_sampling_strategy=sequential
         """ + f"config_overrides={kill_and_resume.mlm_script.TINY},hidden_dropout_prob=0.3",
-    TEXTS: """masking=span masking_rate=0.3 mask_share=0.5 random_share=0.05 masking_policy=official masking_duplicates=2
+    TEXTS: """masking=span masking_rate=0.3 mask_share=0.5 random_share=0.05 masking_duplicates=2
         packing=document max_length=24 min_tokens=30 documents=line validation_documents=20 vocab_size=280 preset=v3-small
         train_tokenizer=unigram streaming=true""",
     ("run_mlm",): "mlm_weight=2.0 sbo_weight=1.0",
     ("run_rtd",): """embedding_sharing=es rtd_lambda=10 temperature=0.5 generator_layers=2 discriminator_learning_rate=1e-4
         generator_overrides=hidden_size=16 loss_without_special_tokens=true discriminator_max_grad_norm=0.1
-        discriminator_warmup_steps=3 stepping=decoupled""",
+        discriminator_warmup_steps=3 stepping=decoupled masking_policy=official""",
     GLUE: """max_seq_length=8 pad_to_multiple_of=32 from_scratch=true dtype=bfloat16 lora=true sift_weight=1.0
         label_smoothing_factor=0.1 dataloader_drop_last=true""",
 }  # fmt: skip
@@ -146,6 +147,16 @@ FAULTS += [
         allowed=EITHER,
     ),
     Fault("--gradient_checkpointing", "gradient_checkpointing=true", by_losses=True, allowed=EITHER),
+    Fault("two batches in a step", "gradient_accumulation_steps=2", words="begun with"),
+    Fault(
+        "another batch, --resume_anyway",
+        "per_device_train_batch_size=8 resume_anyway=batch_size",
+        (),
+        "batch_size",
+        (TOLD,),
+        TEXTS,
+    ),
+    Fault("another seed, --resume_anyway", "seed=1 resume_anyway=seed", (), "seed (from step 4 on)", (TOLD,)),
     Fault("the best model", BEST, allowed=EITHER),
 ]
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form of the matrix of faults, and what it sees; tests/support/fault_matrix.py runs all of them."""
+
+import sys
+
+import fault_matrix
+import faults
+import pytest
+import torch
+from safetensors.torch import save_file
+from scripts import ROOT, start
+
+for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+
+def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():
+    process = start(sys.executable, str(ROOT / "tests" / "support" / "fault_matrix.py"), "--short")
+    printed, _ = process.communicate(timeout=500)
+    assert process.returncode == 0 and " 0 with another outcome than they may have" in printed, printed[-5000:]
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "value", "outcome"),
+    [
+        (0, "", 1.0, faults.SAME),
+        (0, "", 2.0, faults.OTHER),
+        (0, "", None, faults.OTHER),
+        (2, "run_mlm.py: error: seed = 2, begun with 1", None, faults.REFUSED),
+        (2, "run_mlm.py: error: something else", None, fault_matrix.SILENT),
+        (1, "KeyError: seed", None, fault_matrix.SILENT),
+        (-9, "", None, fault_matrix.SLOW),
+    ],
+)
+def test_the_matrix_tells_outcomes_apart(code, printed, value, outcome, tmp_path):
+    case = fault_matrix.Case(tmp_path, "run_mlm", False, faults.Fault("a fault", "seed=2", words="seed"))
+    for folder, number in ((case.reference, 1.0), (case.folder, value)):
+        (folder / "run").mkdir(parents=True)
+        (folder / "run" / "README.md").write_text("a card", encoding="utf-8")
+        if number is not None:
+            save_file({"weight": torch.full((2,), number)}, folder / "run" / "model.safetensors")
+    case.printed.write_text(printed, encoding="utf-8")
+    assert case.outcome(code)[0] == outcome
