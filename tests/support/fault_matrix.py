@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from faults import FAULTS, MATERIAL, OTHER, REFUSED, RUN, SAME, STOPPED, TOLD, Fault, argv, flags, patched
+from faults import FAULTS, MATERIAL, OTHER, REFUSED, RUN, SAME, SHORT, STOPPED, TOLD, Fault, argv, flags, patched
 from kill_and_resume import SCRIPTS, examine, in_child, make_material, preload, run_script
 from left_by_kills import losses
 from scripts import ROOT
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     preload()
     faults = [
-        fault for fault in FAULTS if any(text in fault.name for text in args.fault) and (fault.short or not args.short)
+        fault for fault in FAULTS if any(text in fault.name for text in args.fault) and (fault.name in SHORT or not args.short)
     ]
     chosen = [(script, fault) for script in args.script for fault in faults if script in fault.scripts]
     if args.short:

@@ -24,7 +24,21 @@ from unittest import mock
 import kill_and_resume
 from kill_and_resume import in_child, run_script
 
-__all__ = ["FAULTS", "MATERIAL", "OTHER", "REFUSED", "RUN", "SAME", "STOPPED", "TOLD", "Fault", "argv", "flags", "patched"]
+__all__ = [
+    "FAULTS",
+    "MATERIAL",
+    "OTHER",
+    "REFUSED",
+    "RUN",
+    "SAME",
+    "SHORT",
+    "STOPPED",
+    "TOLD",
+    "Fault",
+    "argv",
+    "flags",
+    "patched",
+]
 
 STEPS, STOPPED = 6, 4
 RUN, MATERIAL, MODEL, STARTING = (
@@ -50,7 +64,6 @@ class Fault(NamedTuple):
         new (`bool`): a new run is started, in place of one that is resumed.
         keeps (`bool`): a refused start leaves the run in the folder, which ends with the same weights.
         by_losses (`bool`): the same up to the rounding of steps that are computed in another way.
-        short (`bool`): also in the short form of the matrix.
     """
 
     name: str
@@ -63,7 +76,6 @@ class Fault(NamedTuple):
     new: bool = False
     keeps: bool = False
     by_losses: bool = False
-    short: bool = False
 
 
 def flags(text: str) -> dict[str, str]:
@@ -94,9 +106,6 @@ def patched(name: str, before=lambda trainer: None, after=lambda trainer: None):
         yield
 
 
-# ------- flags
-
-
 CHANGED = {
     SCRIPTS: """learning_rate=2e-3 per_device_train_batch_size=8 max_grad_norm=0.1 bf16=true
         attn_implementation=eager adam_beta1=0.5 adam_beta2=0.9 adam_epsilon=1e-3 weight_decay=0.5 warmup_steps=3
@@ -115,7 +124,7 @@ CHANGED = {
 }  # fmt: skip
 FREE = {
     SCRIPTS: """logging_steps=2 logging_strategy=epoch save_steps=3 save_total_limit=1 save_strategy=no license=mit
-        dataloader_num_workers=1 per_device_eval_batch_size=1 eval_strategy=steps eval_on_start=true disable_tqdm=false
+        dataloader_num_workers=1 per_device_eval_batch_size=2 eval_strategy=steps eval_on_start=true disable_tqdm=false
         log_level=error run_name=other cache_dir=other torch_empty_cache_steps=1""",
     TEXTS: "num_proc=2",
     GLUE: "preprocessing_num_workers=2 card_language=en",
@@ -127,41 +136,23 @@ UNUSED = {
     GLUE: "sift_radius=0.5 test_file=material/test.csv model_type=deberta-ext",
 }
 FAULTS = [
-    Fault(
-        f"--{text}", text, (), text.split("=")[0], allowed, scripts, short=text.startswith(("learning_r", "logging_steps"))
-    )
+    Fault(f"--{text}", text, (), text.split("=")[0], allowed, scripts)
     for table, allowed in ((CHANGED, (REFUSED,)), (FREE, (SAME,)), (UNUSED, EITHER))
     for scripts, texts in table.items()
     for text in texts.split()
 ]
+HALVES = "per_device_train_batch_size=2 gradient_accumulation_steps=2"
+POLYNOMIAL = 'lr_scheduler_type=polynomial lr_scheduler_kwargs={"power":2}'
 BEST = """load_best_model_at_end=true metric_for_best_model=eval_loss greater_is_better=true eval_strategy=steps eval_steps=1
     save_steps=1"""
 FAULTS += [
-    Fault(
-        "--lr_scheduler_kwargs", 'lr_scheduler_type=polynomial lr_scheduler_kwargs={"power":2}', words="lr_scheduler_kwargs"
-    ),
-    Fault(
-        "two halves of a batch",
-        "per_device_train_batch_size=2 gradient_accumulation_steps=2",
-        by_losses=True,
-        allowed=EITHER,
-    ),
+    Fault("--lr_scheduler_kwargs", POLYNOMIAL, words="lr_scheduler_kwargs"),
+    Fault("two halves of a batch", HALVES, by_losses=True, allowed=EITHER),
     Fault("--gradient_checkpointing", "gradient_checkpointing=true", by_losses=True, allowed=EITHER),
     Fault("two batches in a step", "gradient_accumulation_steps=2", words="begun with"),
-    Fault(
-        "another batch, --resume_anyway",
-        "per_device_train_batch_size=8 resume_anyway=batch_size",
-        (),
-        "batch_size",
-        (TOLD,),
-        TEXTS,
-    ),
     Fault("another seed, --resume_anyway", "seed=1 resume_anyway=seed", (), "seed (from step 4 on)", (TOLD,)),
     Fault("the best model", BEST, allowed=EITHER),
 ]
-
-
-# ------- files of the run
 
 
 def zeroed(content: bytes, other: bytes = b"") -> bytes:
@@ -174,17 +165,14 @@ def one_bit(content: bytes, other: bytes = b"") -> bytes:
     return content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :]
 
 
-KINDS = {
-    "40 % zeros": zeroed,
-    "one bit": one_bit,
-    "cut": lambda content, other: content[: len(content) // 2],
-    "missing": None,
-    "of step 2": lambda content, other: other,
-}
+def cut(content: bytes, other: bytes = b"") -> bytes:
+    return content[: len(content) // 2]
+
+
+KINDS = {"40 % zeros": zeroed, "one bit": one_bit, "cut": cut, "missing": None, "of step 2": lambda content, other: other}
 TENSORS = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 # They are the same at every step.
 SETTINGS = ("config.json", "tokenizer.json", "training_args.bin")
-SHORT = {"model.safetensors: one bit", "optimizer.pt: 40 % zeros", "weights int64", "no tokenizer", "bomb.jsonl.gz"}
 
 
 def damaged(script: str, kind: str, *files: Path):
@@ -205,23 +193,14 @@ def copied(script: str, source: Path, target: Path):
     shutil.copytree(source, target)
 
 
-def without_checkpoints(script: str):
-    for checkpoint in (EARLIER, LAST):
-        shutil.rmtree(checkpoint)
-
-
 FAULTS += [
-    Fault(
-        f"{file}: {kind}", "", (damaged, kind, LAST / file), f"{LAST.name} {file}", EITHER, short=f"{file}: {kind}" in SHORT
-    )
+    Fault(f"{file}: {kind}", "", (damaged, kind, LAST / file), f"{LAST.name} {file}", EITHER)
     for file in (*TENSORS, *SETTINGS)
     for kind in KINDS
     if kind != "of step 2" or file in TENSORS
 ]
 FAULTS += [
-    Fault(
-        f"{file}: one bit, its checkpoint named", f"resume_from_checkpoint={LAST}", (damaged, "one bit", LAST / file), file
-    )
+    Fault(f"{file}: one bit, named", f"resume_from_checkpoint={LAST}", (damaged, "one bit", LAST / file), file)
     for file in (*TENSORS, *SETTINGS)
 ]
 FAULTS += [
@@ -232,18 +211,15 @@ FAULTS += [
 ]
 MOMENTS = [LAST / file for file in TENSORS[1:4]]
 FAULTS += [
-    Fault("optimizer, schedule and generators of step 2", "", (damaged, "of step 2", *MOMENTS), "", EITHER, short=True),
+    Fault("optimizer, schedule and generators of step 2", "", (damaged, "of step 2", *MOMENTS), "", EITHER),
     Fault("trainer_state.json: max_steps", "", (edited, LAST / "trainer_state.json", dict(max_steps=100)), "", EITHER),
     Fault("checkpoint-2 as checkpoint-4", "", (copied, EARLIER, LAST), "", EITHER),
     Fault("checkpoint-4 as checkpoint-5 too", "", (copied, LAST, RUN / "checkpoint-5"), "", EITHER),
     Fault("one bit in all weights", "", (damaged, "one bit", LAST / TENSORS[0], EARLIER / TENSORS[0]), TENSORS[0]),
-    Fault("no checkpoint", "", (without_checkpoints,), "checkpoint"),
+    Fault("no checkpoint", "", (lambda script: [shutil.rmtree(path) for path in (EARLIER, LAST)],), "checkpoint"),
     Fault("the run's folder moved", "output_dir=moved", (lambda script: RUN.rename("moved"),), allowed=(SAME,)),
     Fault("another folder for the results", f"output_dir=new resume_from_checkpoint={LAST} learning_rate=2e-3"),
 ]
-
-
-# ------- data, tokenizer, starting weights
 
 
 def data_file(script: str) -> Path:
@@ -257,11 +233,6 @@ def rows(script: str, change: Callable[[list[str]], list[str]]):
     header, *old = file.read_text("utf-8").rstrip("\n").split(separator)
     file.write_text(separator.join([header, *change(old)]) + "\n", encoding="utf-8")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def written_again(script: str, name: str):
-    with (gzip.open if name.endswith(".gz") else open)(MATERIAL / name, "wb") as file:
-        file.write(data_file(script).read_bytes())
 
 
 def tensors(script: str, change: Callable[[Any], Any]):
@@ -295,55 +266,6 @@ def swapped(script: str, file: Path):
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
-DATA = {
-    "other words": lambda old: [row.replace("river", "hotel").replace("film", "poem") for row in old],
-    "one letter": lambda old: [*old[:-1], old[-1].replace("e", "i", 1)],
-    "cut to 39 rows": lambda old: old[:39],
-    "in another order": lambda old: old[::-1],
-    "a row twice": lambda old: [*old, old[0]],
-}
-STARTS = {
-    "no tokenizer": ("tokenizer", tokenizer_of, None),
-    "a tokenizer of 7 entries": ("tokenizer", tokenizer_of, 2),
-    "a tokenizer of 900 entries": ("tokenizer", tokenizer_of, 895),
-    "weights int64": ("int64", tensors, lambda tensor: (100 * tensor).long()),
-    "weights bool": ("bool", tensors, lambda tensor: tensor > 0),
-    "weights complex": ("complex", tensors, lambda tensor: tensor * (1 + 1j)),
-    "weights not finite": ("finite", tensors, lambda tensor: tensor / 0),
-    "weights cut": (str(MODEL), damaged, "cut", STARTING),
-    "config.json cut": (str(MODEL), damaged, "cut", MODEL / "config.json"),
-    "tokenizer.json cut": ("tokenizer", damaged, "cut", MODEL / "tokenizer.json"),
-    "a bit in a weight's name": ("layer.1.outpuu.dense.weight layer.1.output.dense.weight", misspelt),
-}
-FAULTS += [Fault(f"data: {name}", "", (rows, change), short=name == "one letter") for name, change in DATA.items()]
-FAULTS += [
-    Fault(f"data: {name}, the same rows", f"{flag}=material/{name}", (written_again, name), "", EITHER, scripts)
-    for scripts, flag, kind in ((TEXTS, "train_data", "txt"), (GLUE, "train_file", "tsv"))
-    for name in (f"other.{kind}", f"other.{kind}.gz")
-]
-FAULTS += [
-    Fault("data: labels swapped", "", (rows, lambda old: [row[:-1] + "10"[int(row[-1])] for row in old]), "", scripts=GLUE),
-    Fault("data: missing", "", (lambda script: data_file(script).unlink(),), "material/t"),
-    Fault("run/tokenizer: two ids", "", (swapped, RUN / "tokenizer/tokenizer.json"), "tokenizer", scripts=TEXTS),
-    Fault("start: two ids of the tokenizer", "", (swapped, MODEL / "tokenizer.json"), "tokenizer", from_model=True),
-    Fault("start: other weights", "", (tensors, lambda tensor: tensor + 0.5), "", EITHER, from_model=True),
-    Fault("start: another config.json", "", (edited, MODEL / "config.json", dict(hidden_dropout_prob=0.3)), from_model=True),
-    Fault("learning rate 100", "learning_rate=100", (), "diverge", (REFUSED, TOLD), new=True, short=True),
-    Fault("learning rate 1e30", "learning_rate=1e30", (), "the loss of step", new=True),
-    Fault("a new run in the folder of another", "", (copied, MODEL, RUN), "is not empty", new=True),
-]
-FAULTS += [
-    Fault(
-        f"new run, {name}", "", damage, words, (REFUSED, TOLD) if damage == (misspelt,) else (REFUSED,), from_model=True,
-        new=True, short=name in SHORT,
-    )
-    for name, (words, *damage) in STARTS.items()
-]  # fmt: skip
-
-
-# ------- damaged data
-
-
 def parquet(*names: str) -> bytes:
     import pyarrow
     from pyarrow import parquet
@@ -375,24 +297,66 @@ DAMAGED = {
     "not.csv.gz": lambda: TABLE,
     "bomb.jsonl.gz": lambda: gzip.compress(LINE * 1_000_000),
 }
-LIMIT = {"bomb.jsonl.gz": " max_file_bytes=1000000"}
 
 
 def written(script: str, name: str):
-    MATERIAL.joinpath(name).write_bytes(DAMAGED[name]())
+    """A file of `DAMAGED`, or the same rows in another one."""
+    rows = gzip.compress(data_file(script).read_bytes()) if name.endswith(".gz") else data_file(script).read_bytes()
+    (MATERIAL / name).write_bytes(DAMAGED[name]() if name in DAMAGED else rows)
 
 
+DATA = {
+    "other words": lambda old: [row.replace("river", "hotel").replace("film", "poem") for row in old],
+    "one letter": lambda old: [*old[:-1], old[-1].replace("e", "i", 1)],
+    "cut to 39 rows": lambda old: old[:39],
+    "in another order": lambda old: old[::-1],
+    "a row twice": lambda old: [*old, old[0]],
+}
+STARTS = {
+    "no tokenizer": ("tokenizer", tokenizer_of, None),
+    "a tokenizer of 7 entries": ("tokenizer", tokenizer_of, 2),
+    "a tokenizer of 900 entries": ("tokenizer", tokenizer_of, 895),
+    "weights int64": ("int64", tensors, lambda tensor: (100 * tensor).long()),
+    "weights bool": ("bool", tensors, lambda tensor: tensor > 0),
+    "weights complex": ("complex", tensors, lambda tensor: tensor * (1 + 1j)),
+    "weights not finite": ("finite", tensors, lambda tensor: tensor / 0),
+    "weights cut": (str(MODEL), damaged, "cut", STARTING),
+    "config.json cut": (str(MODEL), damaged, "cut", MODEL / "config.json"),
+    "tokenizer.json cut": ("tokenizer", damaged, "cut", MODEL / "tokenizer.json"),
+    "a bit in a weight's name": ("layer.1.outpuu.dense.weight layer.1.output.dense.weight", misspelt),
+}
+FAULTS += [Fault(f"data: {name}", "", (rows, change)) for name, change in DATA.items()]
+FAULTS += [
+    Fault(f"data: {name}, the same rows", f"{flag}=material/{name}", (written, name), "", EITHER, scripts)
+    for scripts, flag, kind in ((TEXTS, "train_data", "txt"), (GLUE, "train_file", "tsv"))
+    for name in (f"other.{kind}", f"other.{kind}.gz")
+]
+FAULTS += [
+    Fault("data: labels swapped", "", (rows, lambda old: [row[:-1] + "10"[int(row[-1])] for row in old]), "", scripts=GLUE),
+    Fault("data: missing", "", (lambda script: data_file(script).unlink(),), "material/t"),
+    Fault("run/tokenizer: two ids", "", (swapped, RUN / "tokenizer/tokenizer.json"), "tokenizer", scripts=TEXTS),
+    Fault("start: two ids of the tokenizer", "", (swapped, MODEL / "tokenizer.json"), "tokenizer", from_model=True),
+    Fault("start: other weights", "", (tensors, lambda tensor: tensor + 0.5), "", EITHER, from_model=True),
+    Fault("start: another config.json", "", (edited, MODEL / "config.json", dict(hidden_dropout_prob=0.3)), from_model=True),
+    Fault("learning rate 100", "learning_rate=100", (), "diverge", (REFUSED, TOLD), new=True),
+    Fault("learning rate 1e30", "learning_rate=1e30", (), "the loss of step", new=True),
+    Fault("a new run in the folder of another", "", (copied, MODEL, RUN), "is not empty", new=True),
+]
+FAULTS += [
+    Fault(
+        f"new run, {name}", "", damage, words, (REFUSED, TOLD) if damage == (misspelt,) else (REFUSED,), from_model=True,
+        new=True,
+    )
+    for name, (words, *damage) in STARTS.items()
+]  # fmt: skip
+LIMIT = {"bomb.jsonl.gz": " max_file_bytes=1000000"}
 FAULTS += [
     Fault(
         f"data: {name}", f"{flag}=material/{name}{LIMIT.get(name, '')}", (written, name), name, scripts=scripts, new=True,
-        short=name in SHORT,
     )
     for scripts, flag in ((TEXTS, "train_data"), (GLUE, "train_file"))
     for name in DAMAGED
 ]  # fmt: skip
-
-
-# ------- other processes, signals, the disk
 
 
 def other_start(
@@ -484,15 +448,15 @@ def small_disk(script: str, checkpoints: float):
 
 
 FAULTS += [
-    Fault("a second start beside the resumed run", "", (beside_another, True), "process", keeps=True, short=True),
+    Fault("a second start beside the resumed run", "", (beside_another, True), "process", keeps=True),
     Fault("a second start beside a new run", "", (beside_another, False), "process", new=True, keeps=True),
     Fault(
         "--overwrite_output_dir beside a new run", "overwrite_output_dir=true", (beside_another, False), "process",
         new=True, keeps=True, scripts=GLUE,
     ),
     Fault("behind a run that was killed in a step", "", (beside_another, True, True), allowed=(SAME,)),
-    Fault("behind SIGTERM", "", (terminated,), allowed=(SAME,), short=True),
-    Fault("files of limited size", "", (small_files,), "run/", short=True),
+    Fault("behind SIGTERM", "", (terminated,), allowed=(SAME,)),
+    Fault("files of limited size", "", (small_files,), "run/"),
     Fault("files of limited size, new run", "", (small_files,), "run/", new=True),
     Fault("behind files of limited size", "", (behind_small_files, True), allowed=(SAME,)),
     Fault("behind files of limited size, new run", "", (behind_small_files, False), allowed=(SAME,), new=True),
@@ -501,3 +465,10 @@ FAULTS += [
     Fault("no room for the model", "", (small_disk, 1.2), "run free"),
     Fault("read-only folder", "", (mounted, "--bind run", "-o remount,ro,bind"), "run"),
 ]  # fmt: skip
+# Those of the short form.
+SHORT = {
+    "--max_grad_norm=0.1", "--logging_steps=2", "model.safetensors: one bit", "optimizer.pt: 40 % zeros",
+    "optimizer, schedule and generators of step 2", "data: one letter", "learning rate 100", "new run, no tokenizer",
+    "new run, weights int64", "data: bomb.jsonl.gz", "a second start beside the resumed run", "behind SIGTERM",
+    "files of limited size",
+}  # fmt: skip
