@@ -148,9 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["FAULT_SEED"] = str(args.seed)
     sys.path.insert(0, str(ROOT))
     preload()
-    faults = [
-        fault for fault in FAULTS if any(text in fault.name for text in args.fault) and (fault.name in SHORT or not args.short)
-    ]
+    faults = [fault for fault in FAULTS if fault.name in SHORT or not args.short]
+    faults = [fault for fault in faults if any(text in fault.name for text in args.fault)]
     chosen = [(script, fault) for script in args.script for fault in faults if script in fault.scripts]
     if args.short:
         # Each with one of its scripts in turn.
