@@ -469,6 +469,5 @@ FAULTS += [
 SHORT = {
     "--max_grad_norm=0.1", "--logging_steps=2", "model.safetensors: one bit", "optimizer.pt: 40 % zeros",
     "optimizer, schedule and generators of step 2", "data: one letter", "learning rate 100", "new run, no tokenizer",
-    "new run, weights int64", "data: bomb.jsonl.gz", "a second start beside the resumed run", "behind SIGTERM",
-    "files of limited size",
+    "new run, weights int64", "data: bomb.jsonl.gz", "a second start beside the resumed run", "files of limited size",
 }  # fmt: skip
