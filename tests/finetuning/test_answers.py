@@ -51,7 +51,7 @@ def test_the_text_is_cut_from_the_context_by_characters():
         "Ada wrote the first program",
         "wrote the first program",
     ]
-    assert (answers.null_odds, answers.null_probabilities) == ({}, {})
+    assert answers.null_odds == {}
     # Of equal scores the span that begins and ends first is best.
     answers = answer(ONE, [logits(11)], [logits(11)], n_best=3)
     assert [entry["text"] for entry in answers.nbest["q0"]] == ["Ada", "Ada wrote", "Ada wrote the"]
@@ -107,7 +107,7 @@ def test_the_score_of_no_answer_is_the_smallest_of_the_windows():
     assert answers.null_odds == {"q0": 1.5}
     scores = [(entry["text"], entry["start_logit"], entry["end_logit"]) for entry in answers.nbest["q0"]]
     assert scores == [("", 4.0, 1.5), ("Ada", 3.0, 1.0)]
-    assert answers.null_probabilities["q0"] == pytest.approx(1 / (1 + math.exp(-1.5)))
+    assert answers.nbest["q0"][0]["probability"] == pytest.approx(1 / (1 + math.exp(-1.5)))
     without = null_answer(with_null=False)
     assert without.predictions == {"q0": "Ada"} and "" not in [entry["text"] for entry in without.nbest["q0"]]
 

@@ -49,14 +49,12 @@ class Answers:
         nbest: {text, probability, start_logit, end_logit} by falling score, at least one; the probabilities are a softmax
             of the scores, "no answer" (text "") among them where it was asked for.
         null_odds: score of "no answer" minus that of the best span; empty where "no answer" was not asked for.
-        null_probabilities: probability of "no answer" among `nbest`.
     """
 
     predictions: dict[str, str]
     best: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
     null_odds: dict[str, float]
-    null_probabilities: dict[str, float]
 
 
 def answers_from_logits(
@@ -112,7 +110,7 @@ def answers_from_logits(
         if with_null:
             nulls |= null_logits(windows.examples[part], start, end, windows.null[part])
 
-    answers = Answers({}, {}, {}, {}, {})
+    answers = Answers({}, {}, {}, {})
     for number, (key, context) in enumerate(zip(ids, contexts, strict=True)):
         spans_found = spans.get(number, [])
         entries = [(start + end, context[a:b], start, end) for start, end, a, b in spans_found] or [(0.0, "", 0.0, 0.0)]
@@ -128,8 +126,6 @@ def answers_from_logits(
             dict(text=text, probability=weight / sum(weights), start_logit=start, end_logit=end)
             for weight, (_, text, start, end) in zip(weights, entries, strict=True)
         ]
-        if with_null:
-            answers.null_probabilities[key] = next(e["probability"] for e in answers.nbest[key] if e["text"] == "")
     return answers
 
 
