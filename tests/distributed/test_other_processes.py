@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that go on with another number of processes, and those that torchrun restarts: the losses of one left alone."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import glue_script
 import mlm_script as mlm
 import pytest
 import torch
 from accumulation import exact_accumulation
-from scripts import EXAMPLES, start
+from scripts import EXAMPLES, ROOT, start
+
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 pytest.importorskip("sentencex")
 pytestmark = [
@@ -18,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
 ]
 text, material = mlm.text, glue_script.material
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
 # 16 rows a step, and a rest of them at the end of an epoch; with dropout.
 BATCH = dict(
@@ -77,3 +87,71 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command,
     two = stopped(one, tmp_path / "two", 20)
     mlm.finish(start(*mlm.TORCHRUN, *command(script, two, *resume)))
     assert_same_losses(two, whole, first=21)
+
+
+@pytest.fixture
+def agent(command, tmp_path):
+    """agent(number): torchrun of one of two nodes, each with one process, in a session of its own."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    running = []
+
+    def begin(number):
+        words = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "3",
+            "--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{port}", "--rdzv_conf", f"is_host={int(number == 0)}",
+            "--rdzv_id", "run", "--local_addr", "localhost",
+        ]  # fmt: skip
+        words += command("run_glue", tmp_path / "run", "--resume_from_checkpoint", "auto")
+        with (tmp_path / f"printed-{number}-{len(running)}").open("w") as printed:
+            # Else torch keeps the store of the first start, in which a node that is started again finds no address.
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **FRESH_STORE}
+            running.append(subprocess.Popen(words, env=environment, stdout=printed, stderr=printed, start_new_session=True))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        kill([process.pid, *workers(process)])
+        process.wait()
+
+
+def workers(agent):
+    """Ids of the processes that an agent has started."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+    return [int(number) for number in children.read_text().split()] if children.is_file() else []
+
+
+def kill(processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def wait_for(checkpoint, agents):
+    end = time.monotonic() + 200
+    while checkpoint_problem(checkpoint) is not None:
+        assert time.monotonic() < end and all(agent.poll() is None for agent in agents)
+        time.sleep(0.01)
+
+
+@exact_accumulation
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, command, tmp_path):
+    """One command begins the run and goes on with it. A dead worker is restarted by torchrun, as all others are; a dead
+    node is started again by hand, while the other waits."""
+    mlm.finish(start(*mlm.TORCHRUN, *command("run_glue", tmp_path / "whole")))
+    run, nodes = tmp_path / "run", [agent(0), agent(1)]
+    wait_for(run / "checkpoint-10", nodes)
+    first_workers = workers(nodes[0])
+    kill(workers(nodes[1]))
+    wait_for(run / "checkpoint-20", nodes)
+    assert workers(nodes[0]) != first_workers
+    kill([nodes[1].pid, *workers(nodes[1])])
+    nodes[1].wait()
+    nodes[1] = agent(1)
+    for node in nodes:
+        assert node.wait(timeout=300) == 0, [file.read_text()[-2000:] for file in tmp_path.glob("printed-*")]
+    assert_same_losses(run, tmp_path / "whole", first=1)
+    results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
+    assert results["train_resumed_at_step"] >= 20
