@@ -12,7 +12,7 @@ import mlm_script
 import pytest
 import torch
 import toy_task
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from scripts import module_of
 from small_pretraining import SIZES, build
 from torch.utils.data import Dataset
@@ -403,6 +403,41 @@ def test_scripts_refuse_other_arguments_before_anything_long_begins(name, begun,
     monkeypatch.setattr(RunTrainer, "train", None)
     with pytest.raises(SystemExit, match=r"adam_beta2 = 0\.9, begun with 0\.999; max_grad_norm = 0\.5, begun with 1\.0"):
         script.main([*flags, "--adam_beta2", "0.9", "--max_grad_norm", "0.5", "--resume_from_checkpoint", "last"])
+
+
+def other_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight + 1 for name, weight in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+
+
+def other_words(folder):
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"Ġ', '"G'), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("change", "digest"), [(other_weights, "weights_digest"), (other_words, "tokenizer_digest")])
+def test_scripts_notice_other_weights_and_tokens_in_the_folder_of_the_model(change, digest, begun, tmp_path):
+    script, flags, file = begun("run_glue")
+    folder = file.parent / "model"
+    shutil.copytree(folder, tmp_path / "model")
+    change(folder)
+    try:
+        with pytest.raises(SystemExit, match=f"{digest} = '.*', begun with '"):
+            script.main([*flags, "--resume_from_checkpoint", "last"])
+    finally:
+        shutil.rmtree(folder)
+        (tmp_path / "model").rename(folder)
+
+
+@pytest.mark.parametrize("name", ["run_mlm", "run_rtd", "run_glue"])
+def test_scripts_refuse_another_attention_backend_by_the_name_that_it_stands_for(name, begun):
+    script, flags, _ = begun(name)
+    again = [*flags, "--resume_from_checkpoint", "last", "--attn_implementation"]
+    with pytest.raises(SystemExit, match="attn_implementation = 'eager', begun with 'blocked'"):
+        script.main([*again, "eager"])
+    script.main([*again, "blocked"])
 
 
 @pytest.mark.parametrize("name", ["run_mlm", "run_glue"])
