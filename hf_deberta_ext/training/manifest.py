@@ -4,7 +4,6 @@
 import json
 import mmap
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,11 +35,11 @@ def is_unfinished(checkpoint: Path) -> bool:
 
 def write_manifest(checkpoint: Path):
     """Bring all files of a checkpoint to the disk, then the list of their sizes and digests."""
-    names = sorted(file.relative_to(checkpoint).as_posix() for file in files_of(checkpoint))
+    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST_FILE]
+    names = (file.relative_to(checkpoint).as_posix() for file in files)
     with ThreadPoolExecutor(4) as pool:
-        entries = pool.map(lambda name: saved_entry(checkpoint / name), names)
-        text = json.dumps({"files": dict(zip(names, entries, strict=True))}, indent=1) + "\n"
-    for folder in {checkpoint, *((checkpoint / name).parent for name in names)}:
+        text = json.dumps({"files": dict(zip(names, pool.map(saved_entry, files), strict=True))}, indent=1) + "\n"
+    for folder in {checkpoint, *(file.parent for file in files)}:
         sync(folder)
     sync(replace_text(checkpoint / MANIFEST_FILE, text))
     sync(checkpoint)
@@ -54,14 +53,13 @@ def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
         digests (`bool`): compare the content of the files, too, not only their sizes.
     """
     try:
-        files = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+        listed = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+        files = [(name, int(size), digest) for name, (size, digest) in listed.items()]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        files = None
-    if files is None:
-        return f"its {MANIFEST_FILE} has no end, since it was not saved to the end"
-    for name, (size, digest) in files.items():
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"its {MANIFEST_FILE} has no end: the checkpoint was not saved completely"
+    for name, size, digest in files:
         file = checkpoint / name
         if not file.is_file():
             return f"its {name} is missing"
@@ -70,10 +68,6 @@ def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
         if digests and None not in (found := digest_of(file), digest) and found != digest:
             return f"its {name} is damaged or of another step: its content is not what was saved"
     return None
-
-
-def files_of(checkpoint: Path) -> Iterator[Path]:
-    return (file for file in checkpoint.rglob("*") if file.is_file() and file.name != MANIFEST_FILE)
 
 
 def saved_entry(file: Path) -> tuple[int, str | None]:

@@ -37,6 +37,8 @@ import mlm_script
 from left_by_kills import STATE, WEIGHTS, compare_ended, look, read
 from scripts import ROOT, module_of
 
+from hf_deberta_ext.training.manifest import is_unfinished
+
 __all__ = ["SCRIPTS", "Aim", "Run", "main", "make_material", "moment", "undisturbed"]
 
 SCRIPTS = ["run_mlm", "run_rtd", "run_glue"]
@@ -184,7 +186,7 @@ def moment(kind: str, folder: Path, number: int) -> Iterator[bool]:
     old, appeared_names = checkpoints(folder), set()
     if kind == "checkpoint":
         # One that an earlier kill had cut is written again in place: its name is not new.
-        cut = {name for name in old if not (folder / name / STATE).exists()}
+        cut = {name for name in old if not (folder / name / STATE).exists() or is_unfinished(folder / name)}
         while len(appeared_names) < number:
             yield False
             now = checkpoints(folder)

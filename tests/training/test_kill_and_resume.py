@@ -118,6 +118,7 @@ def change_max_steps(file, _):
         (STATE, change_max_steps),
         ("training_args.bin", lambda file, _: file.unlink()),
         (MANIFEST_FILE, lambda file, _: file.write_bytes(b"")),
+        (MANIFEST_FILE, lambda file, _: file.write_text('{"files": {"optimizer.pt": 3}}', encoding="utf-8")),
     ],
 )
 def test_a_checkpoint_that_is_not_as_it_was_saved_is_named_and_not_resumed_from(name, damage, stopped, caplog, monkeypatch):
