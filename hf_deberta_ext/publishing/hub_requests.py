@@ -39,7 +39,7 @@ RATE_LIMIT_SECONDS = 300
 SILENCE_SECONDS = 300
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 # Of which huggingface_hub takes an object for an empty list.
-LISTS = ("/tree/", "/commits/")
+LISTS = re.compile("/api/models/[^/]+/[^/]+/(?:tree|commits)/")
 # Session -> its timeout before the first push, and the number of pushes that use it.
 _patient_sessions: dict = {}
 _lock = threading.Lock()
@@ -93,7 +93,7 @@ def patient_session() -> Iterator[None]:
             # huggingface_hub would read it as JSON before it looks at the status.
             response.read()
             hf_raise_for_status(response)
-        if response.status_code == 200 and any(part in response.request.url.path for part in LISTS):
+        if response.status_code == 200 and LISTS.search(response.request.url.path):
             response.read()
             if not isinstance(response.json(), list):
                 raise AnswerError

@@ -142,6 +142,12 @@ def test_what_was_done_is_seen_whatever_the_answer_is(fault, stage, outcomes):
     assert outcomes(fault, stage).message == "" and outcomes(fault, stage).server.commits == 1
 
 
+def test_a_repository_may_have_the_name_of_a_request(hub, folder):
+    hub.users["hf_tree"] = User("tree")
+    report = push(folder, "tree/commits", token="hf_tree", endpoint=hub.endpoint, skip_checks=True)
+    assert hub.repos["tree/commits"].branches["main"] == report.commit
+
+
 def test_an_answer_that_is_not_understood_is_shown_beside_what_was_expected(hub, send):
     send()
     hub.fail(f"GET /api/models/{REPO}/refs", status=200, body=b'{"branches":\n"x"}', times=None)
