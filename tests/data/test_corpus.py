@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,8 @@ datasets = pytest.importorskip("datasets")
 
 from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
 from hf_deberta_ext.pretraining.corpus import load_corpus, texts  # noqa: E402
+from hf_deberta_ext.pretraining.run_arguments import DataArguments, ModelArguments  # noqa: E402
+from hf_deberta_ext.pretraining.run_stages import corpora  # noqa: E402
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
 # No cell of .tsv can hold a tab or a line end.
@@ -172,6 +176,42 @@ def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeyp
     assert next(iter(corpus)) == {"text": "document 0"}
     assert len(read) < 20
     assert not (tmp_path / "cache").exists()
+
+
+def test_documents_are_held_out_as_datasets_would_also_from_several_sources(write, tmp_path):
+    """Without its lists of 10 million numbers, which took 1 GB."""
+    paths = [write(f"{n}.jsonl", [f"{n} {number}" for number in range(30)]) for n in range(2)]
+    model_args = ModelArguments(cache_dir=str(tmp_path / "cache"))
+    train, held_out = corpora(DataArguments([*map(str, paths)], validation_documents=7), model_args)
+    split = load_corpus(paths, cache_dir=tmp_path / "cache").train_test_split(test_size=7, seed=0)
+    assert rows(train) == rows(split["train"]) and rows(held_out) == rows(split["test"])
+    again = corpora(DataArguments([*map(str, paths)], validation_documents=7), model_args)[0]
+    assert again._fingerprint == train._fingerprint != held_out._fingerprint
+
+
+# Prints by how many bytes the peak of memory grows from the first file to the second, which is 30 times as long.
+PEAK = """
+import resource, sys
+from hf_deberta_ext.pretraining import load_corpus
+peaks = []
+for path in sys.argv[3:]:
+    corpus = load_corpus(path, streaming=sys.argv[1] == "streaming", cache_dir=sys.argv[2])
+    assert sum(1 for _ in corpus) if sys.argv[1] == "streaming" else len(corpus)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(peaks[1] - peaks[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["map", "streaming"])
+@pytest.mark.parametrize("name", ["{}.txt", "{}.jsonl.gz"])
+def test_memory_does_not_grow_with_the_corpus(write, tmp_path, name, streaming):
+    """Of 10 GB it is as much, see the README."""
+    paths = [write(name.format(n), [f"{number} " + "word " * 400 for number in range(n)]) for n in (3000, 90_000)]
+    command = [sys.executable, "-c", PEAK, streaming, str(tmp_path / "cache"), *map(str, paths)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout.splitlines()[-1]) < 60_000_000
 
 
 def test_streams_are_shared_out_file_by_file(write, load):
