@@ -32,7 +32,6 @@ from ..model.checkpoint_files import (
     microsoft_weights,
     read_index,
     read_json,
-    read_shards,
     read_tensors,
 )
 from ..model.checkpoint_layouts import convert_official, set_fields_of_head
@@ -205,7 +204,7 @@ def fetch_weights(source: str, commit: str):
         if path is None:
             continue
         if name.endswith(".json"):
-            for shard in read_shards(path):
+            for shard in sorted({*read_index(path).values()}):
                 cached_file(source, shard, **options)
         break
     cached_file(source, GENERATOR_FILE, **options)

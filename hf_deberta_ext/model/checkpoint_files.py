@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
     "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "check_dtypes",
-    "checkpoint_step", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json", "read_shards",
+    "checkpoint_step", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json",
     "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
@@ -157,11 +157,6 @@ def read_index(file: str | os.PathLike) -> dict[str, str]:
         if PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
             raise ValueError(f"{file} names the file {name!r}, which is not in the same folder; nothing was read")
     return shards
-
-
-def read_shards(file: str | os.PathLike) -> list[str]:
-    """Names of the files that an index lists; errors as in `read_index`."""
-    return sorted({*read_index(file).values()})
 
 
 @dataclass(frozen=True)

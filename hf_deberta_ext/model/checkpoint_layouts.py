@@ -19,8 +19,8 @@ from .checkpoint_files import (
     WEIGHT_FILES,
     check_dtypes,
     microsoft_weights,
+    read_index,
     read_json,
-    read_shards,
     read_tensors,
     read_weights,
 )
@@ -139,7 +139,7 @@ def weight_files(
             **download,
         )
         if path is not None:
-            shards = read_shards(path) if name.endswith(".json") else None
+            shards = sorted({*read_index(path).values()}) if name.endswith(".json") else None
             yield from [path] if shards is None else (cached_file(name_or_path, shard, **download) for shard in shards)
             return
     raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")

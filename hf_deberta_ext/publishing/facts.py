@@ -13,8 +13,8 @@ from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
     Tensor,
+    read_index,
     read_json,
-    read_shards,
     read_tensors,
     tokenizer_files,
 )
@@ -396,7 +396,7 @@ def weight_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     if ".safetensors" not in name:
         return {}
     tensors: dict[str, Tensor] = {}
-    for file in read_shards(folder / name) if name.endswith(".json") else [name]:
+    for file in sorted({*read_index(folder / name).values()}) if name.endswith(".json") else [name]:
         if not (folder / file).is_file():
             raise ValueError(f"{folder / file} is not there, a shard of the weights that {name} names")
         tensors |= read_tensors(folder / file)
