@@ -37,7 +37,7 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
     """What shapes the weights beside the arguments of a training, as entries of run_arguments.json."""
     args, model, collator = trainer.args, trainer.model, trainer.data_collator
     model = model.get_base_model() if hasattr(model, "peft_config") else model
-    config, source = getattr(model, "config", None), getattr(model, "name_or_path", "")
+    config, source = getattr(model, "config", None), getattr(model, "name_or_path", None) or ""
     # Checkpoints of the run itself are no beginning.
     begins_there = Path(source).resolve().is_relative_to(Path(args.output_dir).resolve())
     contents = dict(
