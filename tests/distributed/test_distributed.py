@@ -14,6 +14,7 @@ from accumulation import exact_accumulation
 from rounding import equal_outputs
 
 pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
 pytest.importorskip("peft")
 
 from distributed_worker import (

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from every_head import CLASSES
 from tiny_constants import random_weights
 from torch import distributed
@@ -156,7 +157,8 @@ def sift(folder, form="virtual", fields=None, **arguments):
 
 
 def task(folder, sift_weight, fields=None, count=ROWS, **arguments):
-    rows = make_rows(DebertaExtForSequenceClassification)[:count]
+    rows = [{name: value.tolist() for name, value in row.items()} for row in make_rows(DebertaExtForSequenceClassification)]
+    rows = Dataset.from_list(rows[:count])
     encoded = EncodedTask(train=rows, evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
     model = shaken(DebertaExtForSequenceClassification(make_config("v2", **(fields or {}))))
     return TaskTrainer(model, sharded(SiftArguments(folder, sift_weight=sift_weight, **arguments)), task=encoded)
