@@ -45,9 +45,6 @@ SCRIPTS = ["run_mlm", "run_rtd", "run_glue"]
 STEPS, SAVE_STEPS = 18, 2
 
 
-# ------- the scripts
-
-
 def make_material(folder: Path):
     """A text, tables of reviews and a tiny model of random weights for run_glue.py."""
     folder.mkdir(parents=True)
@@ -124,9 +121,6 @@ def run_script(script: str, argv: list[str]):
     # The name that its errors begin with.
     sys.argv[0] = f"{script}.py"
     module_of(script).main(argv)
-
-
-# ------- when a run is killed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +240,6 @@ def aims(script: str, kills: int, rng: random.Random, seconds: float, writing: f
     while sum(map(len, chains)) < kills:
         chains.append([checkpoint(5), at_random(), checkpoint(), checkpoint()])
     return chains
-
-
-# ------- the runs
 
 
 def examine(work: Callable[[], object], folder: Path):

@@ -76,9 +76,6 @@ def assert_same_weights(*folders):
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
-# ------- code of one's own
-
-
 def without_a_row(trainer):
     trainer.train_dataset.rows.pop()
 
@@ -272,9 +269,6 @@ def test_evaluations_and_digests_change_no_random_number(tmp_path):
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
 
 
-# ------- digests
-
-
 COLUMNS = dict(
     input_ids=[[1, 2, 3], [4], [], [5, 6]], labels=[0, 1, None, 1], text=["a", "b", None, "é"],
     choices=[[[1], [2, 3]], [[4], []], [[5]], []], kept=[True, False, True, True], spans=[{"begin": n} for n in range(4)],
@@ -331,9 +325,6 @@ def test_calls_do_not_change_the_digest_of_a_tokenizer_and_words_do(folder_of):
     assert tokenizer_digest(tokenizer) == digest == tokenizer_digest(AutoTokenizer.from_pretrained(folder_of("bert")))
     tokenizer.add_tokens(["neu"])
     assert tokenizer_digest(tokenizer) != digest
-
-
-# ------- scripts
 
 
 def other_text(file):
