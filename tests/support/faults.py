@@ -150,7 +150,7 @@ FAULTS += [
     Fault("two halves of a batch", HALVES, by_losses=True, allowed=EITHER),
     Fault("--gradient_checkpointing", "gradient_checkpointing=true", by_losses=True, allowed=EITHER),
     Fault("two batches in a step", "gradient_accumulation_steps=2", words="begun with"),
-    Fault("--resume_anyway", "max_grad_norm=0.1 resume_anyway=max_grad_norm", (), "resumed with other max_grad_norm", (TOLD,)),
+    Fault("--resume_anyway", "max_grad_norm=0.1 resume_anyway=max_grad_norm", (), "resumed max_grad_norm", (TOLD,)),
     Fault("the best model", BEST, allowed=EITHER),
 ]
 
