@@ -4,11 +4,13 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_deberta_ext.finetuning.run_folders import first_checkpoint
 from hf_deberta_ext.training import checkpoints as whole_files
 from hf_deberta_ext.training.checkpoints import (
     checkpoint_problem,
@@ -50,6 +52,16 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
     newest = checkpoint(tmp_path, 10)
     assert resume_checkpoint(tmp_path, last) == str(newest)
     assert resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-9")) == str(tmp_path / "checkpoint-9")
+
+
+def test_several_seeds_begin_or_go_on_by_one_flag(tmp_path):
+    """Each seed has checkpoints in a folder of its own."""
+    args = SimpleNamespace(output_dir=tmp_path, seeds=[1, 2], resume_from_checkpoint="auto", world_size=1)
+    assert first_checkpoint(args) is None and args.resume_from_checkpoint is None
+    begin_run(tmp_path, dict(seed=1))
+    (tmp_path / "seed-1").mkdir()
+    args.resume_from_checkpoint = "auto"
+    assert first_checkpoint(args) is None and args.resume_from_checkpoint == "last"
 
 
 @pytest.mark.criterion("B5")
