@@ -55,8 +55,9 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None) -> Iterato
         reason = os.strerror(code) if code else "the disk is full, or a file may not be so large"
         room = f"{f'about {shown_size(needed)} are needed, ' if needed else ''}{shown_size(free)} are free"
         resume = f"go on with --resume_from_checkpoint {whole}" if whole else "start again without --resume_from_checkpoint"
+        remedy = "Free space or choose" if code in (None, errno.ENOSPC, errno.EDQUOT) else "Choose"
         raise DiskError(
-            f"{place} could not be written: {reason}; {room}. Free space or choose another --output_dir, then {resume}"
+            f"{place} could not be written: {reason}; {room}. {remedy} another --output_dir, then {resume}"
         ) from error
 
 
