@@ -165,7 +165,7 @@ def check_switches(**switches):
 
 
 def is_traced() -> bool:
-    """True under torch.compile, torch.export, torch.jit.trace and the transforms of torch.func (vmap, jvp, grad), where
+    """True under torch.compile, torch.export, TorchScript's tracer and the transforms of torch.func (vmap, jvp, grad), where
     values cannot be read or would become constants."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 

@@ -335,7 +335,7 @@ def test_a_model_must_be_there_and_be_ours(tmp_path, capsys, monkeypatch):
         ("--attention", "--curves", "run"): "--model is missing",
         ("--model", "nowhere"): "nowhere is no folder, and cannot be read as a repository: ",
         ("--model", "empty"): "empty has no config.json: it is no folder of a model",
-        ("--model", "bert"): "the config.json of bert is of model_type 'bert'",
+        ("--model", "bert"): "the configuration of bert is of model_type 'bert'",
         ("--model", "bert/config.json"): "--model bert/config.json is a file: give the folder",
         ("--model", "no_weights"): "no_weights",
         ("--model", "cut"): "is not a valid JSON file",

@@ -155,7 +155,7 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog, monk
     """With the flags of two processes, one goes on as two would."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     four_rows = dict(gradient_accumulation_steps=2)
-    build(tmp_path / "whole", **four_rows).train()
+    make(tmp_path / "whole", **four_rows).train()
     shutil.copytree(tmp_path / "whole" / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
     trainer = resume(begun_by(2, tmp_path / "run"))
     assert trainer.args.gradient_accumulation_steps == 2
