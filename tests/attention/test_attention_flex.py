@@ -42,7 +42,7 @@ def assert_flex_equals_eager(relative_error, *arguments, **options):
 
 @pytest.mark.criterion("A1.1")
 @needs_compiler
-@pytest.mark.parametrize("mask", ["none", "dead-row"])
+@pytest.mark.parametrize("mask", ["dead-row", pytest.param("none", marks=pytest.mark.slow)])
 def test_flex_equals_eager_at_every_length(mask, relative_error):
     for N in (33, 65, 129, 300, 1):
         assert_flex_equals_eager(relative_error, N, mask=mask)
@@ -72,7 +72,7 @@ def test_flex_compiles_once_for_many_lengths(relative_error):
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 def test_flex_is_as_exact_as_eager_in_half_precision(dtype, relative_error):
     leaves, options = inputs(65, dtype=dtype)
     exact = call("eager", [x.double() for x in leaves], options)

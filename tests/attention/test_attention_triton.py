@@ -37,7 +37,8 @@ NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 
 
 @pytest.mark.skipif(HERE, reason="the kernels run in this process")
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_all_cases_pass_in_a_process_whose_triton_interprets(which):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow", "-m", which]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

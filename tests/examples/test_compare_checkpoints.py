@@ -76,6 +76,7 @@ def test_difference_is_compared_with_two_standard_errors(values, first, expected
     assert script.difference(values, first) == expected
 
 
+@pytest.mark.slow
 def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path, capsys):
     task |= {"--random": [f"new weights={tmp_path / 'mlm'}"]}
     run(task)

@@ -232,6 +232,7 @@ def test_predict_logits_does_not_depend_on_the_batch(saved_classifier, tokenizer
     assert logits.std(0).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_check_reload_passes_for_the_saved_weights_alone(saved_classifier, tmp_path):
     folder, texts, logits = saved_classifier
     result = task.check_reload(folder, texts, logits)

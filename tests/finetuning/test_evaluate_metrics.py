@@ -204,6 +204,7 @@ class Ratio(evaluate.Metric):
 
 
 @pytest.mark.criterion("B2.1")
+@pytest.mark.slow
 def test_scripts_load_offline_and_other_names_are_an_error(tmp_path):
     """From a fresh interpreter with an empty cache: evaluate copies a script and imports the copy."""
     (tmp_path / "ratio.py").write_text(OWN_SCRIPT, encoding="utf-8")

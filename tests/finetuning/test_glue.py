@@ -214,7 +214,8 @@ def test_flags_that_do_not_fit_the_task(flags, message, tmp_path):
     ("name", "train", "evaluation"),
     [
         ("cola", 8551, 1043), ("mnli", 9888, 6238), ("mrpc", 3668, 408), ("qnli", 0, 5463), ("qqp", 20000, 3496),
-        ("rte", 2490, 138), ("sst2", 67349, 872), ("stsb", 5749, 1500), ("wnli", 635, 71),
+        ("rte", 2490, 138), pytest.param("sst2", 67349, 872, marks=pytest.mark.slow), ("stsb", 5749, 1500),
+        ("wnli", 635, 71),
     ],
 )  # fmt: skip
 def test_real_files_are_read_by_the_name_of_their_task(name, train, evaluation, tokenizer, tmp_path):

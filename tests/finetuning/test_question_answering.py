@@ -501,6 +501,7 @@ def known_logits(windows, spans, gap):
     return start, end
 
 
+@pytest.mark.slow
 def test_the_dev_set_of_squad_2_with_known_logits(monkeypatch):
     """All 10,824 questions of the file at hand, in windows of 160 tokens."""
     file = real("squad_v2")

@@ -300,6 +300,7 @@ def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
 
 
 @pytest.mark.criterion("P8")
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
     """The discriminator's part was assigned to the fields of the generator's output, which torch.compile of 2.6 lost: the
     loss was the generator's alone."""

@@ -66,7 +66,7 @@ def labels(head, ids):
     ("head", "kind", "given"),
     [
         *((head, "v2", "mask") for head in QUICK),
-        *((DebertaExtForMaskedLM, kind, "mask") for kind in ("v1", "v3")),
+        *(pytest.param(DebertaExtForMaskedLM, kind, "mask", marks=pytest.mark.slow) for kind in ("v1", "v3")),
         *(pytest.param(head, "v2", "mask", marks=pytest.mark.slow) for head in HEADS if head not in QUICK),
         *(pytest.param(head, "v2", "no mask", marks=pytest.mark.slow) for head in HEADS),
         *(pytest.param(head, "v2", "labels", marks=pytest.mark.slow) for head in HEADS if head is not DebertaExtModel),

@@ -180,7 +180,7 @@ def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
     "flags",
     [
         dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
-        dict(streaming="true", masking_duplicates=2),
+        pytest.param(dict(streaming="true", masking_duplicates=2), marks=pytest.mark.slow),
         dict(packing="best_fit", masking="span", sbo_weight=1),
     ],
     ids=["stream", "static masks of a stream", "packed documents"],

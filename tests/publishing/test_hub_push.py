@@ -399,7 +399,7 @@ def test_a_card_that_nobody_has_written_is_replaced_and_keeps_its_metadata(hub, 
     assert "Trained on tales." in card_on(hub)
 
 
-@pytest.mark.parametrize("tag", ["v1", None])
+@pytest.mark.parametrize("tag", ["v1", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_card_of_a_part_loads_it_from_the_hub_where_this_package_is_not(tag, hub, tmp_path):
     """Its code runs as it stands in the published card."""
     joint = DebertaExtForPreTraining(DebertaExtConfig(**TINY))

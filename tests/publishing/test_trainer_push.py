@@ -379,6 +379,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_hub(hub, run_glue, material, tmp
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_pretrained_and_fine_tuned_models_are_read_back_without_the_package(
     hub, run_mlm, run_rtd, run_glue, text, material, tmp_path
 ):
