@@ -322,6 +322,8 @@ def preload():
         importlib.import_module(name)
     for name in SCRIPTS:
         module_of(name)
+    # As in a new interpreter with OMP_NUM_THREADS=1: another number of threads rounds otherwise.
+    sys.modules["torch"].set_num_threads(1)
     # A collection in a copy of this process would copy all that is imported.
     gc.freeze()
 
