@@ -48,15 +48,10 @@ class DataArguments:
     def __post_init__(self):
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
-        names = (
-            "max_seq_length",
-            "max_file_bytes",
-            "pad_to_multiple_of",
-            "max_train_samples",
-            "max_eval_samples",
-            "max_predict_samples",
-        )
-        for name in (*names, "preprocessing_num_workers"):
+        for name in (
+            "max_seq_length", "max_file_bytes", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
+            "max_predict_samples", "preprocessing_num_workers",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
@@ -115,11 +114,12 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             return batches, items
         batches = self.without_repeated_rows(batches)
         counts = [0 if "repeated" in batch else len(next(iter(batch.values()))) for batch in batches]
-        rows = torch.tensor([sum(counts), len(counts)], device=device)
+        parts, rows = len(counts) * self.args.world_size, sum(counts)
+        most = parts * self.args.train_batch_size
         if self.args.world_size > 1:
-            rows = self.accelerator.gather(rows).view(-1, 2).sum(0)
-        rows, parts = rows.tolist()
-        if rows < parts * self.args.train_batch_size:
+            # Of all processes, without a word between them in each step.
+            rows = min(self.rows_left(), most)
+        if rows < most:
             for batch, count in zip(batches, counts, strict=True):
                 batch.pop("repeated", None)
                 batch["weight"] = count * parts / rows

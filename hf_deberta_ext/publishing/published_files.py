@@ -98,7 +98,7 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def target_outside(file: Path, folder: Path) -> Path | None:
-    """Where a link leads that leaves `folder`, given without links; None for any other file.
+    """Target of a link that leaves `folder`, given without links; None for any other file.
 
     The Hub's cache has a folder of links for each commit, models--user--name/snapshots/COMMIT: those to the blobs of the
     same repository, and to the cache's own for all repositories, are files of the folder.

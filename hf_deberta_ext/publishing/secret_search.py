@@ -80,6 +80,8 @@ def text_problems(
     problems = []
     for name, file in sorted(files.items()):
         base, is_graph = name.rpartition("/")[2], name.endswith(".onnx")
+        # Lines are of texts.
+        is_binary = is_graph or not is_text(file)
         is_numbers = any(fnmatchcase(base, pattern) for pattern in NUMBERS)
         findings = []
         for line, kind, text in secrets_in(file, tokens, header_size(file) if is_numbers else math.inf):
@@ -88,12 +90,10 @@ def text_problems(
         way_out = "write a name or a Hub id in its place"
         if is_graph:
             way_out = "export it again without the names of source files"
-        if not (tokens_alone or is_numbers) and base not in VOCABULARIES and (is_graph or is_text(file)):
+        if not (tokens_alone or is_numbers) and base not in VOCABULARIES and (is_graph or not is_binary):
             for line, kind, text in json_paths(file, paths) if name.endswith(".json") else paths.in_file(file):
                 shown = text.rstrip(".,;:()[]{}|")[:100]
                 findings.append((line, f"has {shown!r}, a path {kind}: {way_out}"))
-        # Lines are of texts.
-        is_binary = is_graph or not is_text(file)
         findings.sort(key=lambda finding: finding[0])
         lines = [f"{name} {text}" if is_binary or not line else f"{name}:{line} {text}" for line, text in findings]
         lines = list(dict.fromkeys(lines))
@@ -180,7 +180,7 @@ def matches(view: bytes, start: int, kinds: Mapping[str, tuple]) -> Iterator[tup
 
 
 def is_secret(kind: str, view: bytes, match: re.Match[bytes]) -> bool:
-    """Whether a match is a value by itself, and no placeholder."""
+    """True if a match is a value by itself, and no placeholder."""
     value = match[match.lastindex or 0]
     if "password" in kind:
         return not (PASSWORDS.fullmatch(value) or PLACEHOLDER.search(value))

@@ -4,6 +4,7 @@
 Finite ones of a training that diverged are told.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -69,14 +70,18 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
         history (`list[dict]`): `trainer.state.log_history`.
         uniform_loss (`float`, *optional*): None: the first logged loss is in its place, and at least 1.
     """
-    losses = [entry["loss"] for entry in history if "loss" in entry]
-    losses = losses or [entry["train_loss"] for entry in history if "train_loss" in entry]
-    if not losses:
+    # From both ends: a long log is not read anew at each of its entries.
+    name = "loss" if any("loss" in entry for entry in history) else "train_loss"
+    first = next((entry[name] for entry in history if name in entry), None)
+    if first is None:
         return None
-    level, loss = uniform_loss or max(losses[0], 1.0), statistics.median(losses[-3:])
-    held_out = [entry["eval_loss"] for entry in history if "eval_loss" in entry][-1:]
-    if not (loss > 5 * level or any(min(loss, value) > 1.25 * level for value in held_out)):
+    last = itertools.islice((entry[name] for entry in reversed(history) if name in entry), 3)
+    level, loss = uniform_loss or max(first, 1.0), statistics.median(last)
+    if not loss > 1.25 * level:
         return None
-    shown = "".join(f", held out {value:.4g}" for value in held_out)
-    reference = f"that of a uniform guess {level:.4g}" if uniform_loss else f"the first one was {losses[0]:.4g}"
+    held_out = next((entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry), None)
+    if not (loss > 5 * level or (held_out is not None and held_out > 1.25 * level)):
+        return None
+    shown = "" if held_out is None else f", held out {held_out:.4g}"
+    reference = f"that of a uniform guess {level:.4g}" if uniform_loss else f"the first one was {first:.4g}"
     return f"The training diverged: its loss is {loss:.4g}{shown}, {reference}; lower the learning rate, or warm up longer."

@@ -34,7 +34,7 @@ NO_SETTINGS = ("_attn", "_name", "architectures", "attn_", "auto_map", "dtype", 
 
 
 def run_contents(trainer: Trainer) -> dict[str, Any]:
-    """What shapes the weights beside the arguments of a training, as entries of run_arguments.json."""
+    """Contents that shape the weights beside the arguments of a training, as entries of run_arguments.json."""
     args, model, collator = trainer.args, trainer.model, trainer.data_collator
     model = model.get_base_model() if hasattr(model, "peft_config") else model
     config, source = getattr(model, "config", None), getattr(model, "name_or_path", None) or ""

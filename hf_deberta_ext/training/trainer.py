@@ -241,10 +241,15 @@ class RunTrainer(HubTrainer):
         as many. Those have been trained on: they are taken out, and where none is left, one stays, marked as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
-        size, processes, rows = self.args.train_batch_size, self.args.world_size, len(self.train_dataset)
-        step_size = size * processes * self.args.gradient_accumulation_steps
-        first = self.state.global_step % math.ceil(rows / step_size) * step_size + self.args.process_index * size
-        return [first_rows(batch, rows - first - number * processes * size) for number, batch in enumerate(batches)]
+        size, processes = self.args.train_batch_size, self.args.world_size
+        rows = self.rows_left() - self.args.process_index * size
+        return [first_rows(batch, rows - number * processes * size) for number, batch in enumerate(batches)]
+
+    def rows_left(self) -> int:
+        """Rows of the epoch that no step before this one has read."""
+        step_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+        rows = len(self.train_dataset)
+        return rows - self.state.global_step % math.ceil(rows / step_size) * step_size
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

@@ -129,7 +129,7 @@ def corpus(path, **options):
 
 
 def attempt(read, path, *args, **options):
-    """What `read` gives, or None where it refuses the file by name."""
+    """Result of `read`, or None where it refuses the file by name."""
     try:
         return read(path, *args, **options)
     except ValueError as error:
