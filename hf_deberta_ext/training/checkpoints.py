@@ -18,6 +18,7 @@ from ..publishing.facts import replace_text
 from .manifest import MANIFEST_FILE, manifest_problem
 
 __all__ = [
+    "OTHER_CHECKPOINT",
     "checkpoint_problem",
     "has_weights",
     "is_partial",
@@ -35,6 +36,8 @@ SINGLE_WEIGHTS = (
     "model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin", "pytorch_model_fsdp.bin",
 )  # fmt: skip
 TORCH_FILES = (".pt", ".pth", ".bin")
+# The way out where one cannot be read.
+OTHER_CHECKPOINT = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
 # Folders in which FSDP and DeepSpeed keep the parts of weights and optimizer.
 SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
     ("pytorch_model_fsdp*", "global_step*"),
@@ -217,5 +220,4 @@ def readable_checkpoint(checkpoint: str | os.PathLike | bool | None) -> Iterator
         problem = f"{damaged} is damaged"
         if damaged is None:
             problem = f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run"
-        advice = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
-        raise ValueError(f"{problem}. {advice}") from error
+        raise ValueError(f"{problem}. {OTHER_CHECKPOINT}") from error

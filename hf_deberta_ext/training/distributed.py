@@ -15,6 +15,7 @@ from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer, TrainingArguments
 
+from .checkpoints import OTHER_CHECKPOINT
 from .folder_lock import unlock_folders
 
 __all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed", "use_cpu_without_accelerator"]
@@ -95,14 +96,15 @@ def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
         ValueError: a file names code, or is damaged.
     """
     metadata = [] if checkpoint is None else sorted(Path(checkpoint).glob("*/.metadata"))
-    advice = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
     for file in metadata:
         try:
             with file.open("rb") as opened:
                 MetadataUnpickler(opened).load()
         # A damaged pickle raises anything.
         except Exception as error:
-            raise ValueError(f"{file} is damaged or holds pickled code, which is not run ({error}). {advice}") from error
+            raise ValueError(
+                f"{file} is damaged or holds pickled code, which is not run ({error}). {OTHER_CHECKPOINT}"
+            ) from error
     if not metadata:
         yield
         return
@@ -114,7 +116,7 @@ def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
     except CheckpointException as error:
         cause = str(next(iter(error.failures.values()))[0]).splitlines()[0]
         raise ValueError(
-            f"a shard in {checkpoint} is damaged or holds pickled code, which is not run ({cause}). {advice}"
+            f"a shard in {checkpoint} is damaged or holds pickled code, which is not run ({cause}). {OTHER_CHECKPOINT}"
         ) from error
     finally:
         os.environ[name] = before
