@@ -75,7 +75,7 @@ def load_tokenizer(
     Raises:
         OSError: no tokenizer is there, or it cannot be reached.
         ValueError: it has no [CLS] or [SEP], or nothing but special tokens, or an added token would get an id other than the
-            recorded one.
+            recorded one; or a folder of this package has an spm.model without [UNK] and records no id of it.
     """
     if not os.path.isdir(folder_or_repo):
         try:
@@ -106,9 +106,12 @@ def load_tokenizer(
         add_prefix_space = config.get("add_prefix_space", False)
     settings = {name: config[name] for name in KEPT_SETTINGS if name in config}
 
+    recorded_tokens = _recorded_tokens(state, config, added)
     mask_lstrip = False
     if spm := find("spm.model"):
-        tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
+        unk_id = next((i for i, token in recorded_tokens if token.content == "[UNK]"), None)
+        ours = unk_id is None and (path := find("config.json")) and read_json(path).get("model_type") == "deberta-ext"
+        tokenizer = _spm_backend(spm, config.get("do_lower_case", False), unk_id=unk_id, needs_unk_id=bool(ours))
     elif (vocab := find("vocab.json")) and (merges := find("merges.txt")):
         tokenizer = _byte_level_backend(*models.BPE.read_file(vocab, merges), add_prefix_space)
         mask_lstrip = True
@@ -128,7 +131,7 @@ def load_tokenizer(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
             "tokenizer.json" + (" (local files only)" if offline else "")
         )
-    _add_recorded_tokens(tokenizer, state, config, added)
+    _add_recorded_tokens(tokenizer, recorded_tokens)
     if not spm and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
         raise ValueError(
             f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
@@ -144,8 +147,9 @@ def tokenizer_from_spm(
 ) -> PreTrainedTokenizerFast:
     """Tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model; ids equal `SentencePieceProcessor.encode`.
 
-    Pieces keep their ids, missing special tokens follow at the end; the unknown piece is named [UNK] unless there is
-    one already. Offsets include the space before a word, and leave out a combining mark that ends a token.
+    Pieces keep their ids, missing special tokens follow at the end. Where there is no piece [UNK], also [UNK] follows there
+    and is the unknown token, as in the official code; the row of `<unk>` stays, and no text is read as it. Offsets
+    include the space before a word, and leave out a combining mark that ends a token.
 
     Differences from sentencepiece: special tokens written out in a text are read as such; it adds scores in float32, so
     may split otherwise at a tie; own or case-folding character maps are exact only for composed text.
@@ -288,8 +292,17 @@ def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], ad
     return tokenizer
 
 
-def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
-    """`tokenizers.Tokenizer` that equals the SentencePiece model, without special tokens and template."""
+def _spm_backend(
+    path: str | os.PathLike, do_lower_case: bool, *, unk_id: int | None = None, needs_unk_id: bool = False
+) -> Tokenizer:
+    """`tokenizers.Tokenizer` that equals the SentencePiece model, without template.
+
+    Special tokens are added only where [UNK] is none of the pieces.
+
+    Args:
+        unk_id (`int`, *optional*): recorded id of [UNK]; that of the unknown piece renames it, as this package once did.
+        needs_unk_id (`bool`): refuse a model without [UNK] whose id is not recorded.
+    """
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -310,13 +323,25 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
     if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
         raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
 
-    names = {piece.piece for piece in model.pieces}
+    names = [piece.piece for piece in model.pieces]
+    appended = [] if "[UNK]" in names else [token for token in SPECIAL_TOKENS if token not in names]
+    if appended:
+        unknown = [piece.type for piece in model.pieces].index(Piece.UNKNOWN)
+        if needs_unk_id and unk_id is None:
+            raise ValueError(
+                f"{path} has no piece [UNK], and this model may have been trained with either reading of it: [UNK] with id "
+                f"{unknown}, as earlier versions of this package, or {len(names) + appended.index('[UNK]')}, as the "
+                'official code. Put an added_tokens.json with {"[UNK]": id} beside it'
+            )
+        if unk_id == unknown:
+            names[unknown], appended = "[UNK]", []
+        else:
+            # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
+            names[unknown] += HARD
     lowest, highest = min(scores), max(0.0, max(scores))
     vocab = []
-    for piece in model.pieces:
-        name, score = piece.piece, piece.score
-        if piece.type == Piece.UNKNOWN and "[UNK]" not in names:
-            name = "[UNK]"
+    for name, piece in zip(names, model.pieces, strict=True):
+        score = piece.score
         if piece.type == Piece.USER_DEFINED:
             # SentencePiece: always preferred to what it is made of.
             score = len(name) * highest - 0.1
@@ -324,7 +349,8 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
             # <s>, </s>, <0x41>, ... are never read from a text: worse than any way to spell them.
             score = (len(name) + 1) * (lowest - 10)
         vocab.append((name, score))
-    unk_id = [name for name, _ in vocab].index("[UNK]")
+    vocab += [(token, (len(token) + 1) * (lowest - 10)) for token in appended]
+    unk_id = [*names, *appended].index("[UNK]")
     prepend_scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
 
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=unk_id, byte_fallback=options.byte_fallback))
@@ -393,18 +419,23 @@ def _char_class(chars: Iterable[str]) -> str:
     return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" if a < b else rf"\x{{{a:x}}}" for a, b in bounds) + "]"
 
 
-def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added: dict[str, int]) -> None:
-    """Add, in the order of their ids, the tokens that tokenizer.json, tokenizer_config.json or added_tokens.json list.
-
-    Raises:
-        ValueError: one of them would get another id.
-    """
+def _recorded_tokens(state: dict, config: dict, added: dict[str, int]) -> list[tuple[int, AddedToken]]:
+    """Tokens that tokenizer.json, tokenizer_config.json or added_tokens.json list, in the order of their ids."""
     tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
     for i, fields in config.get("added_tokens_decoder", {}).items():
         tokens[int(i)] = AddedToken(**fields)
     for fields in state.get("added_tokens", []):
         tokens[fields["id"]] = AddedToken(**{name: value for name, value in fields.items() if name != "id"})
-    for i, token in sorted(tokens.items()):
+    return sorted(tokens.items(), key=lambda item: item[0])
+
+
+def _add_recorded_tokens(tokenizer: Tokenizer, tokens: list[tuple[int, AddedToken]]) -> None:
+    """Add tokens with their recorded ids.
+
+    Raises:
+        ValueError: one of them would get another id.
+    """
+    for i, token in tokens:
         tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != i:
             raise ValueError(

@@ -170,10 +170,12 @@ def same(one, other):
 
 
 def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
-    """Ids are equal, but for ties: sentencepiece adds scores in float32, so it may take another of two equal splits."""
-    ties = 0
+    """Ids are equal, but for that of [UNK] and for ties: sentencepiece adds scores in float32, so it may take another of two
+    equal splits.
+    """
+    ties, unk_ids = 0, {tokenizer.unk_token_id: processor.unk_id()}
     for text in texts:
-        ours, theirs = plain_ids(tokenizer, text), processor.encode(text)
+        ours, theirs = [unk_ids.get(i, i) for i in plain_ids(tokenizer, text)], processor.encode(text)
         if ours != theirs:
             assert "".join(map(processor.id_to_piece, ours)) == "".join(map(processor.id_to_piece, theirs)), text
             difference = sum(map(processor.get_score, ours)) - sum(map(processor.get_score, theirs))
@@ -203,8 +205,8 @@ def test_finish_gives_the_template_and_appends_in_the_official_order():
     [
         # The pieces', with [MASK] appended.
         ("microsoft", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 1500], 1501),
-        # Appended in the official order.
-        ("generic", "[UNK] <s> </s> [MASK] [SEP] [PAD] [CLS]", [0, 1, 2, 1500, 1501, 1502, 1503], 1504),
+        # Appended in the official order, [UNK] too.
+        ("generic", "<s> </s> [MASK] [SEP] [PAD] [UNK] [CLS]", [1, 2, 1500, 1501, 1502, 1503, 1504], 1505),
         # The vocabulary's.
         ("v1", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 599], 600),
     ],
@@ -215,7 +217,46 @@ def test_special_tokens_have_the_ids_of_the_files_or_are_appended(kind, tokens, 
     assert tokenizer.convert_tokens_to_ids(tokens.split()) == ids and len(tokenizer) == size
     assert "<unk>" not in tokenizer.get_vocab()
     if kind == "generic":
-        assert plain_ids(tokenizer, "ꙮ")[-1] == tokenizer.unk_token_id == 0
+        assert plain_ids(tokenizer, "ꙮ")[-1] == tokenizer.unk_token_id == 1503
+        # The text has no "{", and no row of the unknown piece is read.
+        assert 0 not in plain_ids(tokenizer, "the <unk> {unk}")
+
+
+def saved_before_unk_was_appended(spm, folder):
+    """A folder of an earlier version, which named the unknown piece [UNK] and appended the other four."""
+    state = json.loads(tokenizer_from_spm(spm("generic")).backend_tokenizer.to_str())
+    state["model"]["vocab"] = [["[UNK]", -99.0], *state["model"]["vocab"][1:1500]]
+    state["model"]["unk_id"], state["added_tokens"] = 0, []
+    tokenizer = finish(Tokenizer.from_str(json.dumps(state)))
+    assert tokenizer.convert_tokens_to_ids(["[UNK]", "[MASK]", "[CLS]"]) == [0, 1500, 1503]
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("with_spm", [False, True], ids=["tokenizer_json", "spm_beside_it"])
+def test_a_folder_of_an_earlier_version_keeps_its_unknown_token(with_spm, spm, tmp_path):
+    earlier = saved_before_unk_was_appended(spm, tmp_path)
+    if with_spm:
+        shutil.copy(spm("generic"), tmp_path / "spm.model")
+    again = load_tokenizer(tmp_path)
+    assert len(again) == len(earlier) == 1504
+    for text in (*SENTENCES, "the ꙮ fox", "[CLS] the [MASK]"):
+        assert again(text)["input_ids"] == earlier(text)["input_ids"]
+
+
+def test_a_model_without_unk_whose_reading_is_not_recorded_is_refused(spm_folder):
+    """Our own folders may be of either version; others are read as the official code does."""
+    folder = spm_folder("generic")
+    assert load_tokenizer(folder).unk_token_id == 1503
+    (folder / "config.json").write_text(json.dumps(dict(model_type="deberta-ext")))
+    with pytest.raises(ValueError, match=r"no piece \[UNK\].*id 0, as earlier versions.*, or 1503, as the official"):
+        load_tokenizer(folder)
+    for unk, cls in ((0, 1503), (1503, 1504)):
+        (folder / "added_tokens.json").write_text(json.dumps({"[UNK]": unk}))
+        assert load_tokenizer(folder).convert_tokens_to_ids(["[UNK]", "[CLS]"]) == [unk, cls]
+    (folder / "added_tokens.json").write_text(json.dumps({"[UNK]": 1502}))
+    with pytest.raises(ValueError, match=r"'\[UNK\]' is recorded with id 1502, but the vocabulary gives it 1503"):
+        load_tokenizer(folder)
 
 
 @pytest.mark.criterion("A5.4")
