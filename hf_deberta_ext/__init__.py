@@ -6,6 +6,7 @@ from importlib.abc import MetaPathFinder
 
 import transformers
 
+from . import native  # noqa: F401
 from ._version import __version__
 from .model import modeling_deberta_ext
 from .model.attention import DisentangledSelfAttention

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Return 0 if it can be loaded, 1 if not; then the last lines say why."""
     from ..conversion.describe import describe, description_text
+    from ..native import kernel_status
 
     facts = describe(arguments.source, revision=arguments.revision, download=arguments.download)
+    facts["attention"] = kernel_status()
     print(json.dumps(facts, indent=2) if arguments.json else description_text(facts))
     return 1 if facts["problems"] else 0

@@ -265,6 +265,8 @@ def description_text(facts: dict[str, Any]) -> str:
     if facts.get("trainer_state"):
         rows.append(("training", f"a checkpoint of Trainer, trainer_state.json {facts['trainer_state']}"))
     rows += [("load", line) for line in facts.get("loading", [])]
+    if attention := facts.get("attention"):
+        rows.append(("attention", attention))
     rows += [("missing", line) for line in facts["missing"]]
     rows += [("problem", line) for line in facts["problems"]]
     rows.append(("result", "cannot be loaded" if facts["problems"] else "can be loaded"))

@@ -10,12 +10,14 @@ import torch
 from .attention_blocked import blocked_unavailable, disentangled_attention_blocked
 from .attention_eager import disentangled_attention_eager
 from .attention_flex import disentangled_attention_flex, flex_unavailable
+from .attention_native import disentangled_attention_native, native_unavailable
 from .attention_sdpa import disentangled_attention_sdpa
 from .input_validation import is_traced
 
 __all__ = ["BACKENDS", "Backend", "backend_unavailable", "check_backend", "choose_backend"]
 
-# With fewer queries than this share of the keys, computing all queries costs more than the gathers of "eager".
+# With fewer queries than this share of the keys, computing all queries costs more than the gathers of "eager"; backends that
+# take query positions compute no others.
 FEW_QUERIES = 0.3
 
 
@@ -89,6 +91,15 @@ BACKENDS = {
         best_on=("cuda",),
         takes_cu_seqlens=True,
     ),
+    "native": Backend(
+        disentangled_attention_native,
+        "a fused C++ kernel for CPUs with AVX2, AVX-512 or NEON, which `pip install` builds where a compiler is; float32 "
+        "and bfloat16, head sizes 16 to 128, dropout, documents in one stream",
+        native_unavailable,
+        best_on=("cpu",),
+        takes_query_positions=True,
+        takes_cu_seqlens=True,
+    ),
 }
 
 
@@ -155,10 +166,11 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, served: s
         return "eager", "traced or transformed"
     if device.type == "meta":
         return "eager", "nothing is computed"
-    if query_share < FEW_QUERIES:
-        return "eager", "few queries"
-    best = [name for name, backend in BACKENDS.items() if device.type in backend.best_on]
-    for name in reversed(best):
-        if backend_unavailable(name, **call) is None:
+    few = query_share < FEW_QUERIES
+    for name, backend in reversed(BACKENDS.items()):
+        serves = device.type in backend.best_on and (backend.takes_query_positions or not few)
+        if serves and backend_unavailable(name, **call) is None:
             return name, f"best on {device.type}"
+    if few:
+        return "eager", "few queries"
     return "sdpa", "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 
 from .attention import DisentangledSelfAttention
-from .attention_backends import choose_backend
+from .attention_backends import backend_unavailable, check_backend, choose_backend
 from .checkpoint_files import checkpoint_step
 from .checkpoint_layouts import LoadingReport
 from .checkpoint_loading import LoadingMixin
@@ -101,10 +101,12 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if requested_attention in (None, "auto"):
             return None
         # Weights come to their device after this check; what a call needs is checked when it is made.
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        check_backend(requested_attention)
         head_size = self.config.hidden_size // self.config.num_attention_heads
-        call = dict(device=device, dtype=torch.float32, head_size=head_size)
-        choose_backend(requested_attention, served="this model here", **call)
+        call = dict(dtype=torch.float32, head_size=head_size)
+        if backend_unavailable(requested_attention, device=torch.device("cpu"), **call) is not None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            choose_backend(requested_attention, served="this model here", device=device, **call)
         return requested_attention
 
     def set_attn_implementation(self, attn_implementation: str | dict | None, *args, **kwargs):
@@ -362,7 +364,8 @@ def _rows(table) -> int | None:
 
 
 def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None):
-    """The mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
+    """The mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool. On CPU
+    the first is None where it is True everywhere.
 
     Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
     With 3 or 4 dimensions a token is real if anyone may attend to it.
@@ -399,10 +402,11 @@ def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int],
                 f"attention_mask {problem}; give 1 where attention is allowed and 0 elsewhere (document_ids separate "
                 "several documents in a row)"
             )
+    everything = values_at_hand(mask) and bool(mask.all())
     if mask.dim() == 2:
-        return mask[:, None, None], mask
+        return None if everything else mask[:, None, None], mask
     mask = mask[:, None] if mask.dim() == 3 else mask
-    return mask, mask.any(-2).any(1)
+    return None if everything else mask, mask.any(-2).any(1)
 
 
 def cls_states(

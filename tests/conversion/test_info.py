@@ -25,6 +25,7 @@ from hf_deberta_ext.conversion.checkpoint_contents import HEADS, read_contents
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.conversion.describe import describe
 from hf_deberta_ext.model.presets import PRESETS
+from hf_deberta_ext.native import kernel_status
 
 
 def ours(folder, tiny_config, model_class=DebertaExtForMaskedLM, kind="v3", **fields):
@@ -393,7 +394,11 @@ def test_the_text_has_the_facts(tiny_config, tmp_path, capsys):
 def test_json_is_the_same_for_machines(tiny_config, tmp_path, capsys):
     ours(tmp_path, tiny_config, DebertaExtForTokenClassification)
     assert main(["info", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(describe(str(tmp_path))))
+    expected = describe(str(tmp_path)) | dict(attention=kernel_status())
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected))
+    main(["info", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "attention" in line] == [f"  attention  {kernel_status()}"]
 
 
 def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkeypatch):

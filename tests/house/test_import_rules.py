@@ -32,11 +32,12 @@ ALLOWED = {
     "__main__": {"commands"},
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
-    "commands": {"", "analysis", "conversion", "pretraining", "publishing", "tokenization", "training"},
+    "commands": {"", "analysis", "conversion", "native", "pretraining", "publishing", "tokenization", "training"},
     "conversion": {"tokenization", "training"},
     "data": set(),
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
+    "native": set(),
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
     "publishing": set(),
     "replace_attention": set(),

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build of the native CPU kernel, a library for any Python and torch of a platform; all else is in setup.cfg."""
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+
+class BuildLibrary(build_ext):
+    """Builds no module of one Python, but a library that ctypes opens."""
+
+    def get_ext_filename(self, fullname):
+        return f"{fullname.replace('.', '/')}.so"
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+kernel = Extension(
+    "hf_deberta_ext.native.libdisentangled_attention",
+    ["hf_deberta_ext/native/disentangled_attention.cpp"],
+    language="c++",
+    # The source chooses instruction sets itself, when it runs.
+    extra_compile_args=["-O3", "-std=c++17", "-g0"],
+    # Without a compiler, the package serves with its other backends.
+    optional=True,
+)
+setup(ext_modules=[kernel], cmdclass=dict(build_ext=BuildLibrary, bdist_wheel=Wheel))
