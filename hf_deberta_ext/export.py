@@ -26,6 +26,7 @@ from ._version import __version__
 from .model.attention import DisentangledSelfAttention
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.heads import HEADS, Head
+from .model.pretrained_model import in_eval_mode
 
 __all__ = [
     "OnnxParity", "export_onnx", "export_program", "onnx_parity", "parity_shapes", "quantise_onnx",
@@ -131,18 +132,6 @@ def reads_absolute_positions(model: PreTrainedModel) -> bool:
     config = model.config
     decodes_positions = config.has_mask_decoder and config.emd_input != "hidden"
     return config.position_biased_input or (exported_head(model) == HEADS["masked-lm"] and decodes_positions)
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; afterwards every module is in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

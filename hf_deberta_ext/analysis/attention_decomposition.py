@@ -8,6 +8,7 @@ import torch
 
 from ..model.attention import DisentangledSelfAttention
 from ..model.base_model import DebertaExtModel
+from ..model.pretrained_model import in_eval_mode
 
 __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_profile"]
 
@@ -229,20 +230,17 @@ def _project(encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: i
     hooks = [
         attention.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True) for attention in modules
     ]
-    modes = {module: module.training for module in encoder.modules()}
     try:
-        encoder.eval()
-        encoder(**inputs, packed=False)
-        # Layers that share their attention are calls of one module.
-        attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
-        K_r, Q_r = attention.project_positions(rel_embeddings)
-        Q_c = attention.split_heads(attention.query_proj(hidden_states))[0]
-        K_c = attention.split_heads(attention.key_proj(hidden_states))[0]
+        with in_eval_mode(encoder):
+            encoder(**inputs, packed=False)
+            # Layers that share their attention are calls of one module.
+            attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
+            K_r, Q_r = attention.project_positions(rel_embeddings)
+            Q_c = attention.split_heads(attention.query_proj(hidden_states))[0]
+            K_c = attention.split_heads(attention.key_proj(hidden_states))[0]
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes.items():
-            module.training = training
     wide = torch.promote_types(Q_c.dtype, torch.float32)
     return _Projections(
         layer=layer,

@@ -2,7 +2,6 @@
 """Scores of sentences without labels: which tokens look replaced, and which sentence reads better."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.masked_language_model import DebertaExtForMaskedLM
+from ..model.pretrained_model import in_eval_mode
 from ..tokenization import check_tokenizer
 
 __all__ = ["SentenceScore", "TokenScore", "pseudo_log_likelihood", "token_replacement_probabilities"]
@@ -181,19 +181,6 @@ def _longest(model, tokenizer) -> int | None:
     return min(limits, default=None)
 
 
-@contextmanager
-def _evaluating(model):
-    """Eval mode, without gradients; afterwards each module is in the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
 def _padded(model, tokenizer, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """input_ids and attention_mask [B, N]; padded on the right whatever the tokenizer's side."""
     device = next(model.parameters(), torch.empty(0)).device
@@ -207,7 +194,7 @@ def _padded(model, tokenizer, rows: list[list[int]]) -> tuple[torch.Tensor, torc
 def _logits(model, tokenizer, rows: list[list[int]]) -> torch.Tensor:
     """Logits of rows of ids, [B, N] or [B, N, V]."""
     ids, mask = _padded(model, tokenizer, rows)
-    with _evaluating(model):
+    with in_eval_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask).logits
     if logits.dim() not in (2, 3) or logits.shape[:2] != ids.shape:
         raise ValueError(
@@ -270,6 +257,6 @@ def _logits_at(model, tokenizer, rows: list[list[int]], positions: list[int]) ->
     ids, mask = _padded(model, tokenizer, rows)
     labels = torch.full_like(ids, -100)
     labels[torch.arange(len(rows)), positions] = 0
-    with _evaluating(model):
+    with in_eval_mode(model), torch.no_grad():
         logits, *_ = model.predict(ids, mask, None, None, None, False, False, None, labels, sparse=True)
     return logits.float()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..model.checkpoint_files import read_json
+from ..model.checkpoint_files import free_name, read_json
 from ..model.checkpoint_layouts import LoadingReport
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
@@ -244,10 +244,8 @@ def is_in_use(folder: Path) -> bool:
 
 def put_in_place(written: Path, target: Path) -> Path | None:
     """Rename `written` to `target`; returns the new name of an old `target`."""
-    aside, number = None, 1
-    if is_in_use(target):
-        while (aside := target.with_name(f"{target.name}.old-{number}")).exists():
-            number += 1
+    aside = free_name(target) if is_in_use(target) else None
+    if aside is not None:
         target.rename(aside)
     elif target.exists():
         target.rmdir()

@@ -19,7 +19,7 @@ from ..publishing.card import write_run_card
 from ..publishing.card_metadata import as_list, is_hub_id
 from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
 from ..training.batch_size import hardware_facts
-from ..training.checkpoints import replace_text
+from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
@@ -166,7 +166,7 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
         summary (`dict`): the result of `summarise_seeds`.
     """
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
-    replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
     names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
     figure = None

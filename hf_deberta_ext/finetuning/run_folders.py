@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..model.checkpoint_files import free_name
 from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
 from ..training.run_folder import (
     ARGUMENTS_FILE,
@@ -132,10 +133,8 @@ def move_aside(folder: Path) -> Path:
     Raises:
         ValueError: a run lives in it.
     """
-    folder, number = folder.resolve(), 1
+    folder = folder.resolve()
     if folder.is_dir():
         lock_folder(folder)
         unlock_folders(folder)
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    return folder.rename(aside)
+    return folder.rename(free_name(folder))

@@ -2,6 +2,7 @@
 # hf_deberta_ext model code
 """Files of a checkpoint: names, JSON, indices of shards, headers and weights, with one error for each kind of damage."""
 
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
     "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "check_dtypes",
-    "checkpoint_step", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json",
+    "checkpoint_step", "free_name", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json",
     "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
@@ -107,6 +108,12 @@ def checkpoint_step(folder: Path) -> int:
     """The step after which Trainer wrote a checkpoint, by the name of its folder; -1 for any other name."""
     number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(number[1]) if number else -1
+
+
+def free_name(place: Path) -> Path:
+    """NAME.old-1 beside a file or folder NAME, or the next number that is free."""
+    names = (place.with_name(f"{place.name}.old-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def shown_size(size: int, *, digits: int | None = None) -> str:

@@ -81,6 +81,8 @@ class LoadingMixin:
         if reads_source:
             options = {name: kwargs[name] for name in ("use_safetensors", "variant") if name in kwargs}
             check_files(str(source), quantized="quantization_config" in stored_config, **download, **options)
+            # Once is enough.
+            kwargs.pop("force_download", None)
         model, info = cls._load(source, source, *model_args, config=config, **kwargs)
         changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         if reads_source and changed >= {name for name, _ in model.named_parameters()}:

@@ -2,6 +2,8 @@
 # hf_deberta_ext model code
 """`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
-__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states"]
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "in_eval_mode"]
 
 PUSH_ARGUMENTS = (
     "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
@@ -355,6 +357,18 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
             tags=tags,
             max_shard_size=max_shard_size,
         )
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Context in which a model is in eval mode; afterwards each of its modules is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _rows(table) -> int | None:

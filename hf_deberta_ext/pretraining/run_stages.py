@@ -17,7 +17,8 @@ from ..publishing.card_metadata import as_list, is_hub_id
 from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
-from ..training.checkpoints import replace_text, replaced_folder
+from ..training.checkpoints import replaced_folder
+from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
 from ..training.run_contents import json_digest
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
@@ -251,7 +252,7 @@ def write_run_report(
         versions=versions(),
         resumed_anyway=accepted_changes(folder),
     )
-    replace_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
+    write_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
     return facts
 
 

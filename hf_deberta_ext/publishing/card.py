@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..model.checkpoint_files import free_name
 from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
@@ -106,10 +107,7 @@ def replace_card(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
         # Below the metadata, which the flags of the command may have changed.
         before, after = (split_card(card)[1].strip() for card in (old.decode("utf-8", errors="replace"), text))
         if before != after:
-            number = 1
-            while (aside := file.with_name(f"{CARD}.old-{number}")).exists():
-                number += 1
-            aside.write_bytes(old)
+            free_name(file).write_bytes(old)
     return replace_text(file, text)
 
 

@@ -176,10 +176,10 @@ def is_truncated(file: Path) -> bool:
 
 
 def is_damaged(file: Path) -> bool:
-    """True for a file of torch.save that lacks parts, or whose parts have other sums than it says."""
+    """True for a file of torch.save that lacks parts, or whose parts have other sums than it says, if it has sums."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is not None
+            return any(entry.CRC for entry in archive.infolist()) and archive.testzip() is not None
     except (OSError, zipfile.BadZipFile):
         return True
 

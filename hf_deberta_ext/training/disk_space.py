@@ -15,11 +15,11 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step, shown_size
-from .checkpoints import checkpoint_problem
+from .checkpoints import checkpoint_problem, replace_text
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["DiskError", "checkpoint_size", "disk_errors", "warn_of_little_space"]
+__all__ = ["DiskError", "checkpoint_size", "disk_errors", "warn_of_little_space", "write_text"]
 
 CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 # safetensors gives the code as text, torch.save none: it says where it stopped.
@@ -59,6 +59,13 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None) -> Iterato
         raise DiskError(
             f"{place} could not be written: {reason}; {room}. {remedy} another --output_dir, then {resume}"
         ) from error
+
+
+def write_text(file: Path, text: str):
+    """`replace_text`, in a folder that is made, with the errors of a disk."""
+    with disk_errors(file, file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, text)
 
 
 def checkpoint_size(model: nn.Module) -> int:

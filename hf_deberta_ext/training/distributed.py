@@ -110,7 +110,7 @@ def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
         return
     # torch's planner reads what is no tensor with weights_only=False.
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before, os.environ[name] = os.environ.get(name, "0"), "1"
+    before, os.environ[name] = os.environ.get(name), "1"
     try:
         yield
     except CheckpointException as error:
@@ -119,7 +119,8 @@ def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
             f"a shard in {checkpoint} is damaged or holds pickled code, which is not run ({cause}). {OTHER_CHECKPOINT}"
         ) from error
     finally:
-        os.environ[name] = before
+        del os.environ[name]
+        os.environ.update({} if before is None else {name: before})
 
 
 def leave_together():

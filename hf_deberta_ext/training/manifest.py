@@ -1,28 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest of a checkpoint: sizes and digests of all its files, written and synchronised with the disk behind them."""
 
+import contextlib
+import functools
 import json
 import mmap
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+
+import torch
+from xxhash import xxh3_128
 
 from ..publishing.facts import replace_text
 
-try:
-    import xxhash
-except ImportError:  # It comes with the extra "train"; without it sizes alone are compared.
-    xxhash = None
-
-__all__ = ["MANIFEST_FILE", "begin_manifest", "is_unfinished", "manifest_problem", "write_manifest"]
+__all__ = ["MANIFEST_FILE", "digest_of", "is_unfinished", "manifest_problem", "saved_with_manifest"]
 
 MANIFEST_FILE = "checkpoint_manifest.json"
+# Files of fewer bytes take no time at the end.
+LARGE = 1 << 20
 
 
-def begin_manifest(checkpoint: Path):
-    """Make the folder of a checkpoint whose manifest says that it has no end yet."""
+@contextlib.contextmanager
+def saved_with_manifest(checkpoint: Path) -> Iterator[None]:
+    """Context in which the files of a new checkpoint are written; at its end all are on the disk, then the list of their
+    sizes and digests. Until then its manifest says that it has no end.
+
+    A thread brings the files to the disk while they are written. torch.save leaves out its own sums, crc32, which nothing
+    reads and which take longer than the digests.
+    """
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / MANIFEST_FILE).write_text('{"files": null}\n', encoding="utf-8")
+    with_crc32, is_written = torch.serialization.get_crc32_options(), Event()
+    with ThreadPoolExecutor(4) as pool:
+        written_back = pool.submit(write_back, checkpoint, is_written)
+        try:
+            torch.serialization.set_crc32_options(False)
+            yield
+        finally:
+            torch.serialization.set_crc32_options(with_crc32)
+            is_written.set()
+        # The operating system tells of a failed write only once.
+        written_back.result()
+        files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST_FILE]
+        names = (file.relative_to(checkpoint).as_posix() for file in files)
+        text = json.dumps({"files": dict(zip(names, pool.map(saved_entry, files), strict=True))}, indent=1) + "\n"
+    for folder in {checkpoint, *(file.parent for file in files)}:
+        sync(folder)
+    sync(replace_text(checkpoint / MANIFEST_FILE, text))
+    sync(checkpoint)
+    sync(checkpoint.parent)
+
+
+def write_back(checkpoint: Path, is_written: Event):
+    """Bring the large files of a checkpoint to the disk as they grow, until all are written."""
+    # Windows renames no file that is open.
+    while os.name != "nt" and not is_written.wait(0.02):
+        # Files are renamed and removed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            for file in checkpoint.rglob("*"):
+                if file.stat().st_size >= LARGE:
+                    sync(file)
 
 
 def is_unfinished(checkpoint: Path) -> bool:
@@ -31,19 +71,6 @@ def is_unfinished(checkpoint: Path) -> bool:
         return json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8")) == {"files": None}
     except (OSError, ValueError):
         return False
-
-
-def write_manifest(checkpoint: Path):
-    """Bring all files of a checkpoint to the disk, then the list of their sizes and digests."""
-    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST_FILE]
-    names = (file.relative_to(checkpoint).as_posix() for file in files)
-    with ThreadPoolExecutor(4) as pool:
-        text = json.dumps({"files": dict(zip(names, pool.map(saved_entry, files), strict=True))}, indent=1) + "\n"
-    for folder in {checkpoint, *(file.parent for file in files)}:
-        sync(folder)
-    sync(replace_text(checkpoint / MANIFEST_FILE, text))
-    sync(checkpoint)
-    sync(checkpoint.parent)
 
 
 def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
@@ -65,26 +92,29 @@ def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
             return f"its {name} is missing"
         if file.stat().st_size != size:
             return f"its {name} is damaged or of another step: it has {file.stat().st_size:,} bytes, saved were {size:,}"
-        if digests and None not in (found := digest_of(file), digest) and found != digest:
+        if digests and digest not in (None, digest_of(file)):
             return f"its {name} is damaged or of another step: its content is not what was saved"
     return None
 
 
-def saved_entry(file: Path) -> tuple[int, str | None]:
+def saved_entry(file: Path) -> tuple[int, str]:
     """Size and digest of a file that has been brought to the disk."""
     sync(file)
     return file.stat().st_size, digest_of(file)
 
 
-def digest_of(file: Path) -> str | None:
-    if xxhash is None:
-        return None
-    with file.open("rb") as stream:
-        # An empty file cannot be mapped.
-        if file.stat().st_size == 0:
-            return xxhash.xxh3_128(b"").hexdigest()
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return xxhash.xxh3_128(content).hexdigest()
+def digest_of(file: Path) -> str:
+    """Digest of a file, which a process reads again only if its size or time has changed."""
+    return _digest(file.resolve(), file.stat().st_size, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(1000)
+def _digest(file: Path, size: int, mtime_ns: int) -> str:
+    # An empty file cannot be mapped.
+    if size == 0:
+        return xxh3_128(b"").hexdigest()
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return xxh3_128(content).hexdigest()
 
 
 def sync(place: Path):

@@ -2,28 +2,21 @@
 """Digests of what a run learns from: its examples, its tokenizer, the weights and the configuration that it begins with."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 from transformers import Trainer
+from xxhash import xxh3_64
 
 from .._version import __version__
 from ..model.attention_backends import choose_backend
 from ..model.checkpoint_files import is_weight_file
 from .manifest import digest_of
 from .run_folder import is_decided_by_evaluation
-
-try:
-    from xxhash import xxh3_64
-except ImportError:
-    # It comes with datasets.
-    xxh3_64 = partial(hashlib.blake2b, digest_size=8)
 
 __all__ = ["examples_digest", "json_digest", "run_contents", "tokenizer_digest", "weights_digest"]
 

@@ -13,8 +13,8 @@ from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step, read_json
 from .batch_size import is_split_free, near_divisors
-from .checkpoints import checkpoint_problem, is_partial, replace_text
-from .disk_space import disk_errors
+from .checkpoints import checkpoint_problem, is_partial
+from .disk_space import disk_errors, write_text
 from .folder_lock import LOCK_FILE, lock_folder, locked_folder
 from .manifest import is_unfinished
 
@@ -140,15 +140,13 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         if (problem := checkpoint_problem(Path(resume), digests=True)) is not None:
             raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
         return str(resume)
-    newest, problems = None, {}
+    newest, problems, is_new = None, {}, asked in ("none", "false")
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True):
-        if (problem := checkpoint_problem(checkpoint, digests=True)) is None:
+        if (problem := checkpoint_problem(checkpoint, digests=not is_new)) is None:
             newest = checkpoint
             break
         problems[checkpoint.name] = problem
-    if asked == "auto":
-        asked = "none" if newest is None else "last"
-    if asked in ("none", "false"):
+    if is_new or (asked == "auto" and newest is None):
         if folder.exists() and (not folder.is_dir() or not all(map(_precedes_checkpoints, folder.iterdir()))):
             if (folder / LOCK_FILE).exists():
                 with locked_folder(folder):
@@ -222,10 +220,7 @@ def begin_run(
         if changed:
             accepted = {"step": checkpoint_step(checkpoint), **changed}
             record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
-    file = Path(folder, ARGUMENTS_FILE)
-    with disk_errors(file, file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, json.dumps(record, indent=2) + "\n")
+    write_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
     return record
 
 

@@ -29,12 +29,12 @@ from .checkpoints import (
     replace_text,
     replaced_model,
 )
-from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space
+from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space, write_text
 from .distributed import leave_together, safe_sharded_states, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
-from .manifest import begin_manifest, manifest_problem, write_manifest
+from .manifest import manifest_problem, saved_with_manifest
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
@@ -330,25 +330,20 @@ class RunTrainer(HubTrainer):
             remove_partial(folder)
 
     def _write_checkpoint(self, model, trial, checkpoint: Path):
-        if self.args.should_save:
-            if checkpoint.exists():
-                remove_folder(checkpoint)
-            begin_manifest(checkpoint)
-        if self.args.world_size > 1:
+        if self.args.should_save and checkpoint.exists():
+            remove_folder(checkpoint)
+        with saved_with_manifest(checkpoint) if self.args.should_save else contextlib.nullcontext():
             # All processes write into it.
             self.accelerator.wait_for_everyone()
-        if self._record:
-            replace_text(checkpoint / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
-        # None: Trainer removes no checkpoints.
-        self._limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._limit, self.args.save_total_limit = None, self._limit
-        if self.args.world_size > 1:
+            if self._record:
+                replace_text(checkpoint / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
+            # None: Trainer removes no checkpoints.
+            self._limit, self.args.save_total_limit = self.args.save_total_limit, None
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.args.save_total_limit, self._limit = self._limit, None
             self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            write_manifest(checkpoint)
 
     def _remove_checkpoints(self, folder: Path, newest: Path):
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
@@ -391,11 +386,8 @@ class RunTrainer(HubTrainer):
                 pass
             except ValueError:
                 logger.warning(f"{file} is truncated: it is written anew")
-            with disk_errors(file, folder):
-                replace_text(file, as_json(together | metrics))
-        file = folder / f"{split}_results.json"
-        with disk_errors(file, folder):
-            replace_text(file, as_json(metrics))
+            write_text(file, as_json(together | metrics))
+        write_text(folder / f"{split}_results.json", as_json(metrics))
 
     def save_state(self):
         if not self.is_world_process_zero():

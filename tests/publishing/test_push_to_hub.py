@@ -144,6 +144,16 @@ def test_save_pretrained_can_push_as_well(hub, model, tokenizer, tmp_path):
     assert hub.repos["org/twice"].files()["model.safetensors"] == written != files["model.safetensors"]
 
 
+def test_weights_are_downloaded_anew_once_where_that_is_asked_for(hub, model):
+    """The check of their header downloaded them, and transformers once more."""
+    model.push_to_hub("name")
+    loaded = DebertaExtForMaskedLM.from_pretrained("user/name")
+    hub.requests.clear()
+    again = DebertaExtForMaskedLM.from_pretrained("user/name", force_download=True)
+    assert len([request for request in hub.sent("GET") if request.path.endswith("/model.safetensors")]) == 1
+    assert all(torch.equal(weight, other) for weight, other in zip(loaded.parameters(), again.parameters(), strict=True))
+
+
 def test_a_configuration_alone_brings_the_code(hub, model, tmp_path):
     model.config.push_to_hub("name")
     model.config.save_pretrained(tmp_path / "saved", push_to_hub=True)

@@ -4,10 +4,12 @@
 tests/support/kill_and_resume.py does the same with all scripts, and more kills at random; left_by_kills.py compares.
 """
 
+import errno
 import json
 import logging
 import os
 import shutil
+import threading
 import time
 from types import SimpleNamespace
 
@@ -21,8 +23,9 @@ from small_pretraining import Rows, build, train
 from hf_deberta_ext.finetuning.reports import report_seeds
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
+from hf_deberta_ext.training import manifest
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
-from hf_deberta_ext.training.manifest import MANIFEST_FILE
+from hf_deberta_ext.training.manifest import MANIFEST_FILE, manifest_problem
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
@@ -155,11 +158,50 @@ def test_a_manifest_is_written_behind_its_files_which_are_on_the_disk_by_then(tm
     train(tmp_path / "run", max_steps=2)
     checkpoint = tmp_path / "run" / "checkpoint-2"
     files = [file.stat().st_ino for file in checkpoint.rglob("*") if file.name != MANIFEST_FILE]
-    manifest = synchronised.index((checkpoint / MANIFEST_FILE).stat().st_ino)
-    assert {*files, checkpoint.stat().st_ino} <= {*synchronised[:manifest]}
-    assert checkpoint.parent.stat().st_ino in synchronised[manifest:]
+    written = synchronised.index((checkpoint / MANIFEST_FILE).stat().st_ino)
+    assert {*files, checkpoint.stat().st_ino} <= {*synchronised[:written]}
+    assert checkpoint.parent.stat().st_ino in synchronised[written:]
     listed = left_by_kills.read(checkpoint / MANIFEST_FILE)["files"]
     assert {*listed} == {file.name for file in checkpoint.iterdir()} - {MANIFEST_FILE}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "Input/output error")])
+def test_a_failed_write_is_told_once_and_not_lost_by_the_thread_that_writes_back(error, tmp_path, monkeypatch):
+    failed, fsync = threading.Event(), os.fsync
+
+    def fail_once(descriptor):
+        if not failed.is_set():
+            failed.set()
+            raise error
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    monkeypatch.setattr(manifest, "LARGE", 1)
+    threads = threading.active_count()
+    with pytest.raises(OSError, match=error.strerror), manifest.saved_with_manifest(tmp_path / "checkpoint-1"):
+        (tmp_path / "checkpoint-1" / "optimizer.pt").write_bytes(b"some")
+        assert failed.wait(60) and threading.active_count() > threads
+    assert manifest.is_unfinished(tmp_path / "checkpoint-1") and threading.active_count() == threads
+    assert torch.serialization.get_crc32_options()
+
+
+def test_a_file_is_read_once_for_its_digest_until_it_changes(tmp_path, monkeypatch):
+    """Resuming read a checkpoint in the script, again in `RunTrainer.train`, and once more for each seed."""
+    opened, read = [], manifest.mmap.mmap
+    monkeypatch.setattr(manifest.mmap, "mmap", lambda *args, **kwargs: opened.append(args) or read(*args, **kwargs))
+    with manifest.saved_with_manifest(tmp_path / "checkpoint-1"):
+        (file := tmp_path / "checkpoint-1" / "optimizer.pt").write_bytes(b"some")
+    assert manifest_problem(file.parent) is None and len(opened) == 1
+    file.write_bytes(b"same")
+    os.utime(file, (1, 1))
+    assert "optimizer.pt is damaged" in manifest_problem(file.parent) and len(opened) == 2
+
+
+def test_a_new_run_that_is_refused_reads_no_digests(stopped, monkeypatch):
+    """It read all of the last checkpoint for its advice."""
+    monkeypatch.setattr(manifest, "digest_of", None)
+    with pytest.raises(ValueError, match=r"is not empty: go on from .*checkpoint-6 with"):
+        resume_checkpoint(stopped, None)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
@@ -167,6 +209,7 @@ def test_a_damaged_file_of_an_older_checkpoint_is_named(name, stopped):
     """It was a traceback of torch's reader, which names no file."""
     (stopped / "checkpoint-6" / MANIFEST_FILE).unlink()
     file = stopped / "checkpoint-6" / name
+    torch.save(torch.load(file, weights_only=False), file)
     content = file.read_bytes()
     middle = content.index(b"\x80\x02")
     file.write_bytes(content[:middle] + b"\0" * 40 + content[middle + 40 :])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded checkpoints of FSDP: torch's own reader unpickles what they name; ours refuses it, and names the file."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -30,8 +31,11 @@ def save(folder, state):
 
 
 def load(checkpoint, state):
+    environment = dict(os.environ)
     with safe_sharded_states(checkpoint):
         sharded.load(state, storage_reader=sharded.FileSystemReader(checkpoint / "optimizer_0"))
+    # TORCH_FORCE_WEIGHTS_ONLY_LOAD stayed, as "0".
+    assert dict(os.environ) == environment
     return state
 
 
