@@ -23,7 +23,8 @@ kernel = Extension(
     ["hf_deberta_ext/native/disentangled_attention.cpp"],
     language="c++",
     # The source chooses instruction sets itself, when it runs.
-    extra_compile_args=["-O3", "-std=c++17", "-g0"],
+    extra_compile_args=["-O3", "-std=gnu++17", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-g0"],
+    libraries=["dl"],
     # Without a compiler, the package serves with its other backends.
     optional=True,
 )

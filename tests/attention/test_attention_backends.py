@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every backend in plain PyTorch against the equation as written: outputs, gradients, dropout, memory, whole models."""
+"""Every backend that runs on CPU against the equation as written: outputs, gradients, dropout, memory, whole models."""
 
 import itertools
 import math
@@ -8,9 +8,10 @@ import shutil
 import pytest
 import torch
 from attention_inputs import BACKENDS, B, H, by_hand, call, gradients_of, make_inputs, whole
+from backends import AUTO, NATIVE
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, disentangled_attention_eager
 
 NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700, 1100)
@@ -84,7 +85,8 @@ def test_covering_design_has_every_pair_of_values():
     ("N", "mask", "terms", "table"), COVERING, ids=lambda x: ("+".join(x) or "no-terms") if isinstance(x, tuple) else None
 )
 def test_outputs_and_gradients_equal_eager(N, mask, terms, table, backend, relative_error):
-    leaves, options = make_inputs(N, terms, table, mask, d=(8, 12, 16)[N % 3], seed=N)
+    d = ((16, 21, 40) if backend == "native" else (8, 12, 16))[N % 3]
+    leaves, options = make_inputs(N, terms, table, mask, d=d, seed=N)
     assert_same(backend, leaves, options, relative_error)
 
 
@@ -108,7 +110,7 @@ def test_outputs_and_gradients_equal_eager_everywhere(N, device, backend, relati
 def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, reach, backend, relative_error):
     """Tables of "blocked" ended before the last tile of keys where N was a little more than a multiple of the tile."""
     for N in range(first, last):
-        leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), d=4, seed=N)
+        leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), d=16 if backend == "native" else 4, seed=N)
         with torch.no_grad():
             leaves = [x[:1, :1] if x.dim() == 4 else x[:1] for x in leaves]
             ours = call(backend, leaves, options | dict(reach=reach))
@@ -167,7 +169,11 @@ def test_one_argument_alone_may_need_a_gradient(name, backend):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("N", "mask"), [(33, "dead-row"), (129, "right"), (513, "documents")])
 def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_error):
-    leaves, options = make_inputs(N, ("c2p", "p2c"), mask=mask, d=16, dtype=dtype)
+    leaves, options = make_inputs(N, ("c2p", "p2c"), mask=mask, dtype=dtype)
+    if backend == "native" and dtype == torch.float16:
+        with pytest.raises(ValueError, match="serves float32 and bfloat16, not float16"):
+            call(backend, leaves, options)
+        return
     exact, exact_gradients = run("eager", leaves, options, torch.float64)
     eager, eager_gradients = run("eager", leaves, options)
     out, gradients = run(backend, leaves, options)
@@ -203,35 +209,41 @@ def test_a_sequence_does_not_depend_on_its_neighbours_in_the_batch(N, backend):
         assert torch.equal(call(backend, leaves, options)[0], out[0])
 
 
-# Dropout. N = 64 is one tile, N = 160 is not.
+# Dropout. N = 64 is one tile of "blocked", N = 160 is not.
 
 
-def eye_inputs(N, seed=0):
-    """V_c = identity: the output is the matrix of probabilities."""
-    leaves, options = make_inputs(N, ("c2p", "p2c"), d=N, seed=seed)
-    with torch.no_grad():
-        leaves[2].copy_(torch.eye(N).expand(B, H, N, N))
-    return leaves, options | dict(scale=0.1 / N)
+def probabilities(backend, leaves, options, *, seed=0, **more):
+    """[B, H, N, N] after dropout: the outputs where V_c is the identity, as many of its columns at a time as a head has."""
+    N, d = leaves[2].shape[2:]
+    parts = []
+    for columns in torch.eye(N).split(d, dim=1):
+        V_c = torch.zeros(B, H, N, d, dtype=leaves[2].dtype)
+        V_c[..., : columns.shape[1]] = columns
+        torch.manual_seed(seed)
+        parts.append(call(backend, [*leaves[:2], V_c, *leaves[3:]], options, **more)[..., : columns.shape[1]])
+    return torch.cat(parts, -1).detach()
 
 
 @pytest.mark.criterion("P.d")
 @pytest.mark.parametrize("backend", ["eager", *BACKENDS])
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_has_its_exact_rate_everywhere_and_follows_the_seed(N, backend):
-    leaves, options = eye_inputs(N)
+    leaves, options = make_inputs(N, ("c2p", "p2c"))
+    # No probability is so small that it is 0.
+    options["scale"] = 0.01
+    clean, out = (probabilities(backend, leaves, options, dropout_p=p) for p in (0.0, 0.25))
+    dropped, second = out == 0, probabilities(backend, leaves, options, dropout_p=0.25, seed=1) == 0
+    assert torch.equal(probabilities(backend, leaves, options, dropout_p=0.25), out)
     torch.manual_seed(0)
-    clean, out = call(backend, leaves, options), call(backend, leaves, options, dropout_p=0.25)
-    dropped = out == 0
-    second = call(backend, leaves, options, dropout_p=0.25) == 0
-    torch.manual_seed(0)
-    assert torch.equal(call(backend, leaves, options, dropout_p=0.25), out)
+    first, next_call = (call(backend, leaves, options, dropout_p=0.25) for _ in range(2))
+    assert not torch.equal(first, next_call)
     sigma = math.sqrt(0.25 * 0.75 / out.numel())
     assert abs(dropped.double().mean().item() - 0.25) < 5 * sigma
     for axis in range(4):
         rates = dropped.double().mean([other for other in range(4) if other != axis])
         assert (rates - 0.25).abs().max() < 5.5 * sigma * math.sqrt(len(rates))
     assert torch.allclose(out[~dropped], clean[~dropped] / 0.75, rtol=1e-4)
-    # Neither calls nor heads nor sequences share a mask.
+    # Neither seeds nor heads nor sequences share a mask.
     masks = torch.cat([dropped.flatten(0, 1), second.flatten(0, 1)]).flatten(1).double()
     same = (masks[:, None] == masks).double().mean(-1)[~torch.eye(len(masks)).bool()]
     assert (same - 0.25**2 - 0.75**2).abs().max() < 0.1
@@ -246,29 +258,23 @@ def test_dropout_of_everything_gives_zeros_and_no_gradient(backend):
 
 @pytest.mark.criterion("P3")
 @backends
-@pytest.mark.parametrize("N", [64, 160])
-def test_dropout_of_the_backward_is_that_of_the_forward(N, backend):
-    """With V_c = identity, out is the matrix of kept probabilities, and the gradient of V_c its transpose times d_out."""
-    leaves, options = eye_inputs(N)
+@pytest.mark.parametrize(("N", "mask"), [(9, "dead-row"), (64, "none"), (139, "right"), (160, "documents")])
+def test_dropout_gradients_are_those_of_the_equation_with_the_dropout_of_the_forward(N, mask, backend, relative_error):
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask=mask)
+    options["scale"] = 0.05
+    kept = (probabilities(backend, leaves, options, dropout_p=0.3, seed=5) != 0).double() / 0.7
+    torch.manual_seed(5)
     out = call(backend, leaves, options, dropout_p=0.3)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
     # Between the passes others draw random numbers.
     torch.rand(7)
-    (gradient,) = torch.autograd.grad((out * weight).sum(), leaves[2])
-    assert torch.allclose(gradient, out.detach().mT @ weight, atol=1e-5)
-
-
-@pytest.mark.criterion("P3")
-@backends
-@pytest.mark.parametrize(("N", "mask"), [(9, "dead-row"), (139, "right")])
-def test_dropout_gradients_equal_finite_differences(N, mask, backend):
-    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask=mask, d=3, dtype=torch.float64)
-
-    def function(*leaves):
-        torch.manual_seed(5)
-        return call(backend, leaves, options, dropout_p=0.3)
-
-    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+    gradients = torch.autograd.grad((out * weight).sum(), leaves)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    probs = disentangled_attention_eager(*exact[:3], K_r=exact[3], Q_r=exact[4], **options)[1]
+    expected = probs * kept @ exact[2]
+    assert relative_error(f"{backend}, dropout", whole(out), whole(expected)) < 1e-5
+    for ours, wanted in zip(gradients, torch.autograd.grad((expected * weight).sum(), exact), strict=True):
+        assert wanted.any() and relative_error(f"{backend}, dropout", whole(ours), whole(wanted)) < 1e-5
 
 
 class Largest(TorchDispatchMode):
@@ -285,8 +291,9 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.criterion("A1.6")
+@pytest.mark.parametrize("backend", ["blocked", NATIVE])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no-dropout", "dropout"])
-def test_blocked_makes_and_keeps_no_tensor_of_all_scores(dropout_p):
+def test_no_tensor_of_all_scores_is_made_or_kept(dropout_p, backend):
     N = 1100
     leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask="right")
     kept = []
@@ -297,9 +304,9 @@ def test_blocked_makes_and_keeps_no_tensor_of_all_scores(dropout_p):
 
     with Largest() as largest:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            out = call("blocked", leaves, options, dropout_p=dropout_p)
+            out = call(backend, leaves, options, dropout_p=dropout_p)
         out.sum().backward()
-    assert kept and max(x.numel() for x in kept) <= B * H * (N + 64) * 8
+    assert kept and max(x.numel() for x in kept) <= B * H * (N + 64) * 16
     assert largest.elements < N * N < B * H * N * N
 
 
@@ -313,7 +320,8 @@ MODELS = {
     "v3-separate": ("v3", dict(share_att_key=False)),
     "v3-p2p": ("v3", dict(pos_att_type="c2p|p2c|p2p")),
 }
-POSITIONS = dict(max_position_embeddings=160, max_relative_positions=64)
+# Heads wide enough for "native".
+SIZES = dict(max_position_embeddings=160, max_relative_positions=64, num_attention_heads=2)
 
 
 def compare_models(build, loss_of, backend, relative_error):
@@ -339,13 +347,15 @@ def compare_models(build, loss_of, backend, relative_error):
             vanishing.append(name)
             continue
         limit = max(1e-5, 2 * relative_error("model, eager", whole(eager_gradients[name]), whole(wanted)))
+        # Below float32's rounding of the largest gradient: biases of keys are what is left of sums that cancel each other.
+        limit = max(limit, float(1e-7 * total / wanted.norm()))
         assert relative_error(f"{label}, gradients", whole(gradients[name]), whole(wanted)) < limit, name
     assert all(name.endswith("key_proj.bias") for name in vanishing), vanishing
     return {name for name, _ in ran.values()}
 
 
 @pytest.mark.criterion("A1.2", "P9")
-@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=[*BACKENDS, "automatic"])
+@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, shake, batch, relative_error):
     family, overrides = MODELS[kind]
@@ -357,14 +367,14 @@ def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, sha
         return states, (states * weight[mask.bool()]).sum()
 
     def build():
-        return shake(DebertaExtModel(tiny_config(family, **POSITIONS, **overrides)))
+        return shake(DebertaExtModel(tiny_config(family, **SIZES, **overrides)))
 
     ran = compare_models(build, loss_of, backend, relative_error)
-    assert ran == {backend or "blocked"}
+    assert ran == {backend or AUTO}
 
 
 @pytest.mark.criterion("A1.2")
-@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=[*BACKENDS, "automatic"])
+@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("decoded", ["all", "half", "few"])
 @pytest.mark.parametrize(("kind", "flat"), [("v1", True), ("v2", True), ("v3", True), ("v3", False)])
 def test_masked_lm_equals_eager_with_every_query_stream(
@@ -384,17 +394,17 @@ def test_masked_lm_equals_eager_with_every_query_stream(
         return out.logits if decoded != "all" else out.logits[chosen], out.loss
 
     def build():
-        return shake(DebertaExtForMaskedLM(tiny_config(kind, **POSITIONS)))
+        return shake(DebertaExtForMaskedLM(tiny_config(kind, **SIZES)))
 
     ran = compare_models(build, loss_of, backend, relative_error)
-    assert ran == ({backend} if backend else {"blocked", "eager"} if decoded == "few" else {"blocked"})
+    assert ran == ({backend} if backend else {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO})
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on cpu")
 @pytest.mark.parametrize("unpadding", [False, True], ids=["padded", "unpadded"])
 def test_masked_lm_on_flex_equals_eager_at_inference(unpadding, tiny_config, shake, batch, relative_error):
-    model = shake(DebertaExtForMaskedLM(tiny_config("v2", **POSITIONS)))
+    model = shake(DebertaExtForMaskedLM(tiny_config("v2", **SIZES)))
     model.set_unpadding(unpadding)
     ids, mask = batch(2, 140, [140, 90])
     labels = ids.masked_fill((ids % 2 > 0) | (mask == 0), -100)

@@ -2,6 +2,7 @@
 """The choice of a backend by name and by itself, refused names, and cached position projections at inference."""
 
 import copy
+import functools
 import itertools
 import json
 import pickle
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from attention_inputs import saved_and_loaded
-from backends import NAMES
+from backends import AUTO, NAMES, NATIVE
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, DisentangledSelfAttention
+from hf_deberta_ext.model import attention_native
 from hf_deberta_ext.model.attention_backends import BACKENDS, backend_unavailable, choose_backend
 
 CPU = torch.device("cpu")
@@ -27,18 +29,24 @@ def served(model):
 
 
 @pytest.fixture
+def tiny_config(tiny_config):
+    """With heads wide enough for every backend."""
+    return functools.partial(tiny_config, num_attention_heads=2)
+
+
+@pytest.fixture
 def folder(tiny_config, shake, tmp_path):
     shake(DebertaExtModel(tiny_config("v3"))).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 @pytest.mark.criterion("A1.5")
-@pytest.mark.parametrize("name", [*NAMES, "auto", None])
+@pytest.mark.parametrize("name", [*NAMES, NATIVE, "auto", None])
 def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
     name, folder, tiny_config, stock_config, tmp_path, batch
 ):
     ids, mask = batch(2, 20, [20, 19])
-    DebertaV2Model(stock_config("v3")).save_pretrained(tmp_path / "official")
+    DebertaV2Model(stock_config("v3", num_attention_heads=2)).save_pretrained(tmp_path / "official")
     options = dict(attn_implementation=name)
     models = [
         DebertaExtModel.from_pretrained(folder, **options),
@@ -51,9 +59,9 @@ def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
     for build, argument in ((DebertaExtModel, name), (DebertaExtForMaskedLM, name), (DebertaExtModel, {"": name})):
         models.append(build(tiny_config("v3", attn_implementation="eager")))
         models[-1].set_attn_implementation(argument)
-    expected = (name, "asked for") if name in NAMES else ("blocked", "best on cpu")
+    requested = None if name == "auto" else name
+    expected = (AUTO, "best on cpu") if requested is None else (name, "asked for")
     for model in models:
-        requested = name if name in NAMES else None
         assert model.config._attn_implementation == model.base_model.config._attn_implementation == requested
         assert model.attention_backends() == {}
         with torch.no_grad():
@@ -73,7 +81,7 @@ def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
         for name in ("eager", "blocked", "auto", "sdpa", "eager"):
             model.set_attn_implementation(name)
             results[name] = model(ids, attention_mask=mask).last_hidden_state
-            assert served(model) == {"blocked" if name == "auto" else name}
+            assert served(model) == {AUTO if name == "auto" else name}
     for states in results.values():
         assert relative_error("switching backends", states, results["eager"], mask.bool()) < 1e-5
 
@@ -118,11 +126,23 @@ def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, 
     [
         ("flex", dict(dropout_p=0.1), "no dropout; 'eager', 'sdpa', 'blocked'.* can"),
         ("flex", dict(dtype=torch.float64), "float64; 'eager', 'sdpa', 'blocked'.* can"),
+        ("native", dict(dtype=torch.float16), "serves float32 and bfloat16, not float16; 'eager', 'sdpa', 'blocked'.* can"),
+        ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; 'eager', 'sdpa', 'blocked'.* can"),
+        ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; 'eager'"),
         ("blocked", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
         ("sdpa", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
         ("fast", dict(), "'fast' is not one of"),
     ],
-    ids=["flex-dropout", "flex-float64", "blocked-probabilities", "sdpa-probabilities", "unknown"],
+    ids=[
+        "flex-dropout",
+        "flex-float64",
+        "native-float16",
+        "native-narrow",
+        "native-meta",
+        "blocked-probabilities",
+        "sdpa-probabilities",
+        "unknown",
+    ],
 )
 def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config, batch):
     with pytest.raises(ValueError, match=message):
@@ -137,17 +157,31 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (dict(), "blocked"),
-        (dict(dtype=torch.bfloat16, dropout_p=0.1, needs_grad=True), "blocked"),
+        (dict(), AUTO),
+        (dict(dtype=torch.bfloat16, dropout_p=0.1, needs_grad=True), AUTO),
         (dict(dtype=torch.float64, head_size=1), "blocked"),
-        (dict(query_share=0.1), "eager"),
-        (dict(query_share=0.5), "blocked"),
+        (dict(dtype=torch.float16), "blocked"),
+        (dict(query_share=0.1), "native" if AUTO == "native" else "eager"),
+        (dict(query_share=0.1, head_size=8), "eager"),
+        (dict(query_share=0.5), AUTO),
         (dict(needs_probs=True, dropout_p=0.1), "eager"),
         (dict(device=torch.device("meta")), "eager"),
         (dict(device=torch.device("mps")), "sdpa"),
         (dict(device=torch.device("xla")), "sdpa"),
     ],
-    ids=["plain", "training", "float64", "few-queries", "many-queries", "probabilities", "meta", "mps", "other-device"],
+    ids=[
+        "plain",
+        "training",
+        "float64",
+        "float16",
+        "few",
+        "few-narrow",
+        "many-queries",
+        "probabilities",
+        "meta",
+        "mps",
+        "other-device",
+    ],
 )
 def test_automatic_choice(arguments, expected):
     for requested in (None, "auto"):
@@ -167,19 +201,27 @@ def test_automatic_choice_never_raises():
         assert why and backend_unavailable(name, **call) is None
 
 
+def test_without_its_operator_native_is_refused_by_name_and_others_are_chosen(monkeypatch):
+    monkeypatch.setattr(attention_native, "registered", lambda: False)
+    for few, name in ((0.1, "eager"), (1.0, "blocked")):
+        assert choose_backend("auto", **CALL, query_share=few)[0] == name
+    with pytest.raises(ValueError, match=r"not registered: import hf_deberta_ext, .*; 'eager', 'sdpa', 'blocked'.* can"):
+        choose_backend("native", **CALL)
+
+
 @pytest.mark.criterion("A1.4", "A21.4")
 def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtModel(tiny_config("v3")))
     ids, mask = batch(2, 20, [20, 19])
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).last_hidden_state
-        assert served(model) == {"blocked"}
+        assert served(model) == {AUTO}
         out = model(ids, attention_mask=mask, output_attentions=True)
         assert set(model.attention_backends().values()) == {("eager", "attention probabilities were asked for")}
         assert len(out.attentions) == 3
         assert relative_error("fallback", out.last_hidden_state, expected, mask.bool()) < 1e-5
         model(ids, attention_mask=mask)
-    assert served(model) == {"blocked"}
+    assert served(model) == {AUTO}
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "after-a-call"])
@@ -536,5 +578,5 @@ def test_transforms_of_torch_func_get_the_equation(tiny_config, shake):
     gradient = torch.func.grad(total)(embeds.detach())
     assert served(model) == {"eager"}
     expected = torch.autograd.grad(total(embeds), embeds)[0]
-    assert served(model) == {"blocked"}
+    assert served(model) == {AUTO}
     assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-5)

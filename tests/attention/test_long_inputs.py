@@ -4,6 +4,7 @@
 import pytest
 import torch
 from attention_inputs import call, make_inputs, whole
+from backends import NATIVE
 
 from hf_deberta_ext import disentangled_attention_eager
 
@@ -13,14 +14,14 @@ CHOSEN = torch.tensor([*range(12), *range(2042, 2054), *range(N - 12, N)])
 
 
 @pytest.mark.criterion("P2")
-@pytest.mark.parametrize("backend", ["blocked", pytest.param("sdpa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["blocked", NATIVE, pytest.param("sdpa", marks=pytest.mark.slow)])
 def test_backends_equal_the_equation_at_chosen_queries_of_4000_tokens(backend, relative_error):
     """Outputs of all keys at these queries, and what they send back to every key, value and row of the table."""
-    leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right", d=4)
+    leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right", d=16)
     # One head: the second axis of the content, the first of the tables.
     leaves = [x.detach()[:, :1] if x.dim() == 4 else x.detach()[:1] for x in leaves]
     leaves = [x.requires_grad_() for x in leaves]
-    weight = torch.randn(2, 1, len(CHOSEN), 4, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(2, 1, len(CHOSEN), 16, generator=torch.Generator().manual_seed(1))
     out = call(backend, leaves, options)[:, :, CHOSEN]
     gradients = torch.autograd.grad((out * weight).sum(), leaves)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from backends import AUTO
 from every_head import HEADS, KINDS, MODES, NAMES, call_of, small, step
 from transformers import DebertaV2Model
 
@@ -39,14 +40,14 @@ def test_inputs_embeds_of_another_dtype_are_taken_and_the_loss_is_float32(kind, 
 
 # Whether Triton was told to run its kernels here, before it was imported.
 INTERPRETS = triton_unavailable(torch.device("cpu"), 16, torch.float32) is None
-BACKENDS = [*NAMES, *["triton"] * INTERPRETS]
+BACKENDS = [*NAMES, *["triton"] * INTERPRETS, *["native"] * (AUTO == "native")]
 # Kinds take turns over heads and backends, so that each meets every mode; modes do with interpreted kernels, which are slow.
 EVERY = [
     (head, name, mode, KINDS[(place + BACKENDS.index(name) + number) % 3])
     for place, head in enumerate(HEADS)
     for name in BACKENDS
     for number, mode in enumerate(MODES)
-    if name != "triton" or place % len(MODES) == number
+    if (name != "triton" or place % len(MODES) == number) and not (name == "native" and "float16" in mode.split())
 ]
 
 
@@ -117,6 +118,8 @@ def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_co
     _, expected = step(head, exact, arguments)
     errors = {}
     for name in BACKENDS:
+        if name == "native" and "float16" in mode.split():
+            continue
         model.set_attn_implementation(name)
         _, gradients = step(head, model, arguments, low)
         errors[name] = distance(gradients, expected)

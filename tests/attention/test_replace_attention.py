@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from attention_inputs import saved_and_loaded
-from backends import NAMES
+from backends import AUTO, NAMES, NATIVE
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
@@ -46,7 +46,8 @@ def stock(stock_config, shake):
 
     def build(family="v3", auto_class=AutoModel, **overrides):
         kind, changes = FAMILIES[family]
-        return shake(auto_class.from_config(stock_config(kind, **(changes | overrides))))
+        # Heads wide enough for "native".
+        return shake(auto_class.from_config(stock_config(kind, **(dict(num_attention_heads=2) | changes | overrides))))
 
     return build
 
@@ -155,7 +156,7 @@ def test_parameters_hooks_and_state_dict_stay_the_same_objects(family, stock):
     assert before == [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
     assert keys == [*model.state_dict()] and modules == [(name, id(module)) for name, module in model.named_modules()]
     model(torch.tensor([[7, 8, 9]]))
-    assert calls == ["hook"] and backends(model) == {"blocked"}
+    assert calls == ["hook"] and backends(model) == {AUTO}
     assert keys == [*model.state_dict()]
 
 
@@ -224,7 +225,7 @@ def test_outputs_at_real_positions_are_those_of_stock(family, length, pair, padd
         if side == "none":
             with torch.no_grad():
                 assert relative_error("replaced stock model", model(ids).last_hidden_state, theirs) < 1e-5
-    assert backends(model) == {"blocked"}
+    assert backends(model) == {AUTO}
 
 
 @pytest.mark.parametrize("length", [1, 17, 100])
@@ -239,7 +240,7 @@ def test_gradients_of_all_parameters_are_those_of_stock(family, length, pair, pa
     assert backends(model) == {"blocked"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, NATIVE])
 @pytest.mark.parametrize("family", BOTH)
 def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative_error):
     reference, model = pair(family)
@@ -251,7 +252,7 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
     assert largest_difference(gradients(model, ids, mask), gradients(reference, ids, mask)) < 1e-4
     replace_attention(model, "auto")
     model(ids)
-    assert attentions(model)[0].last_backend == ("blocked", "best on cpu")
+    assert attentions(model)[0].last_backend == (AUTO, "best on cpu")
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -270,7 +271,7 @@ def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, p
             least = (states_of(reference) - truth).norm() if family == "v3" else None
         ours, theirs = ((states_of(m.bfloat16()) - truth).norm() for m in (model, reference))
     assert ours < 2 * theirs and 1e-4 * truth.norm() < narrow < 2 * (theirs if least is None else least)
-    assert backends(model) == {"blocked"}
+    assert backends(model) == {AUTO}
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
@@ -297,7 +298,7 @@ def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dt
         ours, _ = module(hidden, mask, relative_pos=relative, rel_embeddings=P)
         same, _ = module(hidden, mask, relative_pos=relative[0], rel_embeddings=P)
     assert relative_error("replaced stock attention", ours, theirs, rows) < 1e-5
-    assert torch.equal(ours, same) and module.last_backend[0] == "blocked"
+    assert torch.equal(ours, same) and module.last_backend[0] == AUTO
     assert torch.isfinite(ours).all() and not ours[~rows].any()
 
 
@@ -308,7 +309,7 @@ def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     _, mask = padded(20)
     ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
-    assert backends(model) == {"blocked"}
+    assert backends(model) == {AUTO}
     # As stock's own code for EMD does.
     ours, theirs = (
         m.encoder.layer[-1](
@@ -345,7 +346,7 @@ def test_probabilities_are_those_of_stock(family, pair, padded, relative_error):
     ids, mask = padded(20)
     ours, theirs = (m(ids, attention_mask=mask, output_attentions=True) for m in (model, reference))
     assert len(ours.attentions) == 3 and backends(model) == {"eager"}
-    rows = mask.bool()[:, None].expand(-1, 4, -1)
+    rows = mask.bool()[:, None].expand(-1, 2, -1)
     for probs, expected in zip(ours.attentions, theirs.attentions, strict=True):
         assert relative_error("replaced probabilities", probs, expected, rows) < 1e-5
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
@@ -461,7 +462,7 @@ def test_lora_before_and_after(family, order, stock, padded):
     merged = model.merge_and_unload()
     with torch.no_grad():
         assert torch.allclose(merged(ids, attention_mask=mask).last_hidden_state[mask.bool()], expected, atol=1e-4)
-    assert backends(merged) == {"blocked"} and len(restore_attention(merged)) == 3
+    assert backends(merged) == {AUTO} and len(restore_attention(merged)) == 3
 
 
 @pytest.mark.criterion("P.j")
@@ -488,13 +489,13 @@ def test_hooks_of_accelerate_before_and_after(order, stock, padded):
             assert len(replace_attention(model).replaced) == 3
         ours = model(ids, attention_mask=mask).last_hidden_state
         assert torch.allclose(ours[mask.bool()], expected[mask.bool()], atol=1e-5)
-        assert hook.calls > 30 and backends(model) == {"blocked"}
+        assert hook.calls > 30 and backends(model) == {AUTO}
         copied = copy.deepcopy(model)
         if order == "hook first":
             hooks.remove_hook_from_module(model, recurse=True)
         assert len(restore_attention(model)) == 3
         assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, expected)
-        assert backends(copied) == {"blocked"}
+        assert backends(copied) == {AUTO}
         assert torch.equal(copied(ids, attention_mask=mask).last_hidden_state, ours)
 
 

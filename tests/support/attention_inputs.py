@@ -5,7 +5,7 @@ import io
 import math
 
 import torch
-from backends import NAMES
+from backends import NAMES, NATIVE
 
 from hf_deberta_ext import ATTENTION_BACKENDS
 from hf_deberta_ext.model.relative_position import RelativePosition
@@ -13,7 +13,7 @@ from hf_deberta_ext.model.relative_position import RelativePosition
 __all__ = ["BACKENDS", "B", "H", "by_hand", "call", "gradients_of", "make_inputs", "saved_and_loaded", "whole"]
 
 # The backends that are compared with eager.
-BACKENDS = [name for name in NAMES if name != "eager"]
+BACKENDS = [*(name for name in NAMES if name != "eager"), NATIVE]
 B, H = 2, 2
 
 
@@ -34,7 +34,7 @@ def make_mask(kind, N):
     return mask
 
 
-def make_inputs(N, terms, table="buckets", mask="none", *, d=8, length=None, dtype=torch.float32, seed=0, device="cpu"):
+def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dtype=torch.float32, seed=0, device="cpu"):
     """Leaves Q_c, K_c, V_c, K_r, Q_r (the content as transposed views), and the other arguments."""
     generator = torch.Generator().manual_seed(seed)
     position = RelativePosition(buckets=16 if table == "buckets" else -1, max_distance=40 if table == "buckets" else N + 3)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of attention backends for tests, from the table of backends."""
 
+import pytest
 import torch
 
 from hf_deberta_ext import ATTENTION_BACKENDS
-from hf_deberta_ext.model.attention_backends import backend_unavailable
+from hf_deberta_ext.model.attention_backends import backend_unavailable, choose_backend
+from hf_deberta_ext.native import kernel_status
 
-__all__ = ["NAMES"]
+__all__ = ["AUTO", "NAMES", "NATIVE"]
 
 TRAINING = dict(device=torch.device("cpu"), dtype=torch.float32, head_size=64, needs_grad=True, dropout_p=0.1)
+SERVING = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, **TRAINING) is None]
 # Backends that run forward and backward on this machine's CPU; with TRITON_INTERPRET=1 "triton" is one of them.
-NAMES = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, **TRAINING) is None]
+NAMES = [name for name in SERVING if name != "native"]
+# It takes heads from 16 on and no float16, and is there where its library was built.
+NATIVE = pytest.param("native", id="native", marks=pytest.mark.skipif("native" not in SERVING, reason=kernel_status()))
+# The backend that serves such heads on CPU if none is named.
+AUTO, _ = choose_backend(None, **TRAINING)
