@@ -92,7 +92,7 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
 
 def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: MaskingVocabulary, args, bar: tqdm) -> dict:
     """The statistics of one masker over all sequences and epochs."""
-    N = args.length
+    N, vocabulary = args.length, vocabulary.of(options.policy)
     by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
     began = time.perf_counter()
     for epoch in range(args.epochs):

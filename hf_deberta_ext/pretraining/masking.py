@@ -5,7 +5,10 @@ Pure functions of tensors and a generator, on CPU. `units` finds the words, `cho
 or a random token there, and `mask` is all three. N is the length of the example, V the number of ids, U that of units.
 
 The default policy covers every position equally often. The official code masks 1/6 of the units and stops, from the left,
-when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same.
+when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same, with the
+same units: a word begins at its marker or at a single character that is punctuation, so `--` and `),` join the word before
+them, also across [UNK], [SEP] and line breaks. Its random tokens are drawn from the whole vocabulary, special tokens
+included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are masked as words are.
 """
 
 import json
@@ -36,6 +39,7 @@ class MaskingVocabulary:
         special (`torch.BoolTensor`): [V], never masked: special tokens, and ids that no token has.
         ordinary (`torch.LongTensor`): [K], the ids that may be put at random: all that are not special.
         mask_id, pad_id (`int`): ids of [MASK] and [PAD].
+        official (`MaskingVocabulary`, *optional*): the same for `policy="official"`; None: as for "uniform".
     """
 
     starts_word: torch.Tensor
@@ -44,6 +48,11 @@ class MaskingVocabulary:
     ordinary: torch.Tensor
     mask_id: int
     pad_id: int
+    official: "MaskingVocabulary | None" = None
+
+    def of(self, policy: str) -> "MaskingVocabulary":
+        """The properties that a policy reads."""
+        return self.official if policy == "official" and self.official is not None else self
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> "MaskingVocabulary":
@@ -61,7 +70,10 @@ class MaskingVocabulary:
         specials = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         V = max(vocab.values()) + 1
         starts, ends, special = [False] * V, [True] * V, [True] * V
+        official_starts = [True] * V
         for token, i in vocab.items():
+            if i not in added:
+                official_starts[i] = starts_official_unit(token, marker)
             if i not in specials:
                 special[i] = False
                 starts[i], ends[i] = (True, False) if i in added else token_borders(token, marker)
@@ -69,9 +81,12 @@ class MaskingVocabulary:
         ordinary = (~special).nonzero()[:, 0]
         if len(ordinary) == 0:
             raise ValueError(f"the tokenizer has special tokens only ({len(vocab)} of them): nothing can be masked")
-        return cls(
-            torch.tensor(starts), torch.tensor(ends), special, ordinary, tokenizer.mask_token_id, tokenizer.pad_token_id
-        )
+        ids, every_id = (tokenizer.mask_token_id, tokenizer.pad_token_id), sorted(vocab.values())
+        maskable = {*every_id} - {*ids, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id}
+        never_masked = torch.tensor([i not in maskable for i in range(V)])
+        never_ends = torch.zeros(V, dtype=torch.bool)
+        official = cls(torch.tensor(official_starts), never_ends, never_masked, torch.tensor(every_id), *ids)
+        return cls(torch.tensor(starts), torch.tensor(ends), special, ordinary, *ids, official)
 
 
 def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
@@ -101,10 +116,25 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
-    text = decoders.ByteLevel().decode([token]) if marker == "Ġ" else token.replace(marker, " ")
+    text = _text(token, marker)
     # Byte-level BPE splits before a word and its space, and after line breaks, which stay alone.
     line_break = text.isspace() and text[-1] != " "
     return text[:1].isspace() or _is_punctuation(text.strip()), line_break
+
+
+def starts_official_unit(token: str, marker: str) -> bool:
+    """The token is no part of a whole word in the official code, which has no WordPiece tokenizer: there, it lacks ##."""
+    text = _text(token, marker)
+    if len(text) == 1 and (
+        unicodedata.category(text) == "Zs" or unicodedata.category(text)[0] == "C" or _is_punctuation(text)
+    ):
+        return True
+    return text.startswith(" ") if marker in ("Ġ", "▁") else not token.startswith(marker)
+
+
+def _text(token: str, marker: str) -> str:
+    """The characters of a token of byte-level BPE or SentencePiece, with the space before it."""
+    return decoders.ByteLevel().decode([token]) if marker == "Ġ" else token.replace("▁", " ")
 
 
 def _is_punctuation(text: str) -> bool:
@@ -122,7 +152,8 @@ class MaskingOptions:
         max_ngram (`int`): longest n-gram, in words.
         span_p, max_span: lengths of spans are geometric with p, up to `max_span` words: P(n) proportional to (1 - p)^n.
         mask_share, random_share (`float`): shares that become [MASK] or a random token. The rest stays as it is.
-        policy (`str`): "uniform" over positions, or "official", DeBERTa's masker, for tokens and n-grams.
+        policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), for
+            tokens and n-grams.
         max_length (`int`): only for "official", which masks at most ceil(max_length * rate / 10) * 10 tokens.
     Raises:
         ValueError: a value out of range, or two that exclude each other.
@@ -187,6 +218,7 @@ def mask(
             f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the text "
             "encoded with another tokenizer?"
         )
+    vocabulary = vocabulary.of(options.policy)
     span_ids = choose(units(input_ids, vocabulary, options.whole_words), options, generator)
     masked_ids = replace(input_ids, span_ids, vocabulary, options, generator)
     return masked_ids, input_ids.masked_fill(span_ids == 0, IGNORED)
@@ -195,8 +227,8 @@ def mask(
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
     """Number the units, which are masked as a whole or not at all.
 
-    A word starts where its token says so (`MaskingVocabulary.starts_word`) and after special tokens and line breaks. Text
-    without spaces is one word up to its punctuation, as in the official code.
+    A word starts where its token says so (`MaskingVocabulary.starts_word`) and after special tokens and line breaks, which
+    the official policy passes over (`vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
 
     Args:
         input_ids (`torch.LongTensor`): [N].
@@ -209,7 +241,8 @@ def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: b
     if whole_words:
         after = torch.ones_like(starts)
         after[1:] = vocabulary.ends_word[input_ids[:-1]]
-        starts &= vocabulary.starts_word[input_ids] | after
+        first = starts.cumsum(0) == 1
+        starts &= vocabulary.starts_word[input_ids] | after | first
     return (starts.cumsum(0) - 1).masked_fill(special, -1)
 
 
