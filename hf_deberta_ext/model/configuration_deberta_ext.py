@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import transformers
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
@@ -22,6 +22,15 @@ from .heads import HEADS
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
 from .presets import PRESETS
 from .remote_code import AUTO_MAP, copy_code
+
+try:
+    from transformers import GenerationConfig, PreTrainedConfig
+except ImportError as error:
+    raise ImportError(
+        f"the code of this model needs transformers 5.4 or newer, found {transformers.__version__}. For older ones, and for "
+        "packages that need them, write it as deberta-v2 where transformers is newer: deberta-ext convert MODEL FOLDER --to "
+        "deberta-v2, or hf_deberta_ext.conversion.deberta_v2.save_as_deberta_v2(model, FOLDER)"
+    ) from error
 
 logger = logging.get_logger(__name__)
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What save_pretrained writes, and that it loads equal: with the package, and in a fresh process that lacks it."""
 
-import importlib
+import importlib.util
 import json
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from hf_deberta_ext import (
     DebertaExtForReplacedTokenDetection,
     DebertaExtModel,
 )
+from hf_deberta_ext.model import configuration_deberta_ext
 
 V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
 # name of the folder: Auto class, fields of the configuration, arguments of save_pretrained.
@@ -316,6 +319,17 @@ def test_pipelines_run_without_the_package(task, remote):
     assert len(result["answers"]) == len(remote["pipelines"][task]) > 0
     for answer, expected in zip(result["answers"], remote["pipelines"][task], strict=True):
         assert answer == expected | {"score": pytest.approx(expected["score"], rel=1e-4)}
+
+
+def test_an_old_transformers_is_told_in_the_first_line_which_one_is_needed(monkeypatch):
+    """4.57, which optimum-onnx pins, has no PreTrainedConfig."""
+    old = types.ModuleType("transformers")
+    old.__version__, old.__path__ = "4.57.6", transformers.__path__
+    monkeypatch.setitem(sys.modules, "transformers", old)
+    file = Path(configuration_deberta_ext.__file__)
+    spec = importlib.util.spec_from_file_location(f"{configuration_deberta_ext.__package__}.again", file)
+    with pytest.raises(ImportError, match=r"^the code of this model needs transformers 5\.4 .* found 4\.57\.6\..*deberta-v2"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_without_trust_and_without_the_package_loading_is_refused(remote):
