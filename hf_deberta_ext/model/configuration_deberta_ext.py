@@ -15,7 +15,6 @@ import torch
 import transformers
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from .heads import HEADS
@@ -230,6 +229,9 @@ class DebertaExtConfig(PreTrainedConfig):
             _require(self, name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
             _require(self, name, 0 < getattr(self, name) < float("inf"), "greater than 0")
+        # It imports the front end of torch.compile.
+        from transformers.activations import ACT2FN
+
         for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
             known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
             _require(self, name, known, f"one of {', '.join(sorted(ACT2FN))}")

@@ -3,7 +3,6 @@
 
 import copy
 import pickle
-import sys
 
 import pytest
 import torch
@@ -15,10 +14,8 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from hf_deberta_ext import DebertaExtModel, RelativePosition
-from hf_deberta_ext.replace_attention import replace_attention, restore_attention
-
-# The package has a function of this name.
-unit = sys.modules["hf_deberta_ext.replace_attention"]
+from hf_deberta_ext import replaced_attention as unit
+from hf_deberta_ext.replaced_attention import replace_attention, restore_attention
 
 # The relative table of these tiny models ends at 64.
 FAMILIES = {

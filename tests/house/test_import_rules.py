@@ -3,15 +3,17 @@
 
 import ast
 import importlib
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import TINY
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_deberta_ext import ATTENTION_BACKENDS
+from hf_deberta_ext import ATTENTION_BACKENDS, DebertaExtConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_deberta_ext"
@@ -40,7 +42,7 @@ ALLOWED = {
     "native": set(),
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
     "publishing": set(),
-    "replace_attention": set(),
+    "replaced_attention": set(),
     "sift": {"training"},
     "tokenization": set(),
     "training": {"publishing"},
@@ -174,21 +176,33 @@ def test_examples_import_public_names_of_the_package(file):
 
 @pytest.mark.criterion("A9.3")
 def test_importing_the_package_warns_of_nothing_and_brings_no_training_package():
-    """Beside what transformers brings with a model of its own."""
+    """And no model code, which the first configuration registers, also an unpickled one; then what transformers brings with
+    a model of its own.
+    """
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-import tokenizers, transformers.models.bert.modeling_bert
-from transformers import AutoModelForMaskedLM, AutoModelForMultipleChoice, DebertaV2Config, TokenizersBackend
+import pickle, tokenizers
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForMultipleChoice, DebertaV2Config, TokenizersBackend
 before = set(sys.modules)
 import hf_deberta_ext
-print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
+added = set(sys.modules) - before
+print(*sorted(added & {{"torch._dynamo", "transformers.activations", "transformers.modeling_utils"}}))
+import transformers.models.bert.modeling_bert
+before = set(sys.modules)
+config = pickle.loads({pickle.dumps(DebertaExtConfig(**TINY))!r})
+print(type(AutoModel.from_config(config)).__module__)
+from hf_deberta_ext import *
+print(*sorted({{name.split(".")[0] for name in added | set(sys.modules) - before}}))
 """
     command = [sys.executable, "-I", "-W", "error::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    assert not HEAVY & {*done.stdout.split()}
+    model_code, module, packages = done.stdout.split("\n")[:3]
+    assert model_code == ""
+    assert module == "hf_deberta_ext.model.base_model"
+    assert "hf_deberta_ext" in packages.split() and not HEAVY & {*packages.split()}
 
 
 @pytest.mark.parametrize(
