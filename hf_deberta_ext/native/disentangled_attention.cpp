@@ -38,6 +38,9 @@
 
 #include <dlfcn.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 // ---- interface -------------------------------------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ namespace {
 
 enum Dtype { FLOAT32, BFLOAT16 };
 enum Isa { BEST, GENERIC, AVX2, AVX512, NEON };
-enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };
+enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };  // NOT_SERVED: dtype, head size, instruction set, or an index out of range
 
 constexpr long VERSION = 1;
 constexpr float MASKED = -1e30f;              // finite: no NaN from inf - inf
@@ -197,7 +200,7 @@ inline uint16_t to_bfloat16(float x) {
 #undef NV
 
 #if defined(__x86_64__)
-#define PERMUTE __builtin_ia32_permvarsf256
+#define SELECT(x, p) (v8) _mm256_permutevar8x32_ps((__m256)(x), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p))))
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
@@ -302,7 +305,6 @@ typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef uint32_t vu __attribute__((vector_size(VW * 4)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
-typedef uint8_t b8 __attribute__((vector_size(8)));
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -339,9 +341,10 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i8{__VA_ARGS__})
 #endif
 
-inline v8 permute(v8 x, i8 p) {
-#ifdef PERMUTE
-    return PERMUTE(x, p);
+// x[p[e]] for 8 bytes p
+inline __attribute__((always_inline)) v8 select(v8 x, const uint8_t* p) {
+#ifdef SELECT
+    return SELECT(x, p);
 #else
     v8 y;
     for (int e = 0; e < 8; e++) y[e] = x[p[e]];
@@ -393,6 +396,8 @@ inline vf exp2v(vf x) {
 void pack_transposed(const float* x, long ldx, long n, long d, float factor, float* out) {
     for (long j = 0; j < round_up(n, NR); j += 8) {
         float* panel = out + j / NR * NR * d + j % NR;
+        for (int e = 8; e < 16; e++)
+            for (long t = 0; t < d; t += 16) __builtin_prefetch(x + std::min(j + e, n - 1) * ldx + t);
         for (long t = 0; t < d; t += 8) {
             v8 y[8];
             for (int e = 0; e < 8; e++) y[e] = j + e < n ? load<v8>(x + (j + e) * ldx + t) * factor : v8{};
@@ -410,42 +415,44 @@ struct Plan {
     std::vector<int32_t> order;    // [rows] row of the caller's table
     std::vector<int32_t> base;     // of 8 distances from u on, the first one's row ...
     std::vector<uint8_t> pattern;  // ... and what to add for each of the 8
+    std::vector<uint8_t> last;     // of 8 distances, the last one that lies in each of 8 rows or before
+    static constexpr long MARGIN = TILE + 16;  // distances beyond reach that a tile with near keys meets
 
     Plan(const int64_t* delta, long middle, long reach, int sign) : reach(reach) {
         if (!delta) return;
-        std::vector<int32_t> row(2 * reach + 1);
-        for (long u = -reach; u <= reach; u++) {
-            const int64_t r = delta[middle + std::clamp(sign * u, -middle, middle)];
+        const long size = 2 * (reach + MARGIN) + 1;
+        base.resize(size + 8), pattern.resize(8 * size), last.resize(8 * size);
+        for (long at = 0; at < size + 8; at++) {
+            const int64_t r = delta[middle + std::clamp(sign * std::clamp(at - reach - MARGIN, -reach, reach), -middle, middle)];
             if (order.empty() || r != order.back()) order.push_back(r);
-            row[u + reach] = order.size() - 1;
+            base[at] = order.size() - 1;
         }
         rows = order.size();
-        base.resize(2 * reach + 9), pattern.resize(8 * base.size());
-        for (long u = -reach - 8; u <= reach; u++) {
-            const auto at = [&](long w) { return row[std::clamp(w, -reach, reach) + reach]; };
-            base[u + reach + 8] = at(u);
-            for (int e = 0; e < 8; e++) pattern[8 * (u + reach + 8) + e] = at(u + e) - at(u);
-        }
+        for (long at = 0; at < size; at++)
+            for (int e = 0; e < 8; e++) {
+                pattern[8 * at + e] = base[at + e] - base[at];
+                for (int row = base[at + e] - base[at]; row < 8; row++) last[8 * at + row] = e;
+            }
     }
-    long row(long u) const { return base[std::clamp(u, -reach, reach) + reach + 8]; }
-    // x[row of u ... u + 7]
-    v8 expand(const float* x, long u) const {
-        u = std::clamp(u, -reach - 8, reach) + reach + 8;
-        return permute(load<v8>(x + base[u]), __builtin_convertvector(load<b8>(&pattern[8 * u]), i8));
+    long row(long u) const { return base[std::clamp(u, -reach, reach) + reach + MARGIN]; }
+    // x[row of u ... u + 7], |u| <= reach + MARGIN
+    inline __attribute__((always_inline)) v8 expand(const float* x, long u) const {
+        const long at = u + reach + MARGIN;
+        return select(load<v8>(x + base[at]), pattern.data() + 8 * at);
     }
-    // The transpose of `expand`: x[row of u ... u + 7] += y
-    void collect(float* x, long u, v8 y) const {
-        u = std::clamp(u, -reach - 8, reach) + reach + 8;
-        const uint8_t* p = &pattern[8 * u];
-        x += base[u];
-        if (p[7] == 7) return store(x, load<v8>(x) + y);
-        float run = y[0];
-        for (int e = 1; e < 8; e++) {
-            if (p[e] != p[e - 1]) x[p[e - 1]] += run, run = 0.0f;
-            run += y[e];
-        }
-        x[p[7]] += run;
+    // The transpose of `expand`: x[row of u ... u + 7] += y, by differences of the sums up to the last distance of each row
+    inline __attribute__((always_inline)) void collect(float* x, long u, v8 y) const {
+        const long at = u + reach + MARGIN;
+        x += base[at];
+        if (pattern[8 * at + 7] == 7) return store(x, load<v8>(x) + y);
+        const v8 zero{};
+        y += SHUFFLE(zero, y, 0, 8, 9, 10, 11, 12, 13, 14);
+        y += SHUFFLE(zero, y, 0, 0, 8, 9, 10, 11, 12, 13);
+        y += SHUFFLE(zero, y, 0, 0, 0, 0, 8, 9, 10, 11);
+        y = select(y, last.data() + 8 * at);
+        store(x, load<v8>(x) + (y - SHUFFLE(zero, y, 0, 8, 9, 10, 11, 12, 13, 14)));
     }
+    long clamped(long u) const { return std::clamp(u, -reach - MARGIN, reach + MARGIN); }
     long width() const { return rows ? round_up(rows, NR) + 16 : 0; }
 };
 
@@ -667,6 +674,7 @@ struct Worker {
 
     template <bool C2P, bool P2C>
     void add_terms(const Head& x, float* S, long i0, long rows, long j0, long columns) const {
+        const long reach = p_plan.reach + Plan::MARGIN;
         for (long j = 0; j < columns; j += 8) {
             const long u0 = j0 + j - i0;  // key - query, first of both
             if (is_far(u0, rows)) {
@@ -682,7 +690,10 @@ struct Worker {
                 if (P2C) {
                     const float* P = x.P + (j0 + j - x.near0) * x.ldp;
 #pragma GCC unroll 8
-                    for (int e = 0; e < 8; e++) y[e] = p_plan.expand(P + e * x.ldp, -(u + e));
+                    for (int e = 0; e < 8; e++) {
+                        y[e] = p_plan.expand(P + e * x.ldp, -(u + e));
+                        __builtin_prefetch(P + (8 + e) * x.ldp + p_plan.base[reach - (u + e)]);
+                    }
                     transpose8(y);
                 } else {
 #pragma GCC unroll 8
@@ -707,7 +718,7 @@ struct Worker {
                 v8 y = x.p_table ? v8{} : load<v8>(x.low + j0 + j);
                 if (x.p_table)
                     for (int e = 0; e < 8; e++) y[e] = x.P[(j0 + j + e) * x.ldp + p_plan.row(i - (j0 + j + e))];
-                if (x.c_table) y += c_plan.expand(x.C + r * x.ldc, j0 + j - i);
+                if (x.c_table) y += c_plan.expand(x.C + r * x.ldc, c_plan.clamped(j0 + j - i));
                 store(s + j, load<v8>(s + j) + y);
             }
         }
@@ -983,21 +994,24 @@ struct Worker {
                 for (long j = 0; j < columns; j += 8) {
                     const v8 y = load<v8>(dS + r * LDS + j);
                     const long i = x.positions[i0 + r];
-                    if (x.c_table) c_plan.collect(dC + r * x.ldc, j0 + j - i, y);
+                    if (x.c_table) c_plan.collect(dC + r * x.ldc, c_plan.clamped(j0 + j - i), y);
                     if (x.p_table)
                         for (int e = 0; e < 8; e++) dP[(j0 + j + e) * x.ldp + p_plan.row(i - (j0 + j + e))] += y[e];
                 }
             return;
         }
         rows = round_up(rows, 8);
+        v8 sums[2][TILE];  // of far keys before and behind
+        bool any[2] = {false, false};
         for (long j = 0; j < columns; j += 8) {
             const long u0 = j0 + j - i0;
             if (is_far(u0, rows)) {
-                v8 keys{};
+                v8 keys{}, *sum = sums[u0 > 0];
+                if (!any[u0 > 0]) std::fill_n(sum, rows, keys);
+                any[u0 > 0] = true;
                 for (long r = 0; r < rows; r++) {
                     const v8 y = load<v8>(dS + r * LDS + j);
-                    keys += y;
-                    if (x.c_table) dC[r * x.ldc + (u0 > 0 ? c_plan.rows - 1 : 0)] += sum_of(y);
+                    keys += y, sum[r] += y;
                 }
                 float* far = (u0 > 0 ? x.d_low : x.d_high) + j0 + j;
                 if (x.p_table) store(far, load<v8>(far) + keys);
@@ -1014,6 +1028,9 @@ struct Worker {
                 for (int e = 0; e < 8; e++) p_plan.collect(dP + (j0 + j + e - x.near0) * x.ldp, -(u + e), y[e]);
             }
         }
+        for (int side = 0; side < 2; side++)
+            if (x.c_table && any[side])
+                for (long r = 0; r < rows; r++) dC[r * x.ldc + (side ? c_plan.rows - 1 : 0)] += sum_of(sums[side][r]);
     }
 };
 
@@ -1023,11 +1040,20 @@ int64_t run(const Arguments& a, bool backward) {
     long longest = a.N;
     if (a.starts) {
         longest = 0;
-        for (long b = 0; b < a.B; b++) longest = std::max<long>(longest, a.starts[b + 1] - a.starts[b]);
+        for (long b = 0; b < a.B; b++) {
+            if (a.starts[b] < 0 || a.starts[b + 1] < a.starts[b] || a.starts[b + 1] > a.N) return NOT_SERVED;
+            longest = std::max<long>(longest, a.starts[b + 1] - a.starts[b]);
+        }
     }
     const long queries = a.starts ? longest : a.M;
     if (a.B * a.H == 0 || queries == 0) return DONE;
+    if (a.delta && longest > a.middle + 1) return NOT_SERVED;
+    for (long i = 0; a.positions && i < a.B * a.M; i++)
+        if (a.positions[i] < 0 || a.positions[i] >= a.N) return NOT_SERVED;
     const Worker worker(a, longest);
+    for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
+        for (long row : plan->order)
+            if (row < 0 || row >= a.R) return NOT_SERVED;
     // Little work is done sooner than other threads wake up.
     const double products = double(a.B) * a.H * queries * longest * a.d;
     const long threads = products < 3e5 ? 1 : std::max<int64_t>(1, a.threads);
