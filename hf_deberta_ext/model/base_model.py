@@ -56,7 +56,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
-            attentions [B, H, N, N].
+            attentions [B, H, N, N]. States at padding mean nothing: zeros in an unpadded batch, else, with a mask [B, N],
+            those of queries that attend to the real tokens (in the official code, to nothing).
 
         Raises:
             ValueError: both or neither of the inputs, a tensor of another shape or dtype, more tokens than absolute

@@ -44,7 +44,8 @@ class SiftOptions:
             leaves it.
         loss (`str`): between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)), "symmetric_cross_entropy" (of
             each from the other, which passes no gradient as a target), "kl" (of q from p, which passes none), "mse" of the
-            logits. Regression always takes the squared error.
+            logits. Regression always takes the squared error. (The released code softmaxes a regression over the batch, and
+            with "kl" or "mse" takes these for the ascent alone: its loss is then the symmetric cross-entropy.)
         form (`str`): "virtual" compares outputs and needs no labels; "adversarial" takes the model's own loss on the labels.
         same_dropout (`bool`): all passes of a step have the dropout noise of the clean one.
         detach_embeddings (`bool`): the perturbed pass passes no gradient to the embeddings.
@@ -87,8 +88,7 @@ class SiftOptions:
 PRESETS: dict[str, SiftOptions] = {
     "default": SiftOptions(),
     # The released code: a step of 1e-4 beside noise of 1e-2, so that δ is noise for the most part, and shorter where the
-    # gradient is small: at most 1.5e-8 at the beginning of a fine-tuning. There a classifier's last loss is the symmetric
-    # cross-entropy whatever its ascent takes, and a regression's a softmax over the batch, which is not repeated here.
+    # gradient is small: at most 1.5e-8 at the beginning of a fine-tuning.
     "official": SiftOptions(
         learning_rate=1e-4, init_size=1e-2, steps=1, norm="linf", projection="none", loss="symmetric_cross_entropy",
         same_dropout=False, detach_embeddings=True, gradient_eps=1e-6,

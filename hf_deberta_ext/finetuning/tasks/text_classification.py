@@ -373,7 +373,10 @@ class TextClassificationData:
 def tokenise_texts(
     batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int, pad: bool
 ) -> dict[str, list]:
-    """Features of texts or pairs; "cut" is True for those that are longer than `length`."""
+    """Features of texts or pairs; "cut" is True for those that are longer than `length`.
+
+    A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
+    """
     texts = [list(batch[column]) for column in columns]
     encoded = tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if pad else False)
     cut = [bool(row.overflowing) for row in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
