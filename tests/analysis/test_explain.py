@@ -2,14 +2,13 @@
 """`deberta-ext explain` and its example: which figures come of which model, the numbers beside them, and what is refused."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from microsoft_checkpoints import microsoft, write
 from scripts import module_of
 from tiny_models import TINY, save_tokenizer, tiny_model
@@ -195,23 +194,15 @@ def test_a_tokenizer_from_elsewhere(folders, tmp_path):
     assert numbers_of(tmp_path / "figures")["attention"]["tokens"] == TOKENS
 
 
-def test_a_repository_is_read_at_the_revision_that_is_asked_for(folders, tmp_path):
-    """From a cache that holds two of them; in a process of its own, which looks there."""
-    cache = tmp_path / "hub" / "models--user--name"
-    (cache / "refs").mkdir(parents=True)
-    for number, (revision, kind) in enumerate({"main": "base", "v2": "rtd"}.items()):
-        commit = f"{number}" * 40
-        (cache / "refs" / revision).write_text(commit, encoding="utf-8")
-        shutil.copytree(folders / kind, cache / "snapshots" / commit)
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        environment.pop(name, None)
-    figures = tmp_path / "figures"
-    command = [sys.executable, "-m", "hf_deberta_ext", "explain", "--model", "user/name", "--revision", "v2"]
-    command += ["--text", TEXT, "--replacement_probabilities", "--output_dir", str(figures)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def test_a_repository_is_read_at_the_revision_that_is_asked_for(hub, folders, tmp_path):
+    api, figures = HfApi(), tmp_path / "figures"
+    api.create_repo("user/name")
+    api.upload_folder(repo_id="user/name", folder_path=folders / "base")
+    api.create_branch("user/name", branch="v2")
+    api.upload_folder(repo_id="user/name", folder_path=folders / "rtd", revision="v2")
+    command = ["explain", "--model", "user/name", "--revision", "v2", "--text", TEXT, "--replacement_probabilities"]
     # The model of "main" has not the head for it.
-    assert done.returncode == 0, done.stderr
+    assert main([*command, "--output_dir", str(figures)]) == 0
     assert numbers_of(figures)["model"] == "user/name" and len(numbers_of(figures)["replacement_probabilities"]) == 4
 
 

@@ -38,9 +38,8 @@ NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 
 @pytest.mark.skipif(HERE, reason="the kernels run in this process")
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["not slow", "slow"])
-def test_all_cases_pass_in_a_process_whose_triton_interprets(which):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow", "-m", which]
+def test_all_cases_pass_in_a_process_whose_triton_interprets():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([*command, __file__], env=environment, capture_output=True, text=True)
     print(done.stdout)

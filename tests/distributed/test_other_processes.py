@@ -2,6 +2,7 @@
 """Runs that go on with another number of processes, and those that torchrun restarts: the losses of one left alone."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import mlm_script as mlm
 import pytest
 import torch
 from accumulation import exact_accumulation
-from scripts import EXAMPLES, ROOT, start
+from scripts import EXAMPLES, ROOT, module_of, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
@@ -36,7 +37,7 @@ BATCH = dict(
 )  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def command(request):
     """command(script, folder, *more): the words of a run, without those of its launcher."""
 
@@ -48,6 +49,19 @@ def command(request):
         return [str(EXAMPLES[script]), *flags]
 
     return words
+
+
+@pytest.fixture(scope="module")
+def whole(command, tmp_path_factory):
+    """whole(script): the folder of a run of two processes that nobody has disturbed."""
+
+    @functools.cache
+    def run(script):
+        folder = tmp_path_factory.mktemp("whole") / script
+        mlm.finish(start(*mlm.TORCHRUN, *command(script, folder)))
+        return folder
+
+    return run
 
 
 def losses(folder):
@@ -76,17 +90,16 @@ def stopped(folder, place, step):
 
 @exact_accumulation
 @pytest.mark.parametrize("script", ["run_mlm", "run_rtd", "run_glue"])
-def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, tmp_path):
+def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """With the same flags each time: the accumulation follows the number of processes."""
-    whole, resume = tmp_path / "whole", ("--resume_from_checkpoint", "last")
-    mlm.finish(start(*mlm.TORCHRUN, *command(script, whole)))
-    one = stopped(whole, tmp_path / "one", 10)
-    printed = mlm.finish(start(sys.executable, *command(script, one, *resume)))
-    assert "gradient_accumulation_steps = 4, for the 16 examples of a step that this run began with" in printed
-    assert_same_losses(one, whole, first=11)
+    resume = ("--resume_from_checkpoint", "last")
+    one = stopped(whole(script), tmp_path / "one", 10)
+    module_of(script).main(command(script, one, *resume)[1:])
+    assert "gradient_accumulation_steps = 4, for the 16 examples of a step that this run began with" in caplog.text
+    assert_same_losses(one, whole(script), first=11)
     two = stopped(one, tmp_path / "two", 20)
     mlm.finish(start(*mlm.TORCHRUN, *command(script, two, *resume)))
-    assert_same_losses(two, whole, first=21)
+    assert_same_losses(two, whole(script), first=21)
 
 
 @pytest.fixture
@@ -137,10 +150,9 @@ def wait_for(checkpoint, agents):
 
 @exact_accumulation
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, command, tmp_path):
+def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, whole, tmp_path):
     """One command begins the run and goes on with it. A dead worker is restarted by torchrun, as all others are; a dead
     node is started again by hand, while the other waits."""
-    mlm.finish(start(*mlm.TORCHRUN, *command("run_glue", tmp_path / "whole")))
     run, nodes = tmp_path / "run", [agent(0), agent(1)]
     wait_for(run / "checkpoint-10", nodes)
     first_workers = workers(nodes[0])
@@ -152,6 +164,6 @@ def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent
     nodes[1] = agent(1)
     for node in nodes:
         assert node.wait(timeout=300) == 0, [file.read_text()[-2000:] for file in tmp_path.glob("printed-*")]
-    assert_same_losses(run, tmp_path / "whole", first=1)
+    assert_same_losses(run, whole("run_glue"), first=1)
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     assert results["train_resumed_at_step"] >= 20

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark with its smallest sizes: what it leaves behind, that its ratios follow from its times, what it refuses."""
 
+import contextlib
 import csv
-import os
-import subprocess
+import io
 import sys
 from pathlib import Path
 
@@ -43,16 +43,14 @@ def finished(tmp_path_factory):
     texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
     flags = ["--shapes", "1x24", "--batches", "2", "--lengths-from", texts, "--output-dir", folder / "out"]
     flags += ["--backends", "auto", "eager", "triton", "--parts", "attention", "model", "padded"]
-    command = [sys.executable, SCRIPT, *TINY, *flags]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, [*TINY, *flags])])
+        benchmark.main()
     rows = {}
     for part in ("attention", "model", "padded"):
         with (folder / "out" / f"{part}.csv").open(newline="", encoding="utf-8") as file:
             rows[part] = list(csv.DictReader(file))
-    return folder / "out", done.stdout, rows
+    return folder / "out", printed.getvalue(), rows
 
 
 @pytest.mark.criterion("P10")

@@ -56,12 +56,12 @@ def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
 
 @needs_data
 @pytest.mark.slow
-def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
-    """The first 200 of SQuAD 1.1, about 28 paragraphs, in windows of 128 tokens: a context alone does not tell an answer."""
-    rows = first_rows("squad_v1/train.jsonl.gz", 200)
+def test_50_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
+    """The first 50 of SQuAD 1.1, five a paragraph, in windows of 128 tokens: a context alone does not tell an answer."""
+    rows = first_rows("squad_v1/train.jsonl.gz", 50)
     file = write_lines(tmp_path / "train.jsonl", *rows)
     texts = [row["context"] for row in rows] + [row["question"] for row in rows]
-    tokenizer = train_unigram(texts, vocab_size=2000, show_progress=False)
+    tokenizer = train_unigram(texts, vocab_size=1000, show_progress=False)
     tokenizer.save_pretrained(tmp_path / "model")
     DebertaExtConfig(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256,
@@ -69,10 +69,10 @@ def test_200_questions_of_squad_are_learned_by_heart(run_squad, tmp_path):
     ).save_pretrained(tmp_path / "model")  # fmt: skip
     measured = run(
         run_squad, tmp_path / "model", tmp_path / "out", "--from_scratch", *TRAIN_AND_EVALUATE, train_file=file,
-        validation_file=file, max_seq_length=128, doc_stride=32, per_device_train_batch_size=32, max_steps=-1,
-        num_train_epochs=40, learning_rate=2e-3, warmup_steps=0.1,
+        validation_file=file, max_seq_length=128, doc_stride=32, per_device_train_batch_size=16, max_steps=-1,
+        num_train_epochs=30, learning_rate=2e-3, warmup_steps=0.1,
     )  # fmt: skip
-    print(f"{measured['eval_exact_match']} % of 200 questions answered exactly, F1 {measured['eval_f1']}")
+    print(f"{measured['eval_exact_match']} % of 50 questions answered exactly, F1 {measured['eval_f1']}")
     assert measured["eval_exact_match"] >= 95
 
 

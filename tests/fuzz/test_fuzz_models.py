@@ -347,7 +347,7 @@ def test_flex_agrees_with_eager_at_inference(terms):
         max_position_embeddings=80, position_buckets=8, pos_att_type=terms, type_vocab_size=0, position_biased_input=False,
     )  # fmt: skip
     model = build("base", fields, dtype=torch.float32)
-    for seed, mask in enumerate(["none", "right", "empty rows", "square"]):
+    for seed, mask in enumerate(["none", "empty rows", "square"]):
         batch = dict(
             B=2, N=13, mask=mask, mask_dtype="bool", embeds=False, types=False, positions=None, rows=False, seed=seed
         )

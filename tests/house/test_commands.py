@@ -87,17 +87,6 @@ def test_options_are_explained_and_never_shortened(name):
     assert [action.dest for action in parser._actions if not action.help] == []
 
 
-def test_asking_for_help_imports_no_package_that_only_one_command_needs():
-    heavy = {"datasets", "evaluate", "matplotlib", "onnx", "onnxruntime", "peft", "sentence_transformers"}
-    code = (
-        "import sys, hf_deberta_ext; from hf_deberta_ext.commands import main; main(['--help']); "
-        f"print('imported:', *sorted({heavy!r} & {{*sys.modules}}))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.splitlines()[-1].split() == ["imported:"], done.stderr
-
-
 def test_the_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"deberta-ext {__version__}\n"
@@ -237,11 +226,6 @@ def test_verbosity_and_progress_bars_are_afterwards_what_they_were(error, comman
     main(["info", "x"])
     assert state() == before
     assert states[0][0] == logging.ERROR and not states[0][2] and states[0][3]
-
-
-def test_python_m_is_the_same_program():
-    done = program("convret")
-    assert done.returncode == 2 and "did you mean convert?" in done.stderr
 
 
 def test_the_installed_script_calls_main():

@@ -44,6 +44,10 @@ KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
 }
 
 
+# Saved without the package and loaded again in another process; of the others the saved files are compared.
+AGAIN = ("AutoModelForMaskedLM", "AutoModelForPreTraining", "shards", "hub", "rtd")
+
+
 def as_tensors(inputs: dict) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in inputs.items()}
 
@@ -135,6 +139,9 @@ def test_a_missing_tensor_is_drawn_anew_and_no_other(model_class, fields, tmp_pa
     saved, expected = load_file(tmp_path / "model.safetensors"), state(model)
     tied = {*expected} - {*saved} - {name for name, _ in model.named_buffers()}
     for missing in saved:
+        if ".encoder." in missing and model_class is not DebertaExtForPreTraining:
+            # Those that DebertaExtModel has lost under their own names.
+            continue
         kept = {name: tensor for name, tensor in saved.items() if name != missing}
         save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
         loaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
@@ -231,7 +238,7 @@ def remote(tmp_path_factory):
         for kwargs in ({}, {"trust_remote_code": False})
     ]
 
-    second = [job | {"source": job["again"]} for job in [*configs, *first]]
+    second = [job | {"source": job["again"]} for job in [*configs, *(job for job in first if job["name"] in AGAIN)]]
     for job in second:
         del job["again"]
     return {
@@ -244,9 +251,10 @@ def remote(tmp_path_factory):
 
 
 @pytest.mark.criterion("A7.1", "A17.2", "P.a")
-@pytest.mark.parametrize("generation", ["first", "second"])
-@pytest.mark.parametrize("kind", [*KINDS, "hub", "rtd"])
-def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generation, remote):
+@pytest.mark.parametrize(
+    "generation, kind", [*(("first", kind) for kind in [*KINDS, "hub", "rtd"]), *(("second", kind) for kind in AGAIN)]
+)
+def test_a_fresh_process_without_the_package_loads_an_equal_model(generation, kind, remote):
     """Of a discriminator the encoder, since no Auto class has its head."""
     result, model = remote[generation][kind], remote["models"][kind]
     assert "error" not in result, result["traceback"]
@@ -261,8 +269,14 @@ def test_a_fresh_process_without_the_package_loads_an_equal_model(kind, generati
 @pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])
 def test_a_model_saved_without_the_package_brings_the_same_files(kind, remote):
-    again = remote["folder"] / f"{kind}_2"
+    saved, again = remote["folder"] / ("AutoModelForMaskedLM" if kind == "hub" else kind), remote["folder"] / f"{kind}_2"
     assert code_in(again) == FILES
+    if kind != "rtd":
+        # Of a discriminator it is the encoder.
+        assert_equal(*(
+            {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+            for folder in (again, saved)
+        ))  # fmt: skip
     assert json.loads((again / "config.json").read_text())["auto_map"].keys() == {"AutoConfig", *HEADS}
 
 

@@ -497,22 +497,15 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [["-m", "hf_deberta_ext", "push"], [str(ROOT / "examples" / "push_to_hub.py")]],
-    ids=["command", "example"],
-)
-def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(command, hub, whole, tmp_path):
+def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(hub, whole, tmp_path):
     before = on_disk(whole)
     names = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
     environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
     environment |= hub.environment(tmp_path / "home") | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
 
     def run(*flags):
-        return subprocess.run(
-            [sys.executable, *command, str(whole), REPO, *flags], env=environment, cwd=tmp_path, capture_output=True,
-            text=True, timeout=300,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "hf_deberta_ext", "push", str(whole), REPO, *flags]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     done = run("--private", "--tag", "v1.0")
     assert done.returncode == 0, done.stderr
