@@ -78,7 +78,9 @@ def disentangled_attention_native(
         V_c, dropout_p = V_c * 0, 0.0
     bias = None
     if "p2p" in terms:
-        bias = (Q_r.float()[:, delta] * K_r.float()[:, delta.flip(0)]).sum(-1) * scale  # [H, 2L - 1]
+        # Not Q_r[:, delta], whose gradient threads add up in any order.
+        rows, mirrored = Q_r.float().index_select(1, delta), K_r.float().index_select(1, delta.flip(0))
+        bias = (rows * mirrored).sum(-1) * scale  # [H, 2L - 1]
     K_r = K_r if "c2p" in terms else None
     Q_r = Q_r if "p2c" in terms else None
     tensors = Q_c, K_c, V_c, K_r, Q_r

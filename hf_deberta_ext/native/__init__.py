@@ -121,7 +121,7 @@ def run(
 def forward(q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout):
     out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     run(
-        _library.disentangled_forward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
+        library.disentangled_forward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
         dropout, lse,
     )  # fmt: skip
     return out, lse
@@ -137,7 +137,7 @@ def backward(
     ]
     content = empty_heads(q), empty_heads(k), empty_heads(v)
     run(
-        _library.disentangled_backward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
+        library.disentangled_backward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
         dropout, lse, grad, (*content, *sums),
     )  # fmt: skip
     tables = (q.new_empty(0) if x is None else x.to(y.dtype) for x, y in zip(sums, (K_r, Q_r, bias), strict=True))
@@ -198,8 +198,8 @@ def register():
 
 
 try:
-    _library = load()
-    best = _library.disentangled_supports(0)
+    library = load()
+    best = library.disentangled_supports(0)
     # Slower than "blocked".
     if best < 2:
         raise OSError("this CPU has neither AVX2 nor NEON")

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native kernel: every instruction set, shape and option against the equation, threads, sanitizers, and its build."""
+
+import gc
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from attention_inputs import call, make_inputs, whole
+from backends import AUTO
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModel
+
+from hf_deberta_ext import DebertaExtModel, native
+from hf_deberta_ext.model.relative_position import RelativePosition
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
+needs_library = pytest.mark.skipif(AUTO != "native", reason=native.kernel_status())
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+ALL_TERMS = [(), ("c2p",), ("p2c",), ("c2p", "p2c"), ("p2p",), ("c2p", "p2c", "p2p")]
+
+
+@pytest.fixture(params=native.INSTRUCTION_SETS.values())
+def instruction_set(request, monkeypatch):
+    if AUTO != "native":
+        pytest.skip(native.kernel_status())
+    number = {name: number for number, name in native.INSTRUCTION_SETS.items()}[request.param]
+    if not native.library.disentangled_supports(number):
+        pytest.skip(f"this CPU has no {request.param}")
+    monkeypatch.setattr(native, "instruction_set", number)
+
+
+def random_call(seed):
+    """Leaves, arguments of "native", and what "eager" takes instead of cu_seqlens."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    kind = draw.choice(["plain", "plain", "packed", "decoded"])
+    B, H, d = draw.randint(1, 3), draw.randint(1, 3), draw.choice([16, 64, 128, draw.randint(16, 128)])
+    N = draw.choice([draw.randint(1, 20), draw.randint(20, 150), draw.randint(150, 330)])
+    lengths = [draw.randint(1, N) for _ in range(B)]
+    M = N
+    if kind == "packed":
+        B, M, N = 1, sum(lengths), sum(lengths)
+    elif kind == "decoded":
+        M = draw.randint(1, 2 * N)
+
+    def content(length):
+        if draw.random() < 0.3:
+            return torch.randn(B, H, length, d, generator=generator)
+        fused = torch.randn(B, length, H, 2 * d, generator=generator).transpose(1, 2)
+        return fused[..., :d] if draw.random() < 0.5 else fused[..., ::2]
+
+    distance = draw.choice([4, 20, 130])
+    position = RelativePosition(buckets=draw.choice([-1, 2 * (distance // 4)]), max_distance=distance)
+    R = int(position.rows.max()) + 1
+    tables = [torch.randn(R, H, d, generator=generator).transpose(0, 1) for _ in range(2)]
+    longest = max(lengths) if kind == "packed" else N
+    terms = draw.choice(ALL_TERMS)
+    options = dict(terms=terms, scale=(d * (1 + len(terms))) ** -0.5, delta=position(longest + draw.choice([0, 0, 7])))
+    ours, theirs = dict(reach=draw.choice([distance, None])), {}
+    if kind == "packed":
+        documents = torch.arange(B * len(lengths)).repeat_interleave(torch.tensor(lengths))
+        ours["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).int()
+        theirs.update(mask=documents[:, None] == documents, delta=position(N))
+    elif draw.random() < 0.6:
+        shape = draw.choice([(B, 1, 1, N), (B, 1, M, N), (1, H, M, N), (B, H, M, N), (M, N), (B, 1, M, 1)])
+        options["mask"] = torch.rand(shape, generator=generator) < 0.7
+    if kind == "decoded":
+        options["query_positions"] = torch.randint(N, (B, M), generator=generator)
+    leaves = [content(M), content(N), content(N), *tables]
+    return leaves, options | ours, options | theirs
+
+
+def compare(seed, relative_error):
+    leaves, ours, theirs = random_call(seed)
+    results = []
+    for backend, dtype, options in (("native", torch.float32, ours), ("eager", torch.float64, theirs)):
+        tensors = [x.to(dtype).requires_grad_() for x in leaves]
+        out = call(backend, tensors, options)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        gradients = torch.autograd.grad((out * weight).sum(), tensors, allow_unused=True)
+        results.append([out, *(torch.zeros(1) if x is None else x for x in gradients)])
+    largest = max(x.norm() for x in results[1])
+    for ours, wanted in zip(*results, strict=True):
+        # Where one key is seen, gradients of scores are nothing but rounding.
+        if wanted.norm() > 1e-3 * largest:
+            assert relative_error("native, random calls", whole(ours), whole(wanted)) < 2e-5, seed
+        else:
+            assert (ours - wanted).norm() < 1e-5 * largest, seed
+
+
+@pytest.mark.parametrize("seed", [*range(16), pytest.param(range(16, 316), marks=pytest.mark.slow, id="300 more")])
+def test_random_calls_equal_the_equation_on_every_instruction_set(seed, instruction_set, relative_error):
+    for number in seed if isinstance(seed, range) else [seed]:
+        compare(number, relative_error)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(Q_r=torch.zeros(2, 31, 16)), r"expected torch.float32 \(2, 32, 16\), got torch.float32 \[2, 31, 16\]"),
+        (dict(delta=torch.zeros(63)), r"expected torch.int64 \(63,\), got torch.float32 \[63\]"),
+        (dict(query_positions=torch.zeros(2, 5).long()), r"expected torch.int64 \(2, 32\), got torch.int64 \[2, 5\]"),
+        (dict(cu_seqlens=torch.tensor([0, 32])), "expected torch.int32 , got torch.int64"),
+        (dict(mask=torch.ones(2, 1, 1, 32)), "expected torch.bool , got torch.float32"),
+    ],
+    ids=["table", "delta", "positions", "cu_seqlens", "mask"],
+)
+def test_tensors_that_do_not_fit_are_refused_before_the_kernel_reads_them(change, message):
+    leaves, options = make_inputs(32, ("c2p", "p2c"))
+    leaves[4] = change.get("Q_r", leaves[4])
+    with pytest.raises(ValueError, match=message):
+        call("native", leaves, options | {name: x for name, x in change.items() if name != "Q_r"})
+
+
+@needs_library
+def test_second_derivatives_are_refused_by_name():
+    leaves, options = make_inputs(9, ("c2p", "p2c"))
+    (gradient,) = torch.autograd.grad(call("native", leaves, options).square().sum(), leaves[0], create_graph=True)
+    with pytest.raises(ValueError, match="native attention has no second derivatives; attn_implementation = 'eager' has"):
+        gradient.sum().backward()
+
+
+@needs_library
+def test_checkpointing_draws_the_dropout_of_the_forward_again():
+    leaves, options = make_inputs(70, ("c2p", "p2c"))
+    gradients = []
+    for wrap in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
+        torch.manual_seed(3)
+        out = wrap(lambda *x: call("native", x, options, dropout_p=0.4), *leaves)
+        gradients.append(torch.autograd.grad(out.square().sum(), leaves))
+    assert all(map(torch.equal, *gradients))
+
+
+@needs_library
+def test_tensors_of_mixed_dtypes_are_computed_in_float32(relative_error):
+    """Under autocast, tables or biases may be wider than projections."""
+    leaves, options = make_inputs(40, ("c2p", "p2c", "p2p"))
+    mixed = [x.bfloat16() if place < 3 else x for place, x in enumerate(leaves)]
+    out = call("native", mixed, options)
+    assert out.dtype == torch.bfloat16
+    assert relative_error("native, mixed", out, call("eager", [x.double() for x in mixed], options)) < 5e-3
+
+
+@needs_library
+def test_operators_are_registered_as_torch_expects():
+    leaves, options = make_inputs(20, ("c2p", "p2c"), mask="right")
+    arguments = (*leaves, None, options["delta"], options["mask"], None, None, None, 20, options["scale"], 0.0)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.hf_deberta_ext.disentangled_attention.default, arguments, test_utils=checks)
+
+
+@needs_library
+def test_remote_code_takes_the_operator_of_the_installed_package(tiny_config, shake, batch, tmp_path):
+    model = shake(DebertaExtModel(tiny_config("v3", num_attention_heads=2)))
+    model.save_pretrained(tmp_path)
+    remote = AutoModel.from_pretrained(tmp_path, trust_remote_code=True, code_revision=None)
+    ids, mask = batch(2, 30, [30, 12])
+    with torch.no_grad():
+        states = [m(ids, attention_mask=mask).last_hidden_state for m in (model, remote)]
+    assert torch.allclose(*states, atol=1e-6) and {name for name, _ in remote.attention_backends().values()} == {"native"}
+
+
+@needs_library
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no-dropout", "dropout"])
+def test_compiled_training_has_no_graph_break(dropout, tiny_config, shake, batch):
+    """Inductor, several lengths; dropout is drawn anew in each call and again from the seed."""
+    config = tiny_config("v3", num_attention_heads=2, attention_probs_dropout_prob=dropout)
+    model = shake(DebertaExtModel(config)).train()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    weight = model.encoder.layer[0].attention.self.query_proj.weight
+    for length in (20, 33, 47, 61):
+        ids, mask = batch(2, length, [length, 11])
+        results = []
+        for function, seed in ((compiled, 0), (compiled, 0), (compiled, 1), (model, 0)):
+            torch.manual_seed(seed)
+            states = function(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+            results.append((states, *torch.autograd.grad(states.square().sum(), weight)))
+        first, again, other, plain = results
+        assert all(map(torch.equal, first, again))
+        assert torch.equal(first[0], other[0]) == (dropout == 0)
+        if dropout == 0:
+            assert torch.allclose(first[0], plain[0], atol=1e-5) and torch.allclose(first[1], plain[1], rtol=1e-3, atol=1e-3)
+
+
+@needs_library
+@pytest.mark.slow
+@pytest.mark.parametrize(("N", "mask"), [(50, "right"), (300, "documents"), (1500, "none")])
+def test_one_two_and_three_threads_give_the_same(N, mask, relative_error):
+    """Up to the order of sums, and for one number of threads to the last bit."""
+    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask=mask, d=32)
+    before, results = torch.get_num_threads(), {}
+    try:
+        for threads in (1, 2, 3, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            out = call("native", leaves, options, dropout_p=0.1)
+            result = out, *torch.autograd.grad(out.square().sum(), leaves)
+            assert all(map(torch.equal, result, results.setdefault(threads, result)))
+    finally:
+        torch.set_num_threads(before)
+    for threads in (2, 3):
+        for x, wanted in zip(results[threads], results[1], strict=True):
+            assert relative_error("native, threads", whole(x), whole(wanted)) < 1e-5
+
+
+@needs_library
+@pytest.mark.slow
+def test_a_thousand_calls_leave_no_memory_behind():
+    leaves, options = make_inputs(200, ("c2p", "p2c", "p2p"), mask="right", d=64)
+    page, sizes = os.sysconf("SC_PAGE_SIZE"), []
+    for number in range(1101):
+        out = call("native", leaves, options, dropout_p=0.1)
+        torch.autograd.grad(out.sum(), leaves)
+        if number in (100, 1100):
+            gc.collect()
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * page)
+    # A leak of one row of 4 kB a call would be that much.
+    assert sizes[1] - sizes[0] < 4e6
+
+
+CONCURRENT = """
+    import os, sys, threading, torch
+    sys.path.insert(0, sys.argv[1])
+    from attention_inputs import call, make_inputs
+    torch.set_num_threads(2)
+
+    def compute(N=400):
+        leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right", d=64)
+        out = call("native", leaves, options)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    expected = compute()
+    wrong = []
+
+    def repeat():
+        for _ in range(20):
+            if not all(map(torch.equal, compute(), expected)):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=repeat) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong, "two Python threads at once"
+    leaves, options = make_inputs(400, ("c2p", "p2c"), mask="right", d=64)
+    child = os.fork()
+    if child == 0:
+        with torch.no_grad():
+            out = call("native", leaves, options)
+        # torch's own threads are gone.
+        torch.set_num_threads(1)
+        os._exit(0 if torch.equal(out, expected[0]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a fork"
+    assert all(map(torch.equal, compute(), expected)), "after the fork"
+"""
+
+
+@needs_library
+@pytest.mark.slow
+def test_two_python_threads_at_once_and_a_fork_give_the_same():
+    command = [sys.executable, "-c", textwrap.dedent(CONCURRENT), str(SUPPORT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing_on_any_instruction_set(sanitizer, tmp_path):
+    """Every tensor at the end of its memory; TSan knows the kernel's own threads, not those of OpenMP."""
+    program, source = tmp_path / "program", Path(native.__file__).with_name("disentangled_attention.cpp")
+    flags = ["-std=gnu++17", "-O1", "-g", "-Wno-psabi", f'-DKERNEL="{source}"', f"-fsanitize={sanitizer}", "-pthread"]
+    flags += ["-fno-sanitize-recover=undefined"] * ("undefined" in sanitizer)
+    subprocess.run(["g++", *flags, SUPPORT / "native_program.cpp", "-o", program, "-ldl"], check=True, timeout=300)
+    # TSan does not know every layout of addresses that kernels draw.
+    fixed = ["setarch", "-R"] if shutil.which("setarch") else []
+    environment = os.environ | {"DEBERTA_EXT_NATIVE_OPENMP": "0"}
+    done = subprocess.run([*fixed, program, "60"], capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0 and not done.stderr and "120 cases" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler, id="compiler"), False])
+def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
+    """For any Python 3 of the platform; without a compiler it has no library, and says so where it is asked."""
+    pytest.importorskip("setuptools", minversion="77")
+    copy = shutil.copytree(
+        ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")
+    )
+    environment = os.environ | dict(PYTHONPATH=str(tmp_path / "package"))
+    if not compiler:
+        environment |= dict(PATH=str(tmp_path), CC="none", CXX="none")
+    build = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    done = subprocess.run(build, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert ("failed" in done.stdout + done.stderr) != compiler
+    (wheel,) = (copy / "dist").iterdir()
+    assert wheel.name.split("-")[2:4] == ["py3", "none"] and "any" not in wheel.name
+    shutil.unpack_archive(wheel, tmp_path / "package", "zip")
+    code = "import hf_deberta_ext.native as n; print(n.__file__, n.kernel_status(), sep='\\n')"
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    place, status = shown.stdout.splitlines()
+    assert place.startswith(str(tmp_path / "package")), shown.stderr
+    assert compiler or status.startswith("no native CPU kernel: it was not built")
+    assert not compiler or AUTO != "native" or status == native.kernel_status()
