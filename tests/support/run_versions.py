@@ -60,8 +60,8 @@ def interpreter(home: Path) -> str:
     return str(home / "Scripts" / "python.exe" if sys.platform == "win32" else home / "bin" / "python")
 
 
-def make_environment(name: str, constraints: dict[str, str], python: str, folder: Path, more: list[str]) -> Path:
-    """A virtual environment with what the tests need.
+def make_environment(name: str, constraints: dict[str, str], python: str, folder: Path, packages: list[str]) -> Path:
+    """A virtual environment with these packages.
 
     Raises:
         subprocess.CalledProcessError: pip could not install it; its last lines are printed.
@@ -70,7 +70,7 @@ def make_environment(name: str, constraints: dict[str, str], python: str, folder
     subprocess.run([python, "-m", "venv", "--clear", str(home)], check=True)
     constraints_file = folder / f"{name}.txt"
     constraints_file.write_text("".join(f"{package}=={version}\n" for package, version in constraints.items()))
-    install = [interpreter(home), "-m", "pip", "install", "--quiet", "-c", str(constraints_file), *requirements(), *more]
+    install = [interpreter(home), "-m", "pip", "install", "--quiet", "--no-compile", "-c", str(constraints_file), *packages]
     installed = subprocess.run(install, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if installed.returncode:
         print("\n".join(installed.stdout.splitlines()[-10:]), file=sys.stderr)
@@ -78,10 +78,10 @@ def make_environment(name: str, constraints: dict[str, str], python: str, folder
     return home
 
 
-def versions_of(python: str) -> tuple[str, ...]:
+def versions_of(python: str, packages: tuple[str, ...] = SHOWN) -> tuple[str, ...]:
     ask = "import platform, sys; from importlib.metadata import version as of; "
     ask += "print(platform.python_version(), *map(of, sys.argv[1:]))"
-    shown = subprocess.run([python, "-c", ask, *SHOWN], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run([python, "-c", ask, *packages], check=True, capture_output=True, text=True).stdout
     return tuple(shown.split())
 
 
@@ -151,8 +151,8 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            more = ["parameterized"] if options.mixins else []
-            home = make_environment(name, suites[name], options.python, folder, more)
+            packages = [*requirements(), *(["parameterized"] if options.mixins else [])]
+            home = make_environment(name, suites[name], options.python, folder, packages)
             results += run_tests(name, interpreter(home), options.pytest, options.mixins)
             print(table([HEADER, *(result.row() for result in results)]), flush=True)
     return 0 if all(result.succeeded for result in results) else 1

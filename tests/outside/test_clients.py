@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients: the verdicts of run_clients.py, GLiNER itself where it is installed, and one client from end to end."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import client_journeys
+import pytest
+from outside import run_clients
+
+WORKS, OTHER, FAILS = {"values": [["a", 1.0]]}, {"values": [["a", 1.1]]}, {"error": "ValueError: no"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "works"),
+    [
+        ({"ours": WORKS, "control": WORKS}, "yes"),
+        ({"ours": WORKS}, "yes"),
+        ({"ours": WORKS, "control": FAILS}, "yes"),
+        ({"ours": OTHER, "control": WORKS}, "no: ours"),
+        ({"ours": FAILS, "control": WORKS}, "no: ours"),
+        ({"ours": FAILS}, "no: ours"),
+        ({"ours": FAILS, "control": FAILS}, "no: client"),
+        ({"ours": FAILS, "control": WORKS, "known": "Error: no"}, "no: known"),
+        ({"ours": OTHER, "control": WORKS, "known": "Error: no"}, "no: ours"),
+    ],
+)
+def test_whose_fault_it_is(answers, works):
+    assert run_clients.verdict(**answers)[0] == works
+
+
+def test_numbers_words_and_lengths_are_compared():
+    assert run_clients.difference([["a", 2.0], []], [["a", 2.0], []]) == 0
+    assert run_clients.difference([1.0, 20.0], [1.0, 22.0]) == pytest.approx(2 / 22)
+    for other in (["b", 2.0], ["a"], ["a", math.nan], "a"):
+        assert run_clients.difference(other, ["a", 2.0]) == math.inf
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clients")
+    client_journeys.make_models(folder, names=("encoder",))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.criterion("A17.2")
+@pytest.mark.parametrize("options", [{}, {"packed": True}], ids=["padded", "packed"])
+def test_gliner_finds_the_same_entities_after_replace_attention(models, options):
+    pytest.importorskip("gliner")
+    stock = client_journeys.gliner(models / "stock", **options)
+    assert run_clients.difference(client_journeys.gliner(models / "stock", replace=True, **options), stock) < 1e-3
+
+
+@pytest.mark.slow
+def test_gliner_takes_our_encoder(models):
+    pytest.importorskip("gliner")
+    assert run_clients.difference(*(client_journeys.gliner(models / name) for name in ("ours", "stock"))) < 1e-3
+
+
+@pytest.mark.slow
+def test_one_client_from_end_to_end(tmp_path):
+    pytest.importorskip("peft")
+    command = [sys.executable, Path(run_clients.__file__), "--clients", "peft", "--environment", sys.prefix]
+    done = subprocess.run([*command, "--output", tmp_path / "rows.json"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["works"] for row in rows] == ["yes"] * 4 and len({row["what was done"] for row in rows}) == 4

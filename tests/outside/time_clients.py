@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times GLiNER and CrossEncoder with transformers' DeBERTa-v2 and with ours: medians of runs in turn, and their ratio.
+
+    python tests/outside/time_clients.py gliner cross_encoder --threads 2 --repeats 7
+
+In an environment that has gliner or sentence-transformers. Models of v3-small's shape with random weights; 16 texts of half
+to all of the words, in batches of 8.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from client_journeys import SIZES, make_models, replaced  # noqa: E402
+
+SHAPE = dict(hidden_size=768, num_hidden_layers=6, num_attention_heads=12, intermediate_size=3072, position_buckets=256)
+
+
+def gliner(models: Path, texts: list[str]) -> dict:
+    from gliner import GLiNER
+
+    config = {"model_name": str(models / "stock" / "encoder"), "max_len": 384}
+    stock, ours = GLiNER.from_config(config), GLiNER.from_config(config)
+    replaced(ours)
+    return {name: lambda m=m: m.inference(texts, ["person", "place"]) for name, m in (("stock", stock), ("ours", ours))}
+
+
+def cross_encoder(models: Path, texts: list[str]) -> dict:
+    from sentence_transformers import CrossEncoder
+
+    rows = [("Which files does the index name?", text) for text in texts]
+    found = {
+        name: CrossEncoder(str(models / name / "scorer"), trust_remote_code=True, device="cpu") for name in ("stock", "ours")
+    }
+    return {name: lambda m=m: m.predict(rows, batch_size=8) for name, m in found.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clients", nargs="+", choices=("gliner", "cross_encoder"))
+    parser.add_argument("--words", nargs="+", type=int, default=[40, 160], help="of the longest text (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    with tempfile.TemporaryDirectory() as folder:
+        make_models(Path(folder), SIZES | SHAPE, ("encoder", "scorer"))
+        for client, words in ((client, words) for client in options.clients for words in options.words):
+            texts = [" ".join(found[i * words : i * words + words * (8 + i % 8) // 15]) for i in range(16)]
+            runs = globals()[client](Path(folder), texts)
+            seconds: dict[str, list[float]] = {name: [] for name in runs}
+            for repeat in range(options.repeats + 1):
+                for name, run in runs.items():
+                    started = time.perf_counter()
+                    run()
+                    if repeat:  # the first warms up
+                        seconds[name].append(time.perf_counter() - started)
+            spread = "; ".join(
+                f"{name} {statistics.median(s):.2f} s, {min(s):.2f} to {max(s):.2f}" for name, s in seconds.items()
+            )
+            ratio = statistics.median(seconds["stock"]) / statistics.median(seconds["ours"])
+            print(f"{client}, {words} words: {ratio:.2f} times faster ({spread})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
