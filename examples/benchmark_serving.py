@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory of ways to serve one classifier on a CPU: this package, transformers, ONNX Runtime and OpenVINO.
+
+    # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then texts of a file sorted by length
+    python examples/benchmark_serving.py --threads 2 --lengths_from texts.txt
+    # does it run here? half a minute
+    python examples/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
+
+All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
+Weights and tokens are random. Stock DeBERTa and all sides of this package have the same weights, so that the largest
+difference of their logits from stock's says what int8 or bfloat16 cost. BERT and ModernBERT have the same width and depth.
+Memory is the peak of a new process that loads one side and answers the largest shape. ONNX Runtime needs `pip install
+'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; a side that cannot run has its reason in the table.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from benchmark_attention import BATCH, LONGEST, claim_output_dir, environment, equal_far_rows, positive, shape, text_lengths
+from torch import nn
+from tqdm import tqdm
+
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
+from hf_deberta_ext.export import export_onnx, quantise_onnx
+from hf_deberta_ext.publishing.results import markdown_table
+from hf_deberta_ext.training.user_errors import ExitOnUserError
+
+Answer = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+STOCK, BERT = "stock DeBERTa", "BERT, SDPA"
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
+    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
+    add("--lengths_from", type=Path, help=f"a text file with one text a line: batches of {BATCH}, sorted by length")
+    add("--tokenizer", help="for --lengths_from: folder or name; default: 1.3 tokens a word and 2 more")
+    add("--batches", type=positive, default=4, help="of texts of --lengths_from (default 4)")
+    add("--preset", default="v3-base", help="size of the models (default v3-base)")
+    add("--layers", type=positive, default=2, help="of the models (default 2)")
+    add("--vocab_size", type=positive, default=30522, help="of all models (default 30522)")
+    add("--repeats", type=positive, default=7, help="timed calls of each side (default 7)")
+    add("--threads", type=positive, help="of every side (default: torch's own choice)")
+    add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
+    add("--output_dir", type=Path, default=Path("serving_output"), help="new or empty (default serving_output)")
+    add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
+    args = parser.parse_args(argv)
+    args.device, args.dtype, args.compile = "cpu", "float32", False
+    if args.tokenizer and not args.lengths_from:
+        parser.error("--tokenizer needs --lengths_from: it counts the tokens of its lines")
+    return args
+
+
+def config_of(args: argparse.Namespace) -> DebertaExtConfig:
+    return DebertaExtConfig.from_preset(args.preset, num_hidden_layers=args.layers, vocab_size=args.vocab_size)
+
+
+# A side is built by a function of the arguments and of a folder for its files, and answers a batch with logits [B, 2].
+
+
+def logits_of(module: nn.Module) -> Answer:
+    return lambda inputs: module(**inputs).logits
+
+
+def own_model(args: argparse.Namespace) -> DebertaExtForSequenceClassification:
+    torch.manual_seed(args.seed)
+    model = DebertaExtForSequenceClassification(config_of(args)).eval()
+    if model.config.relative_table_size:
+        equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
+    return model
+
+
+def ours(args: argparse.Namespace, folder: Path, *, backend: str | None = None, dtype=torch.float32, int8=False) -> Answer:
+    model = own_model(args)
+    if backend is not None:
+        model.set_attn_implementation(backend)
+    if int8:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    return logits_of(model.to(dtype))
+
+
+def stock_model(args: argparse.Namespace) -> nn.Module:
+    model = own_model(args)
+    other = transformers.DebertaV2ForSequenceClassification(to_deberta_v2_config(model.config)).eval()
+    missing = other.load_state_dict(to_deberta_v2_state_dict(model), strict=False).missing_keys
+    assert not missing, missing
+    return other
+
+
+def other_architecture(args: argparse.Namespace, folder: Path, *, name: str) -> Answer:
+    config, longest = config_of(args), max(LONGEST, *(length for _, length in args.shapes))
+    sizes = dict(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads, intermediate_size=config.intermediate_size,
+        max_position_embeddings=longest, pad_token_id=0, attn_implementation="sdpa",
+    )  # fmt: skip
+    if name == "ModernBert":
+        sizes |= dict(cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
+        # Its feed-forward network has a gate: two thirds of the width for as many parameters.
+        sizes["intermediate_size"] = config.intermediate_size * 2 // 3
+    torch.manual_seed(args.seed)
+    model_class = getattr(transformers, f"{name}ForSequenceClassification")
+    return logits_of(model_class(getattr(transformers, f"{name}Config")(**sizes)).eval())
+
+
+def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool) -> Path:
+    """The exported model, written where it is not there yet."""
+    file, small = folder / f"{source}.onnx", folder / f"{source}_int8.onnx"
+    if not file.exists():
+        if source == "ours":
+            export_onnx(own_model(args), file)
+        else:
+            ids = torch.randint(5, args.vocab_size, (2, 20))
+            axes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.onnx.export(
+                    Logits(stock_model(args)), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
+                    input_names=[*axes], output_names=["logits"], dynamic_axes=axes,
+                )  # fmt: skip
+    if int8 and not small.exists():
+        quantise_onnx(file, small)
+    return small if int8 else file
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    file = onnx_file(args, folder, source=source, int8=int8)
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+
+    def answer(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
+        return torch.from_numpy(session.run(["logits"], arrays)[0])
+
+    return answer
+
+
+def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
+    import openvino
+
+    core = openvino.Core()
+    # By itself it computes in bfloat16 where the CPU can.
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
+    names = {name for port in compiled.inputs for name in port.names}
+
+    def answer(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
+        return torch.from_numpy(compiled(arrays)["logits"])
+
+    return answer
+
+
+SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
+    STOCK: lambda args, folder: logits_of(stock_model(args)),
+    "this package": ours,
+    "this package, blocked": partial(ours, backend="blocked"),
+    "this package, bfloat16": partial(ours, dtype=torch.bfloat16),
+    "this package, int8": partial(ours, int8=True),
+    BERT: partial(other_architecture, name="Bert"),
+    "ModernBERT, SDPA": partial(other_architecture, name="ModernBert"),
+} | {
+    f"{runtime}, {source}{', int8' if int8 else ''}": partial(build, source=source, int8=int8)
+    for runtime, build in (("ONNX Runtime", onnx_runtime), ("OpenVINO", openvino))
+    for source in ("stock", "ours")
+    for int8 in (False, True)
+}
+
+
+def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]]:
+    """By the name of a column, the inputs of a turn."""
+    generator = torch.Generator().manual_seed(args.seed)
+    columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
+    if args.lengths_from is not None:
+        lengths = torch.tensor(text_lengths(args.lengths_from, args.tokenizer))
+        chosen = lengths[torch.randint(len(lengths), (args.batches * BATCH,), generator=generator)]
+        columns[f"{args.batches * BATCH} texts"] = [*chosen.sort(descending=True).values.split(BATCH)]
+
+    def inputs(lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+        return dict(input_ids=torch.randint(5, args.vocab_size, mask.shape, generator=generator) * mask, attention_mask=mask)
+
+    return {column: [inputs(lengths) for lengths in groups] for column, groups in columns.items()}
+
+
+def peak_memory(name: str, args: argparse.Namespace, folder: Path, answers) -> None:
+    """Put the peak of this process, in bytes, after one side has answered the largest shape."""
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    largest = max((inputs for group in batches(args).values() for inputs in group), key=lambda x: x["input_ids"].numel())
+    with torch.inference_mode():
+        SIDES[name](args, folder)(largest)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    answers.put(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
+
+
+def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> int | None:
+    if not Path("/proc/self/status").exists():
+        return None
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=peak_memory, args=(name, args, folder, answers))
+    process.start()
+    process.join()
+    return answers.get() if process.exitcode == 0 else None
+
+
+@torch.inference_mode()
+def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
+    rows, sides = [], {}
+    for name in tqdm(args.sides, desc="building", file=sys.stderr):
+        row = dict(side=name, skipped="")
+        rows.append(row)
+        try:
+            sides[name] = SIDES[name](args, folder)
+            sides[name](dict(input_ids=torch.full((1, 8), 5), attention_mask=torch.ones(1, 8, dtype=torch.long)))
+        except Exception as error:  # of whatever library
+            sides.pop(name, None)
+            row["skipped"] = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    for column, group in batches(args).items():
+        outputs = {name: torch.cat([answer(inputs).float() for inputs in group]) for name, answer in sides.items()}
+        times, order = {name: [] for name in sides}, deque(sides)
+        for _ in tqdm(range(args.repeats), desc=column, file=sys.stderr):
+            for name in order:
+                began = time.perf_counter()
+                for inputs in group:
+                    sides[name](inputs)
+                times[name].append(time.perf_counter() - began)
+            order.rotate(1)
+        for row in rows:
+            name = row["side"]
+            if name not in sides:
+                continue
+            row[column] = dict(seconds=float(np.median(times[name])))
+            if STOCK in sides:
+                row[column]["speedup"] = float(np.median(np.divide(times[STOCK], times[name])))
+                if outputs[STOCK].shape == outputs[name].shape and not name.startswith((BERT, "ModernBERT")):
+                    difference = (outputs[name] - outputs[STOCK]).abs().max().item()
+                    row["difference"] = max(row.get("difference", 0.0), difference)
+    for row in tqdm([row for row in rows if not row["skipped"]], desc="memory", file=sys.stderr):
+        row["memory_bytes"] = measured_memory(row["side"], args, folder)
+    return rows
+
+
+def table(rows: list[dict], columns: list[str]) -> str:
+    lines = [["side", *(f"{column}: ms (times stock's speed)" for column in columns), "peak MB", "logits differ by"]]
+    for row in rows:
+        if row["skipped"]:
+            lines.append([row["side"], f"not measured: {row['skipped']}", *[""] * (len(columns) + 1)])
+            continue
+        speedups = [f" ({row[column]['speedup']:.2f})" if "speedup" in row[column] else "" for column in columns]
+        cells = [f"{1000 * row[column]['seconds']:.1f}{speedup}" for column, speedup in zip(columns, speedups, strict=True)]
+        memory = "" if row.get("memory_bytes") is None else f"{row['memory_bytes'] / 1e6:.0f}"
+        difference = f"{row['difference']:.1e}" if row.get("difference") else ""
+        lines.append([row["side"], *cells, memory, difference])
+    return markdown_table(*lines)
+
+
+def main(argv: list[str] | None = None):
+    args = parse_args(argv)
+    with ExitOnUserError(expected=(ValueError, OSError)):
+        config_of(args)
+        columns = list(batches(args))
+        claim_output_dir(args.output_dir, args.overwrite)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    print(environment(args), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(args, Path(folder))
+    report = dict(environment=environment(args), rows=rows)
+    (args.output_dir / "serving.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print("\n" + table(rows, columns))
+
+
+if __name__ == "__main__":
+    main()
