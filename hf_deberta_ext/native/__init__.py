@@ -17,6 +17,7 @@ LIBRARY = Path(__file__).with_name("libdisentangled_attention.so")
 VERSION = 1
 # Numbers of disentangled_attention.cpp; 0 is the best of this CPU.
 INSTRUCTION_SETS = {1: "generic", 2: "AVX2", 3: "AVX-512", 4: "NEON"}
+NO_MEMORY = 3
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 # struct Arguments: each field has eight bytes, which scale and dropout share.
 ARGUMENTS = struct.Struct("=42q2fQ21q")
@@ -114,8 +115,12 @@ def run(
         )
     )  # fmt: skip
     if result:
-        kind = MemoryError if result == 3 else ValueError
-        raise kind(f"native attention cannot serve {floating}, head size {d}, {N} keys: code {result}")
+        if result == NO_MEMORY:
+            raise MemoryError(f"native attention: not enough memory for {M} queries of {N} keys")
+        raise ValueError(
+            f"native attention cannot serve {M} queries of {N} keys, head size {d}: head sizes are 16 to 128, or there is "
+            "an index out of range in delta, positions or cu_seqlens"
+        )
 
 
 def forward(q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout):

@@ -293,6 +293,10 @@ int64_t disentangled_backward(const Arguments* a) { return call(a, true); }
 namespace {
 namespace ISA {
 
+// Again, for this instruction set: Clang calls no function of another one with wider vectors.
+template <class T> inline T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
+template <class T> inline void store(void* p, T x) { memcpy(p, &x, sizeof x); }
+
 constexpr long NR = VW * NV;      // columns of a micro-kernel
 constexpr long TILE = 48;         // queries; a multiple of MR and 8
 constexpr long BLOCK = 288;       // keys; a multiple of MR, 2 VW and NR

@@ -110,8 +110,10 @@ def test_random_calls_equal_the_equation_on_every_instruction_set(seed, instruct
         (dict(query_positions=torch.zeros(2, 5).long()), r"expected torch.int64 \(2, 32\), got torch.int64 \[2, 5\]"),
         (dict(cu_seqlens=torch.tensor([0, 32])), "expected torch.int32 , got torch.int64"),
         (dict(mask=torch.ones(2, 1, 1, 32)), "expected torch.bool , got torch.float32"),
+        (dict(delta=torch.full((63,), 32)), "an index out of range"),
+        (dict(query_positions=torch.full((2, 32), 32)), "an index out of range"),
     ],
-    ids=["table", "delta", "positions", "cu_seqlens", "mask"],
+    ids=["table", "delta", "positions", "cu_seqlens", "mask", "delta-value", "position-value"],
 )
 def test_tensors_that_do_not_fit_are_refused_before_the_kernel_reads_them(change, message):
     leaves, options = make_inputs(32, ("c2p", "p2c"))
@@ -308,7 +310,8 @@ def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and "any" not in wheel.name
     shutil.unpack_archive(wheel, tmp_path / "package", "zip")
     code = "import hf_deberta_ext.native as n; print(n.__file__, n.kernel_status(), sep='\\n')"
-    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     place, status = shown.stdout.splitlines()
     assert place.startswith(str(tmp_path / "package")), shown.stderr
     assert compiler or status.startswith("no native CPU kernel: it was not built")
