@@ -145,18 +145,17 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, te
 
 @pytest.mark.criterion("A16.1")
 @pytest.mark.slow
-def test_killed_and_resumed_run_ends_with_the_same_weights(text, tmp_path):
+def test_killed_and_resumed_run_ends_with_the_same_weights(run_mlm, text, tmp_path):
     """With workers, dropout, dynamic masks and swapped segments; killed in the second epoch."""
     flags = dict(
         packing="segment_pair", sop_weight=1, dataloader_num_workers=2, max_steps=40, save_steps=25, learning_rate=1e-3,
         per_device_train_batch_size=8, max_train_samples=160,
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    processes = [start(sys.executable, str(SCRIPT), *arguments(text, folder, **flags)) for folder in (whole, killed)]
-    kill_after(killed / "checkpoint-25", processes[1])
-    again = start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags), "--resume_from_checkpoint", "last")
-    finish(again)
-    finish(processes[0])
+    process = start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
+    kill_after(killed / "checkpoint-25", process)
+    run_mlm.main(arguments(text, killed, **flags, resume_from_checkpoint="last"))
+    run_mlm.main(arguments(text, whole, **flags))
     assert_same_weights(whole, killed)
     assert losses(whole) == losses(killed) and len(losses(whole)) == 40
     assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
@@ -203,25 +202,17 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
 
 @pytest.mark.slow
 @exact_accumulation
-@pytest.mark.parametrize(
-    "flags",
-    [
-        # 13 batches an epoch, the last of two rows. No workers: an epoch would fork them beside the threads of gloo, where
-        # CPython 3.11 can hang.
-        dict(max_train_samples=50),
-        dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
-    ],
-    ids=["uneven epochs", "stream"],
-)
-def test_two_processes_equal_one_with_twice_the_accumulation(flags, text, tmp_path):
-    """Losses of each objective, gradients and evaluation, with dropout and several epochs."""
-    flags = flags | dict(
-        packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, max_steps=16, learning_rate=1e-3
-    )
+def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_path):
+    """Losses of each objective, gradients and evaluation of a stream, with dropout and several epochs.
+
+    tests/distributed/test_other_processes.py does the same with data of a known length."""
+    flags = dict(
+        streaming="true", shuffle_buffer=20, dataloader_num_workers=2, packing="segment_pair", masking="span", sop_weight=1,
+        sbo_weight=1, max_steps=16, learning_rate=1e-3,
+    )  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"
-    single = start(sys.executable, str(SCRIPT), *arguments(text, one, gradient_accumulation_steps=4, **flags))
     double = start(*TORCHRUN, str(SCRIPT), *arguments(text, two, gradient_accumulation_steps=2, **flags))
-    finish(single)
+    run_mlm.main(arguments(text, one, gradient_accumulation_steps=4, **flags))
     finish(double)
     curves = torch.tensor(losses(one)), torch.tensor(losses(two))
     assert curves[0].shape == (16, 5)
