@@ -22,7 +22,7 @@
 // instruction set; the best that the CPU has is taken at run time. It runs on the OpenMP threads of the process (torch's) where
 // it finds them, so that there is one pool of threads, and on threads of its own otherwise.
 //
-//   g++ -O3 -std=gnu++17 -ffp-contract=fast -fno-math-errno -fPIC -shared disentangled_attention.cpp -o libdisentangled_attention.so -ldl
+//   g++ -O3 -std=gnu++17 -ffp-contract=fast -fno-math-errno -fPIC -shared disentangled_attention.cpp -o LIBRARY -ldl
 
 #ifndef ISA
 
@@ -34,6 +34,7 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <dlfcn.h>
@@ -79,7 +80,8 @@ namespace {
 
 enum Dtype { FLOAT32, BFLOAT16 };
 enum Isa { BEST, GENERIC, AVX2, AVX512, NEON };
-enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };  // NOT_SERVED: dtype, head size, instruction set, or an index out of range
+// NOT_SERVED: dtype, head size, instruction set, or an index out of range
+enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };
 
 constexpr long VERSION = 1;
 constexpr float MASKED = -1e30f;              // finite: no NaN from inf - inf
@@ -112,12 +114,13 @@ struct Buffer {  // 64-byte aligned floats, grown, never shrunk: fresh memory co
 
 // Scratch of each thread, kept between calls
 enum Name {
-    KT, VT, KROWS, VROWS, KALL, PS, FAR, QT, ST, CT, OT, TAIL, QN, GT, DKV, DPS, DFAR, DCS, DQS, DST, KTAB, QTAB, SUMS, BIAS, DBIAS, NAMES
+    KT, VT, KROWS, VROWS, KALL, PS, FAR, QT, ST, CT, OT, TAIL, QN, GT, DKV, DPS, DFAR, DCS, DQS, DST, KTAB, QTAB,
+    SUMS, BIAS, DBIAS, NAMES
 };
 thread_local Buffer scratch[NAMES];
 thread_local Buffer shared_tables, shared_sums, shared_keys;  // of the calling thread
 
-// ---- threads -----------------------------------------------------------------------------------------------------------------
+// ---- threads ---------------------------------------------------------------------------------------------------------------
 
 template <class Run> void call_run(void* run) { (*static_cast<Run*>(run))(); }
 
@@ -162,7 +165,7 @@ template <class Body> bool parallel(long tasks, long threads, const Body& body) 
     return !failed;
 }
 
-// ---- dropout: a hash of (seed, head, query, key) -------------------------------------------------------------------------------
+// ---- dropout: a hash of (seed, head, query, key) ---------------------------------------------------------------------------
 
 inline uint64_t mix(uint64_t x) {  // SplitMix64 (Steele, Lea and Flood 2014)
     x += 0x9E3779B97F4A7C15u;
@@ -183,7 +186,7 @@ inline uint16_t to_bfloat16(float x) {
 
 }  // namespace
 
-// ---- one instruction set after the other -----------------------------------------------------------------------------------------
+// ---- one instruction set after the other -----------------------------------------------------------------------------------
 
 #define ISA generic
 #define VW 4  // floats in a vector
@@ -310,7 +313,7 @@ typedef uint32_t vu __attribute__((vector_size(VW * 4)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 
-// ---- arithmetic ----------------------------------------------------------------------------------------------------------
+// ---- arithmetic ------------------------------------------------------------------------------------------------------------
 
 // c[MR, NR] (+)= a[MR, k] b[k, NR]; a[r, t] = a[r * lda + t * step], so that a may be a transpose
 template <bool ADD>
@@ -460,7 +463,7 @@ struct Plan {
     long width() const { return rows ? round_up(rows, NR) + 16 : 0; }
 };
 
-// ---- one head of one sequence ------------------------------------------------------------------------------------------------
+// ---- one head of one sequence ----------------------------------------------------------------------------------------------
 
 struct Worker {
     const Arguments& a;
@@ -480,8 +483,9 @@ struct Worker {
 
     // -- tensors of the caller
 
-    const char* at(const void* x, const int64_t* strides, long b, long h, long row) const {
-        return static_cast<const char*>(x) + (b * strides[0] + h * strides[1] + row * strides[2]) * (a.dtype == FLOAT32 ? 4 : 2);
+    template <class T> auto at(T* x, const int64_t* strides, long b, long h, long row) const {
+        using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+        return static_cast<Byte*>(x) + (b * strides[0] + h * strides[1] + row * strides[2]) * (a.dtype == FLOAT32 ? 4 : 2);
     }
     void read(const void* x, float* to) const {  // one row, padded
         if (a.dtype == FLOAT32) memcpy(to, x, a.d * 4);
@@ -511,8 +515,11 @@ struct Worker {
         return to;
     }
     void pack_tables(long h) const {
-        if (K_x) pack_transposed(table_rows(a.K_r, a.K_r_strides, h, c_plan, scratch[KTAB]), d, c_plan.rows, d, 1.0f, K_x + h * table_size);
-        if (Q_x) pack_transposed(table_rows(a.Q_r, a.Q_r_strides, h, p_plan, scratch[QTAB]), d, p_plan.rows, d, a.scale * LOG2E, Q_x + h * table_size);
+        const auto pack = [&](const float* rows, long n, float factor, float* to) {
+            pack_transposed(rows, d, n, d, factor, to + h * table_size);
+        };
+        if (K_x) pack(table_rows(a.K_r, a.K_r_strides, h, c_plan, scratch[KTAB]), c_plan.rows, 1.0f, K_x);
+        if (Q_x) pack(table_rows(a.Q_r, a.Q_r_strides, h, p_plan, scratch[QTAB]), p_plan.rows, a.scale * LOG2E, Q_x);
     }
 
     // -- what all tiles of a head share
@@ -662,7 +669,8 @@ struct Worker {
         else if (x.p_table) add_terms<false, true>(x, S, i0, round_up(rows, 8), j0, columns);
         else if (x.key_mask || j0 + columns > x.n)
             for (long r = 0; r < rows; r++)
-                for (long j = 0; j < columns; j += 8) store(S + r * LDS + j, load<v8>(S + r * LDS + j) + load<v8>(x.low + j0 + j));
+                for (long j = 0; j < columns; j += 8)
+                    store(S + r * LDS + j, load<v8>(S + r * LDS + j) + load<v8>(x.low + j0 + j));
         if (x.bias)
             for (long r = 0; r < rows; r++) {
                 const float* bias = x.bias + j0 - (x.positions ? x.positions[i0 + r] : i0 + r);
@@ -812,7 +820,7 @@ struct Worker {
                 // A row that sees nothing gives zeros, NaN stays NaN.
                 const bool blind = top[r] <= 0.5f * MASKED && sum[r] == sum[r];
                 if (blind) memset(O + r * d, 0, d * 4);
-                write(O + r * d, const_cast<char*>(at(a.out, a.out_strides, x.batch, h, x.first + i0 + r)), blind ? 0.0f : factor / sum[r]);
+                write(O + r * d, at(a.out, a.out_strides, x.batch, h, x.first + i0 + r), blind ? 0.0f : factor / sum[r]);
                 if (a.lse) a.lse[lse_index(x) + i0 + r] = blind ? -INFINITY : top[r] + std::log2(sum[r]);
             }
         }
@@ -937,7 +945,7 @@ struct Worker {
                 product(dC + c0, 1, x.ldc, Qn, c1 - c0, padded, d_K_x + c0 * d);
             }
             for (long r = 0; r < rows; r++)
-                write(dQ + r * d, const_cast<char*>(at(a.d_q, a.d_q_strides, x.batch, h, x.first + i0 + r)));
+                write(dQ + r * d, at(a.d_q, a.d_q_strides, x.batch, h, x.first + i0 + r));
             if (!ends || !x.p_table) continue;
             const long chunk = floor_to(i0 - first, CHUNK) + first;  // where the chunk begins
             const long q0 = x.positions ? 0 : chunk, q1 = x.positions ? x.keys : i0 + rows;
@@ -970,8 +978,8 @@ struct Worker {
     void write_keys(long b, long h, const float* dk, const float* dv) const {
         const long first = a.starts ? a.starts[b] : 0, keys = a.starts ? a.starts[b + 1] - first : a.N, batch = a.starts ? 0 : b;
         for (long j = 0; j < keys; j++) {
-            write(dk + j * d, const_cast<char*>(at(a.d_k, a.d_k_strides, batch, h, first + j)));
-            write(dv + j * d, const_cast<char*>(at(a.d_v, a.d_v_strides, batch, h, first + j)));
+            write(dk + j * d, at(a.d_k, a.d_k_strides, batch, h, first + j));
+            write(dv + j * d, at(a.d_v, a.d_v_strides, batch, h, first + j));
         }
     }
     void write_tables(long h, const float* sums) const {
@@ -986,7 +994,8 @@ struct Worker {
     }
 
     // The transpose of add_positions
-    void collect_positions(const Head& x, const float* dS, float* dC, float* dP, float* db, long i0, long rows, long j0, long columns) const {
+    void collect_positions(const Head& x, const float* dS, float* dC, float* dP, float* db, long i0, long rows, long j0,
+                           long columns) const {
         if (db)
             for (long r = 0; r < rows; r++) {
                 float* bias = db + j0 - (x.positions ? x.positions[i0 + r] : i0 + r);
@@ -1038,7 +1047,7 @@ struct Worker {
     }
 };
 
-// ---- a call ------------------------------------------------------------------------------------------------------------------
+// ---- a call ----------------------------------------------------------------------------------------------------------------
 
 int64_t run(const Arguments& a, bool backward) {
     long longest = a.N;
@@ -1062,7 +1071,8 @@ int64_t run(const Arguments& a, bool backward) {
     const double products = double(a.B) * a.H * queries * longest * a.d;
     const long threads = products < 3e5 ? 1 : std::max<int64_t>(1, a.threads);
     // Heads of sequences are split where they are too few for the threads.
-    const long heads = a.B * a.H, splits = heads >= 2 * threads ? 1 : std::min((2 * threads + heads - 1) / heads, (queries + TILE - 1) / TILE);
+    const long heads = a.B * a.H, tiles = (queries + TILE - 1) / TILE;
+    const long splits = heads >= 2 * threads ? 1 : std::min((2 * threads + heads - 1) / heads, tiles);
     const long part = round_up((queries + splits - 1) / splits, TILE);
     bool done = parallel(a.H, threads, [&](long h) { worker.pack_tables(h); });
     if (!backward) {
