@@ -31,7 +31,7 @@ def native_unavailable(device: torch.device, head_size: int, dtype: torch.dtype,
         if torch.compiler.is_exporting():
             return "an exported program would need the package where it runs"
     elif is_traced():
-        return "it has no rule for torch.jit.trace and the transforms of torch.func"
+        return "it has no rule for tracing and the transforms of torch.func"
     if not registered():
         return (
             "its operator is not registered: import hf_deberta_ext, installed with a C++ compiler on a CPU with AVX2 or "
