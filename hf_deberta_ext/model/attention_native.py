@@ -73,9 +73,6 @@ def disentangled_attention_native(
     reason = native_unavailable(Q_c.device, Q_c.shape[-1], Q_c.dtype)
     if reason is not None:
         raise ValueError(f"attention 'native' cannot serve this call: {reason}")
-    if dropout_p == 1:
-        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
-        V_c, dropout_p = V_c * 0, 0.0
     bias = None
     if "p2p" in terms:
         # Not Q_r[:, delta], whose gradient threads add up in any order.
