@@ -2,7 +2,6 @@
 # hf_deberta_ext model code
 """`DisentangledSelfAttention`: projections with the names of deberta-v2, and the call of a backend."""
 
-import functools
 import math
 
 import torch
@@ -85,7 +84,7 @@ class DisentangledSelfAttention(nn.Module):
         if not cacheable or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
             P = self.pos_dropout(rel_embeddings)
             return tuple(module and self.split_heads(module(P)) for module in modules)
-        probe = probe_row(rel_embeddings.shape[1], rel_embeddings.dtype)
+        probe = torch.arange(rel_embeddings.shape[1]).cos().to(rel_embeddings.dtype)[None]
         answers = [module(probe) for module in modules if module is not None]
         weights = [weight for module in modules if module is not None for weight in module.parameters()]
         versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
@@ -191,11 +190,6 @@ class DisentangledSelfAttention(nn.Module):
         if drop_others:
             context = context.gather(1, query_positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), probs if output_attentions else None
-
-
-@functools.cache
-def probe_row(size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.arange(size, device="cpu").cos().to(dtype)[None]
 
 
 def has_hooks(module: nn.Module | None) -> bool:
