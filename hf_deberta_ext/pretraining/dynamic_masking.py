@@ -11,6 +11,7 @@ the batch and resuming do not change it.
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,15 +21,30 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from transformers import TrainerCallback
 
 from ..training.distributed import spread_seed
-from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask
+from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask_by_rate
 from .sentence_pairs import swap_segments
 
-__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator"]
+__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator", "lower_rate"]
 
 
 def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:
     """CPU generator for one example in one epoch; neighbouring numbers give unrelated ones."""
     return torch.Generator().manual_seed(spread_seed(seed, epoch, example))
+
+
+def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
+    """The batch as if it had been masked at this lower rate, without the column "masked_from"; draws stay as they are.
+
+    Args:
+        batch (`dict`): of a `MaskingCollator` whose options have a `final_rate`.
+    """
+    kept = batch["masked_from"] < rate
+    restored = (batch["labels"] != IGNORED) & ~kept
+    changes = dict(
+        input_ids=torch.where(restored, batch["labels"], batch["input_ids"]),
+        labels=batch["labels"].masked_fill(~kept, IGNORED),
+    )
+    return {name: values for name, values in (batch | changes).items() if name != "masked_from"}
 
 
 class SharedEpoch:
@@ -192,7 +208,8 @@ class MaskingCollator:
                 them, "token_type_ids", "document_ids" ([N]) and "sentence_labels" (`int`). Other entries are left out.
         Returns:
             `dict` of `torch.LongTensor`: [B, N] "input_ids", "attention_mask", "labels" (-100 where nothing is to be
-            predicted) and, where given, "token_type_ids" and "document_ids", padded with 0; [B] "sentence_labels".
+            predicted) and, where given, "token_type_ids" and "document_ids", padded with 0; [B] "sentence_labels". With
+            `options.final_rate`, which examples that are `fixed` have at once, [B, N] "masked_from" for `lower_rate`.
         Raises:
             ValueError: no "example" or "epoch"; longer than `max_length`; with `sentence_order`, no pair, or segments
                 that are not consecutive; an entry that only some features have.
@@ -205,9 +222,9 @@ class MaskingCollator:
         length = self.padded_length(max(len(row["input_ids"]) for row in rows))
         padding = {"input_ids": self.vocabulary.pad_id, "labels": IGNORED}
         batch = {}
-        for name in ("input_ids", "attention_mask", "labels", "token_type_ids", "document_ids"):
+        for name in ("input_ids", "attention_mask", "labels", "token_type_ids", "document_ids", "masked_from"):
             if name in names:
-                batch[name] = torch.full((len(rows), length), padding.get(name, 0))
+                batch[name] = torch.full((len(rows), length), padding.get(name, 0), dtype=rows[0][name].dtype)
                 for i, row in enumerate(rows):
                     batch[name][i, : len(row[name])] = row[name]
         if "sentence_labels" in names:
@@ -237,6 +254,11 @@ class MaskingCollator:
         generator = example_generator(seed, epoch, feature["example"])
         if self.sentence_order:
             row = swap_segments(row, self.vocabulary.special, generator)
-        row["input_ids"], row["labels"] = mask(row["input_ids"], self.vocabulary, self.options, generator)
+        options, falls = self.options, self.options.final_rate is not None and not feature.get("fixed")
+        if options.final_rate is not None and not falls:
+            options = dataclasses.replace(options, rate=options.final_rate)
+        row["input_ids"], row["labels"], rates = mask_by_rate(row["input_ids"], self.vocabulary, options, generator)
+        if falls:
+            row["masked_from"] = rates
         row["attention_mask"] = torch.ones_like(row["input_ids"])
         return row

@@ -155,6 +155,8 @@ class MaskingOptions:
         policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), for
             tokens and n-grams.
         max_length (`int`): only for "official", which masks at most ceil(max_length * rate / 10) * 10 tokens.
+        final_rate (`float`, *optional*): `rate` falls to it in the course of the training, with `lower_rate`;
+            evaluation has it from the start. Only for "uniform".
     Raises:
         ValueError: a value out of range, or two that exclude each other.
     """
@@ -168,6 +170,7 @@ class MaskingOptions:
     random_share: float = 0.1
     policy: str = "uniform"
     max_length: int = 512
+    final_rate: float | None = None
 
     def __post_init__(self):
         for name, choices in (("unit", UNITS), ("policy", POLICIES)):
@@ -175,6 +178,11 @@ class MaskingOptions:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if not 0 < self.rate <= 0.9:
             raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; is it a percentage?")
+        if self.final_rate is not None and not (0 < self.final_rate <= self.rate and self.policy == "uniform"):
+            raise ValueError(
+                f"final_rate must be above 0 and at most the rate {self.rate}, and the policy uniform, got "
+                f"{self.final_rate} and {self.policy}"
+            )
         if self.unit == "span" and self.rate > 0.5:
             raise ValueError(f"spans never touch, so rate must be at most 0.5 for them, got {self.rate}; take n-grams")
         if not 0 < self.span_p < 1:
@@ -218,10 +226,17 @@ def mask(
             f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the text "
             "encoded with another tokenizer?"
         )
+    return mask_by_rate(input_ids, vocabulary, options, generator)[:2]
+
+
+def mask_by_rate(
+    input_ids: torch.Tensor, vocabulary: MaskingVocabulary, options: MaskingOptions, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `mask`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not masked."""
     vocabulary = vocabulary.of(options.policy)
-    span_ids = choose(units(input_ids, vocabulary, options.whole_words), options, generator)
+    span_ids, rates = choose_by_rate(units(input_ids, vocabulary, options.whole_words), options, generator)
     masked_ids = replace(input_ids, span_ids, vocabulary, options, generator)
-    return masked_ids, input_ids.masked_fill(span_ids == 0, IGNORED)
+    return masked_ids, input_ids.masked_fill(span_ids == 0, IGNORED), rates
 
 
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
@@ -258,10 +273,17 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
         `torch.LongTensor`: [N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. One that
         meets a special token, or the end of the text, goes on behind it (or at the start) under a number of its own.
     """
+    return choose_by_rate(unit_ids, options, generator)[0]
+
+
+def choose_by_rate(
+    unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `choose`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not masked."""
     # The first count is that of special tokens, whose unit is -1.
     sizes = torch.bincount(unit_ids + 1)[1:]
     if len(sizes) == 0:
-        return torch.zeros_like(unit_ids)
+        return torch.zeros_like(unit_ids), torch.zeros(len(unit_ids))
     if options.policy == "official":
         chosen, owners = official_units(sizes, len(unit_ids), options, generator)
     else:
@@ -270,9 +292,11 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
         count = int((sizes[chosen].cumsum(0) - budget).abs().argmin()) + 1
         chosen, owners = chosen[:count], owners[:count]
     # One entry more, 0, for special tokens: index -1.
-    owner_of_unit = sizes.new_zeros(len(sizes) + 1)
+    owner_of_unit, rate_of_unit = sizes.new_zeros(len(sizes) + 1), torch.zeros(len(sizes) + 1)
     owner_of_unit[chosen] = owners + 1
-    return _number_pieces(owner_of_unit[unit_ids])
+    # The budget to which it is as near to take a unit as to leave it; the first is taken at any rate.
+    rate_of_unit[chosen[1:]] = ((sizes[chosen].cumsum(0) - sizes[chosen] / 2) / sizes.sum())[1:]
+    return _number_pieces(owner_of_unit[unit_ids]), rate_of_unit[unit_ids]
 
 
 def _number_pieces(owners: torch.Tensor) -> torch.Tensor:

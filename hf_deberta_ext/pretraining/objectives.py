@@ -87,10 +87,12 @@ class MultiObjectiveOutput(ModelOutput):
         loss (`torch.Tensor`): the sum of the objectives' mean losses over their targets in this batch.
         statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32, of each row the sum of its losses, the
             targets predicted right (0 in training mode) and the number of targets.
+        z_statistics (`torch.Tensor`, *optional*): [B, 3], the same with the squares of the masked tokens' log Z.
     """
 
     loss: torch.Tensor | None = None
     statistics: dict[str, torch.Tensor] | None = None
+    z_statistics: torch.Tensor | None = None
 
 
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
@@ -140,11 +142,13 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         labels: torch.Tensor | None = None,
         sentence_labels: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
+        output_z: bool = False,
     ) -> MultiObjectiveOutput:
         """
         Args:
             labels (`torch.LongTensor`): [B, N], the tokens under the mask; -100 elsewhere.
             sentence_labels (`torch.LongTensor`, *optional*): [B] 0 or 1, for "nsp" and "sop"; -100 = not a target.
+            output_z (`bool`): sum (log Z)^2 of the masked tokens, Z the sum of exp(logits) (PaLM, section 5).
 
         Raises:
             ValueError: labels of an objective are missing, or a row of a sentence objective holds several documents.
@@ -171,7 +175,12 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             for name, prediction in predictions.items()
         }
         means = [rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1) for rows in statistics.values()]
-        return MultiObjectiveOutput(loss=sum(means), statistics=statistics)
+        z = None
+        if output_z:
+            squares = logits.float().logsumexp(-1).square()
+            columns = torch.stack([squares, torch.zeros_like(squares), torch.ones_like(squares)], 1)
+            z = columns.new_zeros(len(labels), 3).index_add(0, predictions["mlm"][2], columns)
+        return MultiObjectiveOutput(loss=sum(means), statistics=statistics, z_statistics=z)
 
 
 def pair_objectives(objectives: Sequence[str]) -> list[str]:

@@ -101,6 +101,7 @@ class MaskingArguments:
 
     masking: str = option("word", "what is masked together", choices=[*UNITS])
     masking_rate: float = option(0.15, "share of the tokens to mask", aliases=["--mlm_probability"])
+    final_masking_rate: float | None = option(None, "the rate falls to it, a little at each step; evaluations have it")
     max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
     span_p: float = option(0.2, "of the geometric distribution of span lengths")
     max_span: int = option(10, "longest span, in words")
@@ -149,7 +150,7 @@ def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOpti
     return MaskingOptions(
         unit=arguments.masking, rate=arguments.masking_rate, max_ngram=arguments.max_ngram, span_p=arguments.span_p,
         max_span=arguments.max_span, mask_share=arguments.mask_share, random_share=arguments.random_share,
-        policy=arguments.masking_policy, max_length=max_length,
+        policy=arguments.masking_policy, max_length=max_length, final_rate=arguments.final_masking_rate,
     )  # fmt: skip
 
 

@@ -279,7 +279,8 @@ def run_facts(
         objectives (`dict[str, str]`, *optional*): name in the results -> title.
         diverged (`str`, *optional*): the sentence of a training that diverged.
     """
-    masking = {name: value for name, value in dataclasses.asdict(options).items() if name != "max_length"}
+    masking = dataclasses.asdict(options)
+    masking = {name: value for name, value in masking.items() if name != "max_length" and value is not None}
     copies = masking_args.masking_duplicates
     tokenizer = {name: shown_source(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
     training = {

@@ -16,7 +16,7 @@ from ..training.arguments import RunArguments
 from ..training.distributed import check_sharding
 from ..training.flags import option
 from ..training.trainer import RunTrainer
-from .dynamic_masking import EpochCallback
+from .dynamic_masking import EpochCallback, lower_rate
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
@@ -69,7 +69,11 @@ WeightArguments = make_dataclass(
 class PretrainingArguments(WeightArguments):
     """`TargetArguments` with a weight for each objective of `OBJECTIVES`, "mlm_weight" and so on; 0 = it is not trained."""
 
+    z_loss: float = option(0.0, "weight of the mean of (log Z)^2, Z the masked tokens' sum of exp(logits) (PaLM: 1e-4)")
+
     def __post_init__(self):
+        if not (math.isfinite(self.z_loss) and self.z_loss >= 0):
+            raise ValueError(f"z_loss must be 0 or a positive number, got {self.z_loss}")
         for name in OBJECTIVES:
             weight = getattr(self, f"{name}_weight")
             if not (math.isfinite(weight) and weight >= 0):
@@ -153,13 +157,13 @@ class TargetTrainer(RunTrainer):
         raise ValueError(_no_targets(missing, len(dataset)))
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
-        """The micro-batches of a step, and the targets of each objective in them, over all processes."""
+        """The micro-batches of a step, at the step's masking rate, and the targets of each objective over all processes."""
         batches = []
         for _ in range(num_batches):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
-            batches.append(batch)
+            batches.append(lower_rate(batch, self.masking_rate()) if "masked_from" in batch else batch)
         if not batches:
             return batches, None
         batches = self.without_repeated_rows(batches)
@@ -168,6 +172,12 @@ class TargetTrainer(RunTrainer):
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
+
+    def masking_rate(self) -> float:
+        """The rate of this step, on the line from `rate` at the first step to `final_rate` at the last."""
+        options = self.data_collator.options
+        progress = self.state.global_step / max(1, self.state.max_steps - 1)
+        return options.rate + progress * (options.final_rate - options.rate)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         repeated = inputs.pop("repeated", None)
@@ -213,7 +223,7 @@ class PretrainingTrainer(TargetTrainer):
     """Trains `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
 
     Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
-    of each objective.
+    of each objective. With `z_loss`, "z_loss" is logged, too, and part of the training's loss alone.
 
     Raises:
         ValueError: the model's objectives are not those of the arguments, and as `TargetTrainer`.
@@ -228,18 +238,23 @@ class PretrainingTrainer(TargetTrainer):
                 f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
                 "load it with objectives=args.objectives"
             )
-        super().__init__(model, args, weights=args.objectives, statistics=[*args.objectives], **kwargs)
+        weights = args.objectives | ({"z": args.z_loss} if args.z_loss else {})
+        super().__init__(model, args, weights=weights, statistics=[*weights], **kwargs)
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return count_targets(batch, [*self.objectives])
+        return count_targets(batch, ["mlm" if name == "z" else name for name in self.objectives])
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
-        outputs = model(**inputs)
-        return outputs, torch.stack([outputs.statistics[name].sum(0) for name in self.objectives])
+        outputs = model(**inputs, output_z="z" in self.objectives)
+        statistics = outputs.statistics | {"z": outputs.z_statistics}
+        return outputs, torch.stack([statistics[name].sum(0) for name in self.objectives])
 
     def row_sums(self, model, inputs) -> torch.Tensor:
         statistics = model(**inputs).statistics
-        return torch.stack([statistics[name] for name in self.objectives], 1)
+        return torch.stack([statistics[name] for name in self.args.objectives], 1)
+
+    def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
+        return evaluation_metrics(statistics, self.args.objectives)
 
 
 def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:

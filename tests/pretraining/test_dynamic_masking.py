@@ -14,8 +14,9 @@ from hf_deberta_ext.pretraining.dynamic_masking import (
     NumberedExamples,
     NumberedStream,
     example_generator,
+    lower_rate,
 )
-from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, units
 
 PAD, CLS, SEP, MASK, FIRST, V = 0, 1, 2, 3, 4, 200
 
@@ -291,6 +292,32 @@ def test_padding_to_a_multiple_stops_at_max_length_and_makes_no_other_entries(co
         assert {*batch} == {"input_ids", "attention_mask", "labels"}
         widths.append(batch["input_ids"].shape[1])
     assert widths == [10, 10, 16, 12]
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
+def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the_final_one(vocabulary, unit):
+    """As if it had been masked at that rate: no unit is new, none is cut, and what is not masked any more is as it was."""
+    options = MaskingOptions(unit=unit, rate=0.4, final_rate=0.1, mask_share=0.6, random_share=0.2)
+    collate, examples = MaskingCollator(vocabulary, options), rows(150)
+    batch = collate([numbered(row, i) for i, row in enumerate(examples)])
+    tokens, kept = sum(len(row["input_ids"]) - 2 for row in examples), []
+    for rate in (0.4, 0.25, 0.1):
+        lowered = lower_rate(batch, rate)
+        masked = lowered["labels"] != -100
+        assert not (masked & (batch["labels"] == -100)).any() and {*lowered} == {*batch} - {"masked_from"}
+        assert int(masked.sum()) / tokens == pytest.approx(rate, abs=0.015)
+        original = torch.where(batch["labels"] != -100, batch["labels"], batch["input_ids"])
+        assert torch.equal(lowered["labels"][masked], original[masked])
+        assert torch.equal(lowered["input_ids"][~masked], original[~masked])
+        assert torch.equal(lowered["input_ids"][masked], batch["input_ids"][masked])
+        for row, row_masked in zip(examples, masked, strict=True):
+            words = units(torch.tensor(row["input_ids"]), vocabulary, options.whole_words)
+            row_masked = row_masked[: len(words)]
+            assert not {*words[row_masked].tolist()} & {*words[~row_masked].tolist()}
+        kept.append(masked)
+    assert not (kept[2] & ~kept[1]).any()
+    fixed = collate([numbered(row, i) | {"fixed": True} for i, row in enumerate(examples)])
+    assert "masked_from" not in fixed and int((fixed["labels"] != -100).sum()) / tokens == pytest.approx(0.1, abs=0.015)
 
 
 @pytest.fixture

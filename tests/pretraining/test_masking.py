@@ -409,6 +409,8 @@ def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
         (dict(rate=0), "rate must be above 0 and at most 0.9, got 0"),
         (dict(rate=15), "got 15; is it a percentage"),
         (dict(unit="span", rate=0.6), "at most 0.5 for them, got 0.6"),
+        (dict(final_rate=0.2), "final_rate must be above 0 and at most the rate 0.15, and the policy uniform, got 0.2"),
+        (dict(final_rate=0.1, policy="official"), "got 0.1 and official"),
         (dict(max_ngram=0), "max_ngram must be a whole number of at least 1, got 0"),
         (dict(max_span=2.5), "max_span must be a whole number of at least 1, got 2.5"),
         (dict(max_length=0), "max_length must be a whole number"),

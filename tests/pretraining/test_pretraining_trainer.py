@@ -10,8 +10,10 @@ from accumulation import exact_accumulation
 from objective_trainer import WEIGHTS, build, rows
 from torch.nn import functional
 
+from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, row_statistics
-from hf_deberta_ext.pretraining.trainer import PretrainingArguments, evaluation_metrics
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics
 from hf_deberta_ext.training.trainer import first_rows
 
 pytest.importorskip("accelerate")
@@ -115,6 +117,42 @@ def test_dropout_depends_on_the_number_of_the_micro_batch_alone(tiny_config, tmp
     assert seen[1] == pytest.approx([(seen[0][0] + seen[0][1]) / 2, (seen[0][2] + seen[0][3]) / 2], rel=1e-5)
 
 
+def test_the_masking_rate_falls_on_a_line_and_z_loss_is_part_of_the_training_alone(tiny_config, tmp_path):
+    ids = torch.arange(64)
+    vocabulary = MaskingVocabulary(ids > 4, ids < 5, ids < 5, ids[5:], mask_id=4, pad_id=0)
+    collator = MaskingCollator(vocabulary, MaskingOptions(rate=0.5, final_rate=0.1))
+    examples = [{"input_ids": torch.randint(5, 64, (60,), generator=torch.Generator().manual_seed(i))} for i in range(10)]
+    args = PretrainingArguments(
+        str(tmp_path), max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2, z_loss=0.5, logging_steps=1,
+        report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trainer = PretrainingTrainer(
+        MultiObjectiveMaskedLM(tiny_config()), args, data_collator=collator, train_dataset=NumberedExamples(examples),
+        eval_dataset=NumberedExamples(examples, fixed=True),
+    )  # fmt: skip
+    seen, batch_sums = [], trainer.batch_sums
+
+    def noted(model, inputs):
+        outputs, sums = batch_sums(model, inputs)
+        logits = model.predict(inputs["input_ids"], *[None] * 4, False, False, None, inputs["labels"], sparse=True)[0]
+        seen.append(
+            (trainer.state.global_step, len(inputs["labels"]), len(logits), logits.detach().logsumexp(-1).square().sum())
+        )
+        return outputs, sums
+
+    trainer.batch_sums = noted
+    trainer.train()
+    for step, log in enumerate(trainer.state.log_history[:5]):
+        rows_of_step, targets, squares = (sum(batch[k] for batch in seen if batch[0] == step) for k in (1, 2, 3))
+        assert targets == 6 * rows_of_step * (5 - step)
+        assert log["z_loss"] == pytest.approx(float(squares) / targets, rel=1e-4)
+        assert log["loss"] == pytest.approx(log["mlm_loss"] + 0.5 * log["z_loss"], rel=1e-4)
+    metrics = trainer.evaluate()
+    assert metrics["eval_mlm_targets"] == 60 and metrics["eval_loss"] == metrics["eval_mlm_loss"]
+    assert not any("_z_" in name for name in metrics)
+
+
 def test_training_lowers_each_loss_from_that_of_a_guess(tiny_config, tmp_path):
     """ln V for masked tokens, ln 2 for pairs."""
     torch.manual_seed(0)
@@ -152,6 +190,7 @@ def test_first_rows_of_a_batch_need_less_padding():
         (dict(sop_weight=1.0, nsp_weight=1.0), "choose one of them"),
         (dict(sbo_weight=-1.0), "sbo_weight must be 0 or a positive number, got -1.0"),
         (dict(mlm_weight=float("nan")), "mlm_weight must be 0 or a positive number, got nan"),
+        (dict(z_loss=-1.0), "z_loss must be 0 or a positive number, got -1.0"),
         (dict(remove_unused_columns=True), "remove_unused_columns must be False, got True: masks are drawn from columns"),
         (dict(label_smoothing_factor=0.1), "label_smoothing_factor must be 0.0, got 0.1"),
         (dict(prediction_loss_only=True), "prediction_loss_only must be False"),

@@ -181,8 +181,9 @@ def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
         dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2),
         pytest.param(dict(streaming="true", masking_duplicates=2), marks=pytest.mark.slow),
         dict(packing="best_fit", masking="span", sbo_weight=1),
+        dict(masking_rate=0.3, final_masking_rate=0.15, z_loss=1e-4, dataloader_num_workers=2),
     ],
-    ids=["stream", "static masks of a stream", "packed documents"],
+    ids=["stream", "static masks of a stream", "packed documents", "falling rate"],
 )
 def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm, text, tmp_path):
     flags = flags | dict(max_steps=32, save_steps=24, per_device_train_batch_size=32, learning_rate=1e-3)
