@@ -279,7 +279,7 @@ def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Gen
 def choose_by_rate(
     unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not masked."""
+    """As `choose`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not."""
     # The first count is that of special tokens, whose unit is -1.
     sizes = torch.bincount(unit_ids + 1)[1:]
     if len(sizes) == 0:

@@ -123,8 +123,8 @@ def test_the_masking_rate_falls_on_a_line_and_z_loss_is_part_of_the_training_alo
     collator = MaskingCollator(vocabulary, MaskingOptions(rate=0.5, final_rate=0.1))
     examples = [{"input_ids": torch.randint(5, 64, (60,), generator=torch.Generator().manual_seed(i))} for i in range(10)]
     args = PretrainingArguments(
-        str(tmp_path), max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2, z_loss=0.5, logging_steps=1,
-        report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.0,
+        str(tmp_path), max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2, z_loss=0.5,
+        logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.0,
     )  # fmt: skip
     torch.manual_seed(0)
     trainer = PretrainingTrainer(
