@@ -971,7 +971,8 @@ def _(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropou
 
 @attend_backward_op.register_fake
 def _(grad, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, out, lse, reach, scale, dropout_p, positions):
-    tables = [q.new_empty(0) if x is None or not positions else torch.empty_like(x) for x in (K_r, Q_r, bias)]
+    # Contiguous, as the operator gives them, whatever the strides of the tables are.
+    tables = [q.new_empty(0) if x is None or not positions else x.new_empty(x.shape) for x in (K_r, Q_r, bias)]
     return empty_heads(q), empty_heads(q), empty_heads(q), *tables
 
 

@@ -14,7 +14,9 @@ from attention_inputs import by_hand, call
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model import attention_triton
+from hf_deberta_ext.model.attention import DisentangledSelfAttention
 from hf_deberta_ext.model.attention_eager import disentangled_attention_eager
 from hf_deberta_ext.model.attention_triton import (
     Launch,
@@ -329,11 +331,41 @@ def test_one_graph_of_torch_compile_gives_the_same_output_and_gradients(backend)
     assert all(torch.allclose(x, y, rtol=1e-6, atol=1e-7) for x, y in zip(grads, again_grads, strict=True))
 
 
-def test_operators_agree_with_their_fake_and_autograd_registrations():
-    (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17)
-    args = (Q_c, K_c, V_c, K_r, Q_r, kwargs["delta"][8:25], None, None, None, None, 8, kwargs["scale"], 0.0)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_module_trains_as_one_that_is_not(backend):
+    """The tables of a module are transposed views. The fake of the backward gave its gradients their strides, the operator
+    gives contiguous ones: compiled training crashed."""
+    torch.manual_seed(0)
+    config = DebertaExtConfig(hidden_size=32, num_attention_heads=2, position_buckets=4, max_relative_positions=8)
+    config._attn_implementation = "triton"
+    module = DisentangledSelfAttention(config).to(DEVICE).train(True)
+    module.dropout.p = module.pos_dropout.p = 0.0
+    delta = RelativePosition(buckets=4, max_distance=8)(19).to(DEVICE)
+    states, P = torch.randn(2, 19, 32, device=DEVICE), torch.randn(8, 32, device=DEVICE)
+    results = []
+    for function in (module, torch.compile(module, fullgraph=True, backend=backend)):
+        module.zero_grad()
+        out = function(states, None, P, delta=delta, reach=8)[0]
+        out.pow(2).sum().backward()
+        results.append([out, *(x.grad.clone() for x in module.parameters())])
+    assert all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("terms", [BOTH, ("c2p", "p2c", "p2p"), ()], ids=lambda terms: "+".join(terms) or "none")
+def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
+    (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17, H=2)
+    # As modules give them, transposed.
+    K_r, Q_r = (x.transpose(0, 1).contiguous().transpose(0, 1).detach().requires_grad_() for x in (K_r, Q_r))
+    bias = torch.randn(2, 17, device=DEVICE, requires_grad=True) if "p2p" in terms else None
+    tables = (K_r, Q_r, kwargs["delta"][8:25]) if terms else (None, None, None)
+    inputs, numbers = (Q_c, K_c, V_c, *tables, bias, None, None, None), (8 if terms else 0, kwargs["scale"], 0.0)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(attention_triton.attend_op, args, test_utils=tests)
+    torch.library.opcheck(attention_triton.attend_op, (*inputs, *numbers), test_utils=tests)
+    with torch.no_grad():
+        out, lse = attention_triton.attend_op(*inputs, *numbers)
+        for positions in (True, False):
+            args = (torch.ones_like(out), *inputs, out, lse, *numbers, positions)
+            torch.library.opcheck(attention_triton.attend_backward_op, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_second_copy_of_the_file_has_operators_of_its_own():
