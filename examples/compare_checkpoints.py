@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tunes several checkpoints on one task of text classification, with several seeds each, and compares their scores.
+"""Fine-tunes several checkpoints on one or more tasks of text classification, with several seeds and learning rates each,
+and compares their scores with one another and with baselines without pre-training.
 
-    python examples/compare_checkpoints.py --checkpoints "GDES=gdes/discriminator" "MLM=mlm" --random "untrained=mlm" \\
-        --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label --seeds 1 2 3 \\
-        --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir sst2
+    python examples/compare_checkpoints.py --checkpoints "MLM=mlm" "GDES=gdes/discriminator" --random "untrained=mlm" \\
+        --tasks sst2 mrpc stsb cola rte --data_folder glue --seeds 1 2 3 --learning_rates 1e-4 3e-4 5e-4 --output_dir scores
 
-Each checkpoint is fine-tuned as by run_glue.py, all of whose flags are taken (--task_name, --recipe, ...): its runs, models
-and cards are in output_dir/NAME. The scores are those after the last epoch: nothing is chosen on the validation data. Rows
-of similar length are trained on together.
+    python examples/compare_checkpoints.py --checkpoints "GDES=gdes/discriminator" "MLM=mlm" \\
+        --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label \\
+        --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir mine
 
-Writes results.json after each checkpoint, then table.md and results.png. The same command again goes on where it was
-stopped; checkpoints can be added, and other settings need another folder.
+Each checkpoint is fine-tuned as by run_glue.py, all of whose flags are taken (--max_steps, --recipe, ...): its runs, models
+and cards are in output_dir/TASK/NAME. The scores are those after the last epoch. Of several learning rates, the table has
+that with the best mean on the validation data, and the means of the others beside it. Rows of similar length are trained on
+together.
+
+Writes results.json after each checkpoint, then table.md and a figure for each task. The same command again goes on where it
+was stopped; checkpoints, tasks and rates can be added, and other settings need another folder.
 """
 
 import argparse
 import dataclasses
 import hashlib
 import json
+import math
 import statistics
-from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from scipy.stats import ttest_ind
 
 from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.finetuning.arguments import parse
@@ -37,6 +44,17 @@ DEFAULTS = (
     "--learning_rate 2e-5 --num_train_epochs 3 --warmup_steps 0.1 --weight_decay 0.01 --per_device_train_batch_size 32 "
     "--max_seq_length 128 --train_sampling_strategy group_by_length --eval_strategy epoch --save_strategy no"
 ).split()
+# Small training sets, for which three epochs are few.
+MORE_EPOCHS = dict.fromkeys(("cola", "mrpc", "rte", "stsb", "wnli"), ("--num_train_epochs", "10"))
+
+
+class Run(NamedTuple):
+    """A checkpoint on a task, "" without --tasks, at one learning rate, with all seeds."""
+
+    task: str
+    name: str
+    rate: str
+    prepared: PreparedRun
 
 
 def main(argv: list[str] | None = None):
@@ -48,21 +66,36 @@ def main(argv: list[str] | None = None):
         "--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the first is compared with"
     )
     parser.add_argument("--random", nargs="+", default=[], help="NAME=FOLDER: its architecture with random weights")
+    parser.add_argument("--tasks", nargs="+", default=[], help="of GLUE, in place of --task_name or files")
+    parser.add_argument(
+        "--data_folder",
+        type=Path,
+        help="has TASK/train.* and TASK/validation.*, such as .tsv or .jsonl.gz; default: the Hub",
+    )
     parser.add_argument(
         "--seeds", nargs="+", default=["1", "2", "3"], help="of new weights, dropout and order; default: 1 2 3"
     )
+    parser.add_argument("--learning_rates", nargs="+", default=[], help="all are tried with all seeds")
     parser.add_argument("--output_dir", type=Path, required=True)
     args, flags = parser.parse_known_args(argv)
     with ExitOnUserError() as program:
         sources = read_sources(args)
-        runs = {name: prepare_checkpoint(source, args, flags, name) for name, source in sources.items()}
+        runs = []
+        for task in args.tasks or [""]:
+            task_flags = [*MORE_EPOCHS.get(task, ()), *flags, *(data_flags(task, args.data_folder) if task else [])]
+            for name, source in sources.items():
+                for rate in args.learning_rates or [""]:
+                    prepared = prepare_checkpoint(source, args, task_flags, args.output_dir / task / name, rate)
+                    runs.append(Run(task, name, f"{prepared.args.learning_rate:g}", prepared))
         file = args.output_dir / "results.json"
         results = earlier_results(file, sources, runs)
         program.show_traceback = True
-        for name, prepared in runs.items():
-            results["scores"][name] = train_and_report(prepared)
+        for task, name, rate, prepared in runs:
+            if task not in results["baselines"]:
+                results["baselines"][task] = prepared.data.baselines
+            results["scores"].setdefault(task, {}).setdefault(name, {})[rate] = train_and_report(prepared)
             replace_text(file, json.dumps(results, indent=2) + "\n")
-        write_report(args.output_dir, {name: results["scores"][name] for name in runs}, next(iter(runs.values())))
+        write_report(args.output_dir, results, runs)
 
 
 def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -87,30 +120,52 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return sources
 
 
-def prepare_checkpoint(source: dict[str, Any], args: argparse.Namespace, flags: list[str], name: str) -> PreparedRun:
+def data_flags(task: str, folder: Path | None) -> list[str]:
+    """Flags of run_glue.py for a task of --tasks.
+
+    Raises:
+        ValueError: the folder has no training or validation file of it.
+    """
+    flags = ["--task_name", task]
+    if folder is None:
+        return flags
+    for flag, pattern in (("--train_file", "train.*"), ("--validation_file", "validation*.*")):
+        # MNLI's matched set comes before the mismatched one.
+        files = sorted(Path(folder, task).glob(pattern))
+        if not files:
+            raise ValueError(f"--data_folder has no {task}/{pattern}: expected files such as {task}/train.jsonl")
+        flags += [flag, str(files[0])]
+    return flags
+
+
+def prepare_checkpoint(
+    source: dict[str, Any], args: argparse.Namespace, flags: list[str], folder: Path, rate: str
+) -> PreparedRun:
     """Read and check the data and the model of a checkpoint as run_glue.py does; the model is not kept."""
-    folder = args.output_dir / name
+    folder = folder / f"rate-{rate}" if rate else folder
     argv = [*DEFAULTS, *flags, "--model_name_or_path", source["folder"], "--output_dir", str(folder)]
-    argv += ["--do_train", "--do_eval", "--seeds", *args.seeds, *(["--from_scratch"] if source["random"] else [])]
+    argv += [*(["--learning_rate", rate] if rate else []), *(["--from_scratch"] if source["random"] else [])]
+    argv += ["--do_train", "--do_eval", "--seeds", *args.seeds]
     if (folder / ARGUMENTS_FILE).is_file():
         argv += ["--resume_from_checkpoint", "last"]
     prepared = prepare(TextClassificationData, *parse(argv, TextClassificationArguments, description=__doc__ or ""))
     return dataclasses.replace(prepared, model=None)
 
 
-def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: dict[str, PreparedRun]) -> dict[str, Any]:
+def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
     """Read results.json, or begin it.
 
     Raises:
         ValueError: it was made from other data, or from other weights of the same name.
     """
-    data_args = next(iter(runs.values())).data_args
-    data = digest([Path(path.rpartition("=")[2]) for path in (*data_args.train_file, *data_args.validation_file)])
-    results = dict(data=data, checkpoints={}, scores={})
+    results = dict(data={}, checkpoints={}, baselines={}, scores={})
     if file.is_file():
-        results = json.loads(file.read_text(encoding="utf-8"))
-    if results["data"] != data:
-        raise ValueError(f"the data are not those from which {file} was made: choose another --output_dir")
+        results |= json.loads(file.read_text(encoding="utf-8"))
+    for task, _, _, prepared in runs:
+        data_args = prepared.data_args
+        data = digest([Path(path.rpartition("=")[2]) for path in (*data_args.train_file, *data_args.validation_file)])
+        if results["data"].setdefault(task, data) != data:
+            raise ValueError(f"the data are not those from which {file} was made: choose another --output_dir")
     for name, source in sources.items():
         if results["checkpoints"].get(name, source) != source:
             raise ValueError(
@@ -130,30 +185,39 @@ def digest(files: list[Path]) -> str | None:
     return sha.hexdigest()[:16] if files else None
 
 
-def write_report(folder: Path, scores: dict[str, dict[str, Any]], prepared: PreparedRun):
-    """Write table.md and results.png: all metrics, and differences of the task's own from that of the first checkpoint."""
-    rows = next(iter(prepared.task.evaluation.values())).rows
-    metrics = [name for name in next(iter(scores.values())) if name.startswith("eval_") and name != "eval_loss"]
-    first, main_metric = next(iter(scores)), next(name for name in metrics if name.endswith(f"_{prepared.task.metric}"))
-    titles = [name.removeprefix("eval_").replace("_", " ") for name in metrics]
-    lines = [("checkpoint", "seeds", *titles, f"difference in {prepared.task.metric} from {first}")]
-    values = {name: [100 * value for value in summary[main_metric]["values"]] for name, summary in scores.items()}
-    for name, summary in scores.items():
-        cells = [spread([100 * value for value in summary[metric]["values"]]) for metric in metrics]
-        compared = "" if name == first else difference(values[name], values[first])
-        lines.append((name, str(len(summary["seeds"])), *cells, compared))
+def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
+    """Write table.md, a row for each baseline and checkpoint of each task, and a figure for each task."""
+    lines = [("task", "metrics", "classifier", "learning rate", "score", f"difference from {runs[0].name}")]
+    for task in dict.fromkeys(run.task for run in runs):
+        of_task, baselines = [run for run in runs if run.task == task], results["baselines"][task]
+        prepared, scores = of_task[0].prepared, results["scores"][task]
+        # All metrics in a cell; the task's own chooses the rate and is compared.
+        metrics = [key for key in scores[of_task[0].name][of_task[0].rate] if key.startswith("eval_") and key != "eval_loss"]
+        own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
+        titles = [key.removeprefix("eval_") for key in metrics]
+        first_cells = (task or prepared.data.name, " / ".join(titles).replace("_", " "))
+        for name, values in baselines.items():
+            lines.append((*first_cells, name, "", " / ".join(f"{100 * values[title]:.2f}" for title in titles), ""))
+        compared: dict[str, list[float]] = {}
+        for name in dict.fromkeys(run.name for run in of_task):
+            means = {run.rate: 100 * scores[name][run.rate][own]["mean"] for run in of_task if run.name == name}
+            best = max(means, key=means.__getitem__)
+            others = ", ".join(f"{rate}: {mean:.2f}" for rate, mean in means.items() if rate != best)
+            percent = {key: [100 * value for value in scores[name][best][key]["values"]] for key in metrics}
+            compared[name] = percent[own]
+            gap = difference(percent[own], compared[runs[0].name]) if len(compared) > 1 else ""
+            cell = " / ".join(map(spread, percent.values()))
+            lines.append((*first_cells, name, f"{best} ({others})" if others else best, cell, gap))
+        lines_across = {name: 100 * values[own.removeprefix("eval_")] for name, values in baselines.items()}
+        label = f"{first_cells[0]}: {own.removeprefix('eval_').replace('_', ' ')} (%)"
+        plot_comparison(compared, folder / f"{task or 'results'}.png", label=label, baselines=lines_across)
     text = markdown_table(*lines) + (
-        "\n\nPercent; mean ± standard deviation over seeds, after the last epoch. The difference is that of the means, ± "
-        "two standard errors of it; smaller than these it is within noise (a rough guide where seeds are few). They are "
-        f"those of the seeds alone: the {len(rows)} validation rows, the same for all, are a sample too."
+        f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
+        "the last epoch. Of several learning rates, the one with the best mean on these very validation rows, and the means "
+        "of the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided); it "
+        "knows of the seeds alone: the validation rows, the same for all, are a sample too."
     )
-    baselines = {}
-    if prepared.task.metric == "accuracy":
-        majority = Counter(prepared.task.train["labels"]).most_common(1)[0][0]
-        baselines["majority class"] = 100 * rows["labels"][:].count(majority) / len(rows)
-        text += f" The majority class has an accuracy of {baselines['majority class']:.2f}."
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    plot_comparison(values, folder / "results.png", label=f"{prepared.task.metric} (%)", baselines=baselines)
     print(f"\n{text}")
 
 
@@ -162,12 +226,12 @@ def spread(values: list[float]) -> str:
 
 
 def difference(values: list[float], first: list[float]) -> str:
-    """Difference of means ± two standard errors, sqrt(s_1^2 / n_1 + s_2^2 / n_2), and its significance."""
-    gap = statistics.mean(values) - statistics.mean(first)
+    """Difference of means, and the p value of Student's t test (equal variances, two-sided)."""
+    gap = f"{statistics.mean(values) - statistics.mean(first):+.2f}"
     if min(len(values), len(first)) < 2:
-        return f"{gap:+.2f} (one seed: noise unknown)"
-    noise = 2 * (statistics.variance(values) / len(values) + statistics.variance(first) / len(first)) ** 0.5
-    return f"{gap:+.2f} ± {noise:.2f}" + (" (within noise)" if abs(gap) < noise or gap == 0 else "")
+        return f"{gap} (one seed: noise unknown)"
+    p = ttest_ind(values, first).pvalue if len({*values}) + len({*first}) > 2 else math.nan
+    return f"{gap} (p = {p:.2g})" if math.isfinite(p) else f"{gap} (seeds do not differ)"
 
 
 if __name__ == "__main__":

@@ -64,15 +64,15 @@ def results(flags):
 @pytest.mark.parametrize(
     "values, first, expected",
     [
-        # Variances 1 and 4, three seeds each: 2 * sqrt(5 / 3) = 2.58.
-        ([84.0, 85.0, 86.0], [78.0, 80.0, 82.0], "+5.00 ± 2.58"),
-        ([80.0, 81.0, 82.0], [78.0, 80.0, 82.0], "+1.00 ± 2.58 (within noise)"),
-        ([80.0, 80.0], [80.0, 80.0], "+0.00 ± 0.00 (within noise)"),
+        # Variances 1 and 4: t = 5 / sqrt(5 / 3) = 3.873 with 4 degrees of freedom.
+        ([84.0, 85.0, 86.0], [78.0, 80.0, 82.0], "+5.00 (p = 0.018)"),
+        ([80.0, 81.0, 82.0], [78.0, 80.0, 82.0], "+1.00 (p = 0.48)"),
+        ([81.0, 81.0], [80.0, 80.0], "+1.00 (seeds do not differ)"),
         ([70.0], [80.0], "-10.00 (one seed: noise unknown)"),
     ],
-    ids=["more", "noise", "equal", "one_seed"],
+    ids=["more", "noise", "constant", "one_seed"],
 )
-def test_difference_is_compared_with_two_standard_errors(values, first, expected):
+def test_difference_has_the_p_value_of_student_s_test(values, first, expected):
     assert script.difference(values, first) == expected
 
 
@@ -81,20 +81,47 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     task |= {"--random": [f"new weights={tmp_path / 'mlm'}"]}
     run(task)
     printed = capsys.readouterr().out
-    scores = results(task)["scores"]
+    scores = results(task)["scores"][""]
     assert [*scores] == ["RTD", "MLM", "new weights"]
     # Words decide: it is learned. Seeds and weights differ, so losses do.
-    assert max(summary["eval_accuracy"]["mean"] for summary in scores.values()) > 0.9
-    assert len({loss for summary in scores.values() for loss in summary["eval_loss"]["values"]}) == 6
+    assert max(of_rate["0.005"]["eval_accuracy"]["mean"] for of_rate in scores.values()) > 0.9
+    assert len({loss for of_rate in scores.values() for loss in of_rate["0.005"]["eval_loss"]["values"]}) == 6
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert table in printed
-    for line in ("| RTD | 2 |", "| MLM | 2 |", "| new weights | 2 |", "majority class has an", "accuracy from RTD"):
+    for line in (
+        " RTD | 0.005 |",
+        " new weights | 0.005 |",
+        " majority class |",
+        " TF-IDF + logistic regression |  | 100.00 /",
+    ):
         assert line in table
     assert (tmp_path / "out" / "results.png").read_bytes()[:4] == b"\x89PNG"
     # The same command again trains nothing and gives the same, and a checkpoint can be added.
     run(task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
-    again = results(task)["scores"]
+    again = results(task)["scores"][""]
     assert again == scores | {"again": again["again"]} and again["again"] == scores["RTD"]
+
+
+def test_each_task_has_the_best_of_its_rates_and_its_baselines(task, tmp_path):
+    for name, labels in (("sst2", [0, 1]), ("cola", [1, 0])):
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        for split, count in (("train", 64), ("validation", 20)):
+            lines = [json.dumps(dict(sentence=text, label=labels[label])) for text, label in rows(count)]
+            (tmp_path / "glue" / name / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    several = {"--tasks": ["sst2", "cola"], "--data_folder": [tmp_path / "glue"], "--learning_rates": ["1e-9", "2e-2"]}
+    kept = ("--checkpoints", "--output_dir", "--per_device_train_batch_size")
+    flags = {name: task[name] for name in kept} | several | {"--seeds": [1], "--num_train_epochs": [3]}
+    flags["--checkpoints"] = flags["--checkpoints"][1:]
+    run(flags)
+    found, lines = results(flags), (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()
+    for name, metric in (("sst2", "eval_accuracy"), ("cola", "eval_matthews_correlation")):
+        means = {rate: summary[metric]["mean"] for rate, summary in found["scores"][name]["MLM"].items()}
+        assert means["0.02"] > means["1e-09"]
+        [line] = [line for line in lines if f"| {name} |" in line and " MLM |" in line]
+        assert f"| 0.02 (1e-09: {100 * means['1e-09']:.2f}) | {100 * means['0.02']:.2f}" in line
+        assert found["baselines"][name]["TF-IDF + logistic regression"][metric.removeprefix("eval_")] == 1
+        assert (tmp_path / "out" / f"{name}.png").is_file()
+    assert "--data_folder has no mrpc/train.*" in refused(flags | {"--tasks": ["mrpc"]})
 
 
 def refused(flags):

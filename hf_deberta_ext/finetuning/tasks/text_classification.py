@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ...data.files import FLAGS, named_files, read_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
 from ..arguments import DataArguments, ModelArguments
+from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet
@@ -196,6 +197,33 @@ class TextClassificationData:
         """Metrics of a set; `references` in the data's order of labels."""
         names = METRICS[self.labels.problem_type] if self.task is None else TASK_METRICS[self.name]
         return compute(names, self.labels.predicted(logits), references)
+
+    @cached_property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of classifiers without pre-training, {"majority class": {"accuracy": ..., "mm_accuracy": ...}, ...}."""
+        train = self.parts["train"].get("")
+        labelled = {name: part for name, part in self.parts["validation"].items() if part.cells is not None}
+        if train is None or not labelled:
+            return {}
+
+        def columns(part):
+            return [cells(part.rows, column) for column in self.text_columns]
+
+        labels = np.array(self.labels.for_model(self.encoded_labels(train)))
+        scored, kinds = self.labels.problem_type == REGRESSION, {}
+        if not scored:
+            kinds[MAJORITY] = [majority_logits(labels, len(self.labels.names), len(part.rows)) for part in labelled.values()]
+        balanced = self.task is not None and self.task.metric == "matthews_correlation"
+        kinds[TFIDF_SCORES if scored else TFIDF] = tfidf_logits(
+            columns(train), labels, [*map(columns, labelled.values())], num_labels=len(self.labels.names), balanced=balanced
+        )
+        scores = {kind: {} for kind in kinds}
+        for number, (name, part) in enumerate(labelled.items()):
+            references = np.asarray(self.encoded_labels(part))
+            for kind, logits in kinds.items():
+                values = self.scores(part, logits[number], references)
+                scores[kind] |= {f"{name}_{metric}" if name else metric: value for metric, value in values.items()}
+        return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
         """Predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
