@@ -121,20 +121,13 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def data_flags(task: str, folder: Path | None) -> list[str]:
-    """Flags of run_glue.py for a task of --tasks.
-
-    Raises:
-        ValueError: the folder has no training or validation file of it.
-    """
+    """Flags of run_glue.py for a task of --tasks."""
     flags = ["--task_name", task]
-    if folder is None:
-        return flags
-    for flag, pattern in (("--train_file", "train.*"), ("--validation_file", "validation*.*")):
-        # MNLI's matched set comes before the mismatched one.
-        files = sorted(Path(folder, task).glob(pattern))
-        if not files:
-            raise ValueError(f"--data_folder has no {task}/{pattern}: expected files such as {task}/train.jsonl")
-        flags += [flag, str(files[0])]
+    if folder is not None:
+        for split in ("train", "validation"):
+            # MNLI's matched set comes before the mismatched one. A file that is not there is refused where it is read.
+            files = [*sorted(Path(folder, task).glob(f"{split}*.*")), Path(folder, task, f"{split}.jsonl")]
+            flags += [f"--{split}_file", str(files[0])]
     return flags
 
 
