@@ -12,31 +12,40 @@ torch's allocator handed out during one call, beyond what was there before.
 
 `attention`: one call for keys, queries and values that are there already; the floor is SDPA without positions. `model`: the
 encoder without a head, no padding and no mask. `padded`: batches of 32 texts, as long as those of a file; runs where
---lengths-from is given, with the first of --backends. "training" is forward and backward of the sum of squares, with the
-preset's dropout in models and none in `attention`.
+--lengths_from is given, with the first of --backends, padded, unpadded and packed into rows of 512 tokens. "training" is
+forward and backward of the sum of squares, with the preset's dropout in models and none in `attention`. "tflops" in the CSV
+files counts what the equations need for the real tokens, whatever a side computes. `--peers` are timed beside the others:
+ModernBERT, and the packages disentangled-flash and flashdeberta, which need CUDA.
 """
 
 import argparse
 import copy
-import json
-import os
-import platform
 import sys
-import tempfile
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-# Otherwise the profiler, which counts the memory, reports each start and stop.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import numpy as np
 import pandas as pd
 import torch
 import transformers
 from matplotlib.ticker import ScalarFormatter
+from measuring import (
+    BATCH,
+    LONGEST,
+    add_flags,
+    claim_output_dir,
+    environment,
+    equal_far_rows,
+    first_line,
+    peak_bytes,
+    random_batch,
+    same_size,
+    spread,
+    stock_model,
+    take_turns,
+    text_lengths,
+)
 from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -50,50 +59,42 @@ from hf_deberta_ext import (
     RelativePosition,
 )
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
-from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
-from hf_deberta_ext.tokenization import check_vocabulary
+from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
+from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
 BACKENDS = ("auto", *ATTENTION_BACKENDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # By how much of their norm outputs may differ.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-STOCK, PLAIN, BERT = "transformers", "SDPA without positions", "BERT + SDPA"
-BATCH, LONGEST = 32, 512
+STOCK, PLAIN, BERT, MODERN = "transformers", "SDPA without positions", "BERT + SDPA", "ModernBERT + SDPA"
+FLASH, FLASH_DEBERTA = "disentangled-flash", "flashdeberta"
+# Other models than DeBERTa, which have no relative positions.
+OTHER = (PLAIN, BERT, MODERN)
 COLUMNS = (
     "shape", "tokens", "padding", "mode", "side", "backend", "repeats", "seconds",
-    "speedup", "speedup_p10", "speedup_p90", "over_floor", "over_floor_p10", "over_floor_p90",
+    "speedup", "speedup_p10", "speedup_p90", "over_floor", "over_floor_p10", "over_floor_p90", "tflops",
     "extra_bytes", "bytes_over_eager", "skipped",
 )  # fmt: skip
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, help="default: attention model, and padded with --lengths-from")
+    add("--parts", nargs="+", choices=PARTS, help="default: attention model, and padded with --lengths_from")
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--backends", nargs="+", choices=BACKENDS, default=["auto", "eager", "sdpa", "blocked"])
-    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
-    add("--preset", default="v3-base", help="size of the models; its heads in `attention` (default v3-base)")
-    add("--layers", type=positive, default=2, help="of the models (default 2)")
-    add("--vocab-size", type=positive, default=30522, help="of all models (default 30522)")
-    add("--repeats", type=positive, default=11, help="timed calls of each side (default 11)")
+    add("--peers", nargs="+", choices=(MODERN, FLASH, FLASH_DEBERTA), default=[], help="other models and kernels to time")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--threads", type=positive, help="CPU threads of torch (default: torch's own choice)")
     add("--compile", action="store_true", help="torch.compile around every side of `model`")
-    add("--lengths-from", type=Path, help="a text file with one text a line")
-    add("--tokenizer", help="folder or name; default: 1.3 tokens a word and 2 more")
-    add("--batches", type=positive, default=4, help=f"of {BATCH} texts in `padded` (default 4)")
-    add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
-    add("--output-dir", type=Path, default=Path("benchmark_output"), help="new or empty (default benchmark_output)")
-    add("--overwrite", action="store_true", help="write into an --output-dir that holds files")
-    args = parser.parse_args()
+    add_flags(parser, repeats=11, output_dir="benchmark_output")
+    args = parser.parse_args(argv)
     args.parts = args.parts or ["attention", "model", *(["padded"] if args.lengths_from else [])]
     if ("padded" in args.parts) != (args.lengths_from is not None):
-        parser.error("the part padded and --lengths-from need each other")
+        parser.error("the part padded and --lengths_from need each other")
     if args.tokenizer and not args.lengths_from:
-        parser.error("--tokenizer needs --lengths-from: it counts the tokens of its lines")
+        parser.error("--tokenizer needs --lengths_from: it counts the tokens of its lines")
     if args.compile and args.parts != ["model"]:
         parser.error("--compile is for the models without padding: add --parts model")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -102,63 +103,37 @@ def parse_args() -> argparse.Namespace:
         sizes = dict(num_hidden_layers=args.layers, vocab_size=args.vocab_size)
         args.config = DebertaExtConfig.from_preset(args.preset, **sizes)
         args.lengths = text_lengths(args.lengths_from, args.tokenizer) if args.lengths_from else []
-        claim_output_dir(args.output_dir, args.overwrite)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return args
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def shape(text: str) -> tuple[int, int]:
-    """ "8x128" -> (8, 128)"""
-    parts = text.split("x")
-    if len(parts) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not batch x length, such as 8x128")
-    return positive(parts[0]), positive(parts[1])
-
-
-def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
-    """Number of tokens of each line that is not empty, at most LONGEST.
-
-    Raises:
-        OSError, ValueError: there is no such file or tokenizer, or no text in the file.
-    """
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise ValueError(f"{file} holds no text; one text a line is needed")
-    if tokenizer is None:
-        return [min(round(1.3 * len(line.split())) + 2, LONGEST) for line in lines]
-    encode = transformers.AutoTokenizer.from_pretrained(tokenizer)
-    check_vocabulary(encode, source=tokenizer)
-    return [len(ids) for ids in encode(lines, truncation=True, max_length=LONGEST)["input_ids"]]
-
-
-def claim_output_dir(folder: Path, overwrite: bool):
-    """Make the folder, or raise ValueError if it is a file, or not empty and not to be overwritten."""
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file; choose another --output-dir")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise ValueError(f"{folder} is not empty; choose another --output-dir or add --overwrite")
-    folder.mkdir(parents=True, exist_ok=True)
-
-
 @dataclass
 class Side:
-    """A compared module: `forward(**inputs)` returns states [B, N, hidden], with gradients of all parameters."""
+    """A compared module: `forward(**prepare(inputs))` returns states [B, N, hidden], with gradients of all parameters."""
 
     forward: Callable[..., torch.Tensor]
     module: nn.Module
+    prepare: Callable[[dict], dict] = dict
 
     def backend(self) -> str:
         """Names of the backends of the last call."""
         modules = self.module.modules()
         used = {module.last_backend for module in modules if isinstance(module, DisentangledSelfAttention)} - {None}
         return "+".join(sorted({name for name, _ in used}))
+
+
+def attempt(build: Callable[[], Side]) -> Side:
+    """The side that `build` makes, or one whose calls give the reason why it cannot be made."""
+    try:
+        return build()
+    except Exception as error:  # of whatever package
+        reason = first_line(error)
+
+    def refuse(**inputs):
+        raise RuntimeError(reason)
+
+    return Side(refuse, nn.Module())
 
 
 class ConstantProjection(nn.Module):
@@ -196,149 +171,200 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     delta = RelativePosition(buckets=buckets, max_distance=distance).to(args.device)(N)
     relative_pos = modeling_deberta_v2.build_relative_position(Q, K, bucket_size=buckets, max_position=distance)
     mask = torch.ones(B, 1, N, N, dtype=torch.bool, device=args.device)
-    stock = modeling_deberta_v2.DisentangledSelfAttention(to_deberta_v2_config(config))
+    stock_config = to_deberta_v2_config(config)
+    stock = modeling_deberta_v2.DisentangledSelfAttention(stock_config)
     sides = {STOCK: side(stock, lambda m: m(Q, mask, relative_pos=relative_pos, rel_embeddings=P)[0])}
     for name in args.backends:
         config = copy.deepcopy(config)
         config._attn_implementation = None if name == "auto" else name
         attention = DisentangledSelfAttention(config)
         sides[name] = side(attention, lambda m: m(Q, None, P, delta=delta, reach=distance)[0])
+
+    def flash() -> Side:
+        from disentangled_flash import TritonTrainingDisentangledSelfAttention
+
+        module = TritonTrainingDisentangledSelfAttention(stock_config, assume_unpadded=True)
+        # It multiplies by the weights of the three projections in one product.
+        module._project_qkv = lambda hidden_states: (Q, K, V)
+        return side(module, lambda m: m(Q, mask[:, 0, 0], rel_embeddings=P)[0])
+
+    def flash_deberta() -> Side:
+        from flashdeberta import FlashDisentangledSelfAttention
+
+        module = FlashDisentangledSelfAttention(stock_config)
+        return side(module, lambda m: m(Q, None, relative_pos=relative_pos, rel_embeddings=P)[0])
+
+    builders = {FLASH: flash, FLASH_DEBERTA: flash_deberta}
+    sides |= {name: attempt(build) for name, build in builders.items() if name in args.peers}
     return sides | {PLAIN: side(nn.Module(), plain)}
 
 
-def equal_far_rows(P: torch.Tensor):
-    """Beyond the largest distance transformers reads row 0 of the table where official code, and ours, reads row 1."""
-    with torch.no_grad():
-        P[0] = P[1]
-
-
 def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]) -> dict[str, Side]:
-    """Whole encoders for up to `longest` tokens: transformers', ours with its weights, and a BERT of the same size.
+    """Whole encoders for up to `longest` tokens: transformers', ours with its weights, and other models of the same size.
 
     Args:
-        variants (`dict`): by name, the backend and the argument of `set_unpadding`.
+        variants (`dict`): by name, the backend and the argument of `set_unpadding`; of a name with "packed", the texts of a
+            batch share rows.
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
-    model = DebertaExtModel(config).to(**options)
-    if config.relative_table_size:
-        equal_far_rows(model.encoder.rel_embeddings.weight)
-    stock = transformers.DebertaV2Model(to_deberta_v2_config(config)).to(**options)
-    missing = stock.load_state_dict(to_deberta_v2_state_dict(model), strict=False).missing_keys
-    assert not missing, missing
-    bert_config = transformers.BertConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads, intermediate_size=config.intermediate_size,
-        hidden_act=config.hidden_act, hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob, max_position_embeddings=longest,
-        attn_implementation="sdpa",
-    )  # fmt: skip
-    bert = transformers.BertModel(bert_config, add_pooling_layer=False).to(**options)
+    compiled = (lambda module: torch.compile(module, dynamic=False)) if args.compile else (lambda module: module)
+    model = DebertaExtModel(config)
+    stock = stock_model(model, transformers.DebertaV2Model).to(**options)
+    model = model.to(**options)
 
-    modules = {STOCK: stock}
+    def side(module: nn.Module, prepare: Callable[[dict], dict] = dict) -> Side:
+        called = compiled(module)
+        return Side(lambda **inputs: called(**inputs).last_hidden_state, module, prepare)
+
+    def twin(module: nn.Module) -> nn.Module:
+        """A copy of the modules, which shares the parameters."""
+        return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+
+    def flash() -> Side:
+        from disentangled_flash import enable_deberta_inference, enable_deberta_training
+
+        without_padding = dict(assume_unpadded=not args.lengths)
+        training = enable_deberta_training(copy.deepcopy(stock), **without_padding)
+        inference = enable_deberta_inference(copy.deepcopy(stock).eval(), **without_padding)
+        calls = compiled(training), compiled(inference)
+
+        def forward(**inputs) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                length = inputs["input_ids"].shape[1]
+                try:
+                    inference.encoder.activate_shape(length)
+                except ValueError:
+                    inference.encoder.prepare_for_inference(length).activate_shape(length)
+            return calls[not torch.is_grad_enabled()](**inputs).last_hidden_state
+
+        return Side(forward, nn.ModuleList([training, inference]))
+
+    def flash_deberta() -> Side:
+        from flashdeberta import FlashDisentangledSelfAttention
+
+        module = twin(stock)
+        for layer in module.encoder.layer:
+            layer.attention.self.__class__ = FlashDisentangledSelfAttention
+        return side(module)
+
+    sides = {STOCK: side(stock)}
     for name, (backend, unpadding) in variants.items():
-        # The modules are copied, the parameters shared.
-        modules[name] = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        module = twin(model)
         # Not by set_attn_implementation, whose error would end the run; here it becomes a row of the table.
-        modules[name].config._attn_implementation = None if backend == "auto" else backend
-        modules[name].set_unpadding(unpadding)
+        module.config._attn_implementation = None if backend == "auto" else backend
+        module.set_unpadding(unpadding)
+        sides[name] = side(module, pack if "packed" in name else dict)
+    builders = {FLASH: flash, FLASH_DEBERTA: flash_deberta}
+    builders[MODERN] = lambda: side(same_size("ModernBert", config, longest).to(**options))
+    sides |= {name: attempt(build) for name, build in builders.items() if name in args.peers}
+    return sides | {BERT: side(same_size("Bert", config, longest).to(**options))}
 
-    def side(module: nn.Module) -> Side:
-        called = torch.compile(module, dynamic=False) if args.compile else module
-        return Side(lambda **inputs: called(**inputs).last_hidden_state, module)
 
-    return {name: side(module) for name, module in (modules | {BERT: bert}).items()}
+def pack(inputs: dict, row: int = LONGEST) -> dict[str, torch.Tensor]:
+    """input_ids and document_ids of the texts of a padded batch, one after another in rows of at most `row` tokens."""
+    ids, documents = [[]], [[]]
+    for text, length in zip(inputs["input_ids"], inputs["attention_mask"].sum(1).tolist(), strict=True):
+        if sum(map(len, ids[-1])) + length > row:
+            ids.append([])
+            documents.append([])
+        ids[-1].append(text[:length])
+        documents[-1].append(torch.full_like(text[:length], len(ids[-1])))
+    names = dict(input_ids=ids, document_ids=documents)
+    return {name: nn.utils.rnn.pad_sequence([*map(torch.cat, rows)], True) for name, rows in names.items()}
 
 
-def step(side: Side, mode: str, inputs: dict) -> torch.Tensor:
+def step(side: Side, mode: str, batches: list[dict]) -> list[torch.Tensor]:
+    """The states of each batch; "training" adds up gradients, and drops them at the end."""
     if mode == "inference":
         with torch.inference_mode():
-            return side.forward(**inputs)
-    states = side.forward(**inputs)
-    states.float().square().sum().backward()
-    return states.detach()
-
-
-def seconds(side: Side, mode: str, inputs: dict) -> float:
+            return [side.forward(**inputs) for inputs in batches]
+    outputs = []
+    for inputs in batches:
+        states = side.forward(**inputs)
+        states.float().square().sum().backward()
+        outputs.append(states.detach())
     side.module.zero_grad()
-    synchronize = torch.cuda.synchronize if next(side.module.parameters()).is_cuda else lambda: None
-    synchronize()
-    began = time.perf_counter()
-    step(side, mode, inputs)
-    synchronize()
-    return time.perf_counter() - began
+    return outputs
 
 
-def extra_bytes(side: Side, mode: str, inputs: dict) -> int:
-    """Peak of the memory that one call holds, results and gradients included."""
-    side.module.zero_grad()
-    if next(side.module.parameters()).is_cuda:
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step(side, mode, inputs)
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step(side, mode, inputs)
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    held = peak = 0
-    for event in sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
-    return peak
+def real_tokens(states: torch.Tensor, inputs: dict) -> torch.Tensor:
+    """[T, hidden] without padding, in the order of the texts."""
+    mask = inputs.get("attention_mask", inputs.get("document_ids"))
+    return states.flatten(0, 1) if mask is None else states[mask.bool()]
 
 
-def check_equal(outputs: dict[str, list[torch.Tensor]], batches: list[dict]):
-    """Exit if the states of a backend are not those of transformers; the floor is another model."""
-    for name in outputs.keys() - {STOCK, PLAIN, BERT}:
-        for states, stock, inputs in zip(outputs[name], outputs.get(STOCK, []), batches, strict=False):
-            if "attention_mask" in inputs:
-                states, stock = (x[inputs["attention_mask"].bool()] for x in (states, stock))
+def differences(outputs: dict[str, list[torch.Tensor]]) -> dict[str, str]:
+    """By side, that its states [T, hidden] are not those of transformers; other models differ as they should."""
+    wrong = {}
+    for name in outputs.keys() - {STOCK, *OTHER}:
+        for states, stock in zip(outputs[name], outputs.get(STOCK, []), strict=False):
             difference = ((states - stock).double().norm() / stock.double().norm()).item()
             if not difference <= TOLERANCE[stock.dtype]:
-                sys.exit(f"benchmark_attention: {name} and transformers differ by {difference:.1e} of the norm")
+                wrong[name] = f"{name} and {STOCK} differ by {difference:.1e} of the norm"
+    return wrong
 
 
-def measure(labels: dict, sides: dict[str, Side], batches: list[dict], args, bar: tqdm) -> list[dict]:
+def useful_flops(config: DebertaExtConfig, lengths: list[int], mode: str, *, whole_model: bool, positions: bool) -> float:
+    """Operations that the equations need for texts of these lengths: products of matrices, two for each multiplication.
+
+    A backward pass counts twice the forward's, in attention two and a half times, since it computes the scores again.
+    """
+    h, R = config.hidden_size, config.relative_table_size
+    terms = len(config.pos_att_type) if positions else 0
+    attention = sum(4 * h * N * N + 2 * terms * h * N * min(2 * N - 1, R) for N in lengths)
+    attention *= 3.5 if mode == "training" else 1
+    if not whole_model:
+        return attention
+    linear = sum(lengths) * 2 * (4 * h * h + 2 * h * config.intermediate_size) + 2 * terms * R * h * h
+    return config.num_hidden_layers * (attention + linear * (3 if mode == "training" else 1))
+
+
+def measure(
+    labels: dict, sides: dict[str, Side], batches: list[dict], lengths: list[int], args, bar: tqdm, *, whole_model: bool
+) -> list[dict]:
     """A row of COLUMNS for each mode and side; the row of a side that cannot serve a mode has the reason.
 
     Args:
         labels (`dict`): the columns that all rows have in common.
-        batches (`list[dict]`): inputs; a turn is all of them, and sides take turns on each.
+        batches (`list[dict]`): inputs; a turn is all of them.
+        lengths (`list[int]`): tokens of each text.
     """
-    rows = []
+    rows, inputs, wrong = [], {name: [side.prepare(batch) for batch in batches] for name, side in sides.items()}, {}
     # Also where only training is asked for: the outputs are compared without dropout.
     for mode in MODES if "training" in args.modes else ["inference"]:
-        outputs, memory, skipped = {}, {}, {}
+        outputs, memory, skipped, calls = {}, {}, dict(wrong), {}
         bar.set_postfix_str(f"{labels['shape']}, {mode}")
         for name, side in sides.items():
             side.module.train(mode == "training")
             try:
-                outputs[name] = [step(side, mode, inputs) for inputs in batches]
-                if mode in args.modes:
-                    memory[name] = max(extra_bytes(side, mode, inputs) for inputs in batches)
-            except (RuntimeError, ValueError) as error:
-                skipped[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+                outputs[name] = [*map(real_tokens, step(side, mode, inputs[name]), inputs[name])]
+                if mode in args.modes and name not in wrong:
+                    calls[name] = lambda side=side, batches=inputs[name], mode=mode: step(side, mode, batches)
+                    memory[name] = max(peak_bytes(lambda: step(side, mode, [x]), args.device) for x in inputs[name])  # noqa: B023
+            except Exception as error:  # of whatever package
+                skipped[name] = first_line(error)
                 outputs.pop(name, None)
+                calls.pop(name, None)
                 side.module.zero_grad()
         if mode == "inference":
-            check_equal(outputs, batches)
+            wrong = differences(outputs)
+            if {*wrong} - {*args.peers}:
+                sys.exit(f"benchmark_attention: {'; '.join(wrong.values())}")
+            for name, reason in wrong.items():
+                skipped[name] = reason
+                calls.pop(name, None)
+        del outputs
         if mode not in args.modes:
             continue
-        order, times = deque(memory), {name: [0.0] * args.repeats for name in memory}
-        for repeat in range(args.repeats):
-            for inputs in batches:
-                for name in order:
-                    times[name][repeat] += seconds(sides[name], mode, inputs)
-            order.rotate(1)
-            bar.update()
+        times = take_turns(calls, args.repeats, device=args.device, after=bar.update)
         for name in sides:
             row = labels | dict(mode=mode, side=name, skipped=skipped.get(name, ""), backend="")
             if name in times:
                 # Under torch.compile, modules do not note the backend.
                 row |= dict(backend="" if args.compile else sides[name].backend(), repeats=args.repeats)
                 row |= compare(name, times) | dict(extra_bytes=memory[name])
+                kinds = dict(whole_model=whole_model, positions=name not in OTHER)
+                row["tflops"] = useful_flops(args.config, lengths, mode, **kinds) / row["seconds"] / 1e12
                 if memory.get("eager"):
                     row["bytes_over_eager"] = memory[name] / memory["eager"]
             rows.append(row)
@@ -354,11 +380,6 @@ def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
             ratios = spread(np.divide(above, below))
             result |= dict(zip((column, f"{column}_p10", f"{column}_p90"), ratios, strict=True))
     return result
-
-
-def spread(values) -> list[float]:
-    """Median, 10th and 90th percentile."""
-    return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
 
 
 def table(frame: pd.DataFrame) -> str:
@@ -400,20 +421,7 @@ def draw(frame: pd.DataFrame, path: Path, title: str):
     save_figure(figure, path)
 
 
-def environment(args) -> str:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    device = f"{torch.cuda.get_device_name()}, " if args.device == "cuda" else ""
-    return (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}; {device}"
-        f"{cpu}, {torch.get_num_threads()} threads; {args.dtype}{', torch.compile' if args.compile else ''}; "
-        f"{args.preset}, {args.layers} layers, {args.repeats} repeats, seed {args.seed}"
-    )
-
-
-def run_shapes(part: str, args, bar: tqdm):
+def run_shapes(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
     """Rows of `attention` or `model` for each shape."""
     if part == "model":
         sides = model_sides(args, max(N for _, N in args.shapes), {name: (name, None) for name in args.backends})
@@ -425,38 +433,45 @@ def run_shapes(part: str, args, bar: tqdm):
             inputs = dict(input_ids=torch.randint(5, args.vocab_size, (B, N), device=args.device))
         if args.compile:
             torch.compiler.reset()
-        yield measure(dict(shape=f"{B}x{N}", tokens=B * N), sides, [inputs], args, bar)
+        labels = dict(shape=f"{B}x{N}", tokens=B * N)
+        yield measure(labels, sides, [inputs], [N] * B, args, bar, whole_model=part == "model")
 
 
-def run_padded(args, bar: tqdm):
+def run_padded(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
     chosen = torch.tensor(args.lengths)[torch.randint(len(args.lengths), (args.batches, BATCH))]
-    batches = []
-    for lengths in chosen:
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        ids = torch.randint(5, args.vocab_size, mask.shape) * mask
-        batches.append(dict(input_ids=ids.to(args.device), attention_mask=mask.long().to(args.device)))
+    batches = [random_batch(lengths, args.vocab_size) for lengths in chosen]
+    batches = [{name: x.to(args.device) for name, x in inputs.items()} for inputs in batches]
     tokens, places = int(chosen.sum()), sum(batch["input_ids"].numel() for batch in batches)
     name, padding = args.backends[0], 1 - tokens / places
-    variants = {f"{name}, padded": (name, False), f"{name}, unpadded": (name, True)}
+    variants = {f"{name}, padded": (name, False), f"{name}, unpadded": (name, True), f"{name}, packed": (name, None)}
     bar.write(f"padded: {args.batches} batches of {BATCH} texts, {tokens} tokens, {padding:.0%} padding")
     labels = dict(shape=f"{args.batches}x{BATCH}", tokens=tokens, padding=padding)
-    yield measure(labels, model_sides(args, LONGEST, variants), batches, args, bar)
+    sides = model_sides(args, LONGEST, variants)
+    yield measure(labels, sides, batches, chosen.flatten().tolist(), args, bar, whole_model=True)
+
+
+def run_part(part: str, args) -> Iterator[list[dict]]:
+    """The rows of a part, measured shape by shape."""
+    torch.manual_seed(args.seed)
+    turns = 1 if part == "padded" else len(args.shapes)
+    with tqdm(total=turns * len(args.modes) * args.repeats, desc=part, file=sys.stderr) as bar:
+        yield from (run_padded if part == "padded" else run_shapes)(part, args, bar)
 
 
 def main():
     args = parse_args()
+    with ExitOnUserError(expected=(ValueError, OSError)):
+        claim_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
     print(environment(args), flush=True)
     (args.output_dir / "environment.txt").write_text(environment(args) + "\n", encoding="utf-8")
     for part in args.parts:
-        torch.manual_seed(args.seed)
-        rows, turns = [], 1 if part == "padded" else len(args.shapes)
-        with tqdm(total=turns * len(args.modes) * args.repeats, desc=part, file=sys.stderr) as bar:
-            for measured in run_padded(args, bar) if part == "padded" else run_shapes(part, args, bar):
-                rows += measured
-                frame = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"repeats": "Int64", "extra_bytes": "Int64"})
-                frame.to_csv(args.output_dir / f"{part}.csv", index=False)
+        rows = []
+        for measured in run_part(part, args):
+            rows += measured
+            frame = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"repeats": "Int64", "extra_bytes": "Int64"})
+            frame.to_csv(args.output_dir / f"{part}.csv", index=False)
         print(f"\n{part}\n{table(frame)}", flush=True)
         draw(frame, args.output_dir / f"{part}.png", part)
 

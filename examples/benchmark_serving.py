@@ -18,9 +18,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
-import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,12 +26,25 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from benchmark_attention import BATCH, LONGEST, claim_output_dir, environment, equal_far_rows, positive, shape, text_lengths
+from measuring import (
+    BATCH,
+    LONGEST,
+    add_flags,
+    claim_output_dir,
+    environment,
+    equal_far_rows,
+    first_line,
+    random_batch,
+    same_size,
+    spread,
+    stock_model,
+    take_turns,
+    text_lengths,
+)
 from torch import nn
 from tqdm import tqdm
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
-from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 from hf_deberta_ext.export import export_onnx, quantise_onnx
 from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.user_errors import ExitOnUserError
@@ -44,20 +55,8 @@ STOCK, BERT = "stock DeBERTa", "BERT, SDPA"
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
-    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
-    add("--lengths_from", type=Path, help=f"a text file with one text a line: batches of {BATCH}, sorted by length")
-    add("--tokenizer", help="for --lengths_from: folder or name; default: 1.3 tokens a word and 2 more")
-    add("--batches", type=positive, default=4, help="of texts of --lengths_from (default 4)")
-    add("--preset", default="v3-base", help="size of the models (default v3-base)")
-    add("--layers", type=positive, default=2, help="of the models (default 2)")
-    add("--vocab_size", type=positive, default=30522, help="of all models (default 30522)")
-    add("--repeats", type=positive, default=7, help="timed calls of each side (default 7)")
-    add("--threads", type=positive, help="of every side (default: torch's own choice)")
-    add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
-    add("--output_dir", type=Path, default=Path("serving_output"), help="new or empty (default serving_output)")
-    add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
+    add_flags(parser, repeats=7, output_dir="serving_output")
     args = parser.parse_args(argv)
     args.device, args.dtype, args.compile = "cpu", "float32", False
     if args.tokenizer and not args.lengths_from:
@@ -95,28 +94,14 @@ def ours(args: argparse.Namespace, folder: Path, *, backend: str | None = None, 
     return logits_of(model.to(dtype))
 
 
-def stock_model(args: argparse.Namespace) -> nn.Module:
-    model = own_model(args)
-    other = transformers.DebertaV2ForSequenceClassification(to_deberta_v2_config(model.config)).eval()
-    missing = other.load_state_dict(to_deberta_v2_state_dict(model), strict=False).missing_keys
-    assert not missing, missing
-    return other
+def stock(args: argparse.Namespace) -> nn.Module:
+    return stock_model(own_model(args), transformers.DebertaV2ForSequenceClassification).eval()
 
 
 def other_architecture(args: argparse.Namespace, folder: Path, *, name: str) -> Answer:
-    config, longest = config_of(args), max(LONGEST, *(length for _, length in args.shapes))
-    sizes = dict(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads, intermediate_size=config.intermediate_size,
-        max_position_embeddings=longest, pad_token_id=0, attn_implementation="sdpa",
-    )  # fmt: skip
-    if name == "ModernBert":
-        sizes |= dict(cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
-        # Its feed-forward network has a gate: two thirds of the width for as many parameters.
-        sizes["intermediate_size"] = config.intermediate_size * 2 // 3
+    longest = max(LONGEST, *(length for _, length in args.shapes))
     torch.manual_seed(args.seed)
-    model_class = getattr(transformers, f"{name}ForSequenceClassification")
-    return logits_of(model_class(getattr(transformers, f"{name}Config")(**sizes)).eval())
+    return logits_of(same_size(name, config_of(args), longest, "ForSequenceClassification").eval())
 
 
 def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool) -> Path:
@@ -131,7 +116,7 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.onnx.export(
-                    Logits(stock_model(args)), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
+                    Logits(stock(args)), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
                     input_names=[*axes], output_names=["logits"], dynamic_axes=axes,
                 )  # fmt: skip
     if int8 and not small.exists():
@@ -181,7 +166,7 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
 
 
 SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
-    STOCK: lambda args, folder: logits_of(stock_model(args)),
+    STOCK: lambda args, folder: logits_of(stock(args)),
     "this package": ours,
     "this package, blocked": partial(ours, backend="blocked"),
     "this package, bfloat16": partial(ours, dtype=torch.bfloat16),
@@ -205,11 +190,10 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
         chosen = lengths[torch.randint(len(lengths), (args.batches * BATCH,), generator=generator)]
         columns[f"{args.batches * BATCH} texts"] = [*chosen.sort(descending=True).values.split(BATCH)]
 
-    def inputs(lengths: torch.Tensor) -> dict[str, torch.Tensor]:
-        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-        return dict(input_ids=torch.randint(5, args.vocab_size, mask.shape, generator=generator) * mask, attention_mask=mask)
-
-    return {column: [inputs(lengths) for lengths in groups] for column, groups in columns.items()}
+    return {
+        column: [random_batch(lengths, args.vocab_size, generator) for lengths in groups]
+        for column, groups in columns.items()
+    }
 
 
 def peak_memory(name: str, args: argparse.Namespace, folder: Path, answers) -> None:
@@ -244,24 +228,19 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
             sides[name](dict(input_ids=torch.full((1, 8), 5), attention_mask=torch.ones(1, 8, dtype=torch.long)))
         except Exception as error:  # of whatever library
             sides.pop(name, None)
-            row["skipped"] = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            row["skipped"] = first_line(error)
     for column, group in batches(args).items():
         outputs = {name: torch.cat([answer(inputs).float() for inputs in group]) for name, answer in sides.items()}
-        times, order = {name: [] for name in sides}, deque(sides)
-        for _ in tqdm(range(args.repeats), desc=column, file=sys.stderr):
-            for name in order:
-                began = time.perf_counter()
-                for inputs in group:
-                    sides[name](inputs)
-                times[name].append(time.perf_counter() - began)
-            order.rotate(1)
+        calls = {name: lambda answer=answer, group=group: [*map(answer, group)] for name, answer in sides.items()}
+        with tqdm(total=args.repeats, desc=column, file=sys.stderr) as bar:
+            times = take_turns(calls, args.repeats, after=bar.update)
         for row in rows:
             name = row["side"]
             if name not in sides:
                 continue
-            row[column] = dict(seconds=float(np.median(times[name])))
+            row[column] = dict(seconds=spread(times[name])[0])
             if STOCK in sides:
-                row[column]["speedup"] = float(np.median(np.divide(times[STOCK], times[name])))
+                row[column]["speedup"] = spread(np.divide(times[STOCK], times[name]))[0]
                 if outputs[STOCK].shape == outputs[name].shape and not name.startswith((BERT, "ModernBERT")):
                     difference = (outputs[name] - outputs[STOCK]).abs().max().item()
                     row["difference"] = max(row.get("difference", 0.0), difference)

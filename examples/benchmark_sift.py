@@ -11,10 +11,10 @@ A tiny run, a few seconds:
 """
 
 import argparse
-import statistics
-import time
 
+import numpy as np
 import torch
+from measuring import positive, shape, spread, take_turns
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from hf_deberta_ext import DebertaExtConfig
@@ -31,18 +31,12 @@ SIDES: dict[str, SiftOptions | None] = {
 def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=["deberta-ext", "bert"], choices=["deberta-ext", "bert"])
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--shapes", nargs="+", default=["16x64", "8x128"], help="BATCHxLENGTH of the steps")
-    parser.add_argument("--repeats", type=int, default=5, help="steps of each side")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=positive, default=12)
+    parser.add_argument("--shapes", nargs="+", type=shape, default=[(16, 64), (8, 128)], help="BATCHxLENGTH of the steps")
+    parser.add_argument("--repeats", type=positive, default=5, help="steps of each side")
+    parser.add_argument("--threads", type=positive)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args(argv)
-    try:
-        shapes = {text: tuple(map(int, text.split("x"))) for text in args.shapes}
-    except ValueError:
-        parser.error(f"--shapes takes BATCHxLENGTH, as 8x128, got {' '.join(args.shapes)}")
-    if args.repeats < 1 or any(len(shape) != 2 or min(shape) < 1 for shape in shapes.values()):
-        parser.error(f"--repeats and --shapes must be positive, got {args.repeats} and {' '.join(args.shapes)}")
     if args.threads:
         torch.set_num_threads(args.threads)
     ratios = {}
@@ -50,15 +44,13 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
         "| model | batch | step | median ms | times plain | 10th to 90th percentile |\n| --- | --- | --- | --- | --- | --- |"
     )
     for name in args.models:
-        model = build(name, args.layers, max(length for _, length in shapes.values())).to(args.device)
-        for text, shape in shapes.items():
-            times = measure(model, shape, args.repeats)
+        model = build(name, args.layers, max(length for _, length in args.shapes)).to(args.device)
+        for B, N in args.shapes:
+            times = measure(model, (B, N), args.repeats)
             for side, values in times.items():
-                pairs = sorted(value / plain for value, plain in zip(values, times["plain"], strict=True))
-                ratios[name, text, side] = statistics.median(pairs)
-                low, high = pairs[len(pairs) // 10], pairs[-1 - len(pairs) // 10]
+                ratios[name, f"{B}x{N}", side], low, high = spread(np.divide(values, times["plain"]))
                 print(
-                    f"| {name} | {text} | {side} | {1000 * statistics.median(values):.0f} | {ratios[name, text, side]:.2f} "
+                    f"| {name} | {B}x{N} | {side} | {1000 * spread(values)[0]:.0f} | {ratios[name, f'{B}x{N}', side]:.2f} "
                     f"| {low:.2f} to {high:.2f} |",
                     flush=True,
                 )
@@ -84,16 +76,10 @@ def measure(model: torch.nn.Module, shape: tuple[int, int], repeats: int) -> dic
     device = next(model.parameters()).device
     ids = torch.randint(5, model.config.vocab_size, shape, device=device)
     batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0] % 2)
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    for repeat in range(repeats + 1):
-        for side, options in SIDES.items():
-            began = time.perf_counter()
-            step(model, batch, optimizer, options)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if repeat:
-                times[side].append(time.perf_counter() - began)
-    return times
+    calls = {side: lambda options=options: step(model, batch, optimizer, options) for side, options in SIDES.items()}
+    for call in calls.values():
+        call()
+    return take_turns(calls, repeats, device=device.type)
 
 
 def step(

@@ -3,10 +3,12 @@
 
 import contextlib
 import csv
+import functools
 import io
 import sys
 from pathlib import Path
 
+import measuring
 import pytest
 import torch
 from scripts import module_of
@@ -14,6 +16,7 @@ from scripts import module_of
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
+WAYS = ("padded", "unpadded", "packed")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "benchmark_attention.py"
 benchmark = module_of("benchmark_attention")
@@ -43,6 +46,7 @@ def finished(tmp_path_factory):
     texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
     flags = ["--shapes", "1x24", "--batches", "2", "--lengths-from", texts, "--output-dir", folder / "out"]
     flags += ["--backends", "auto", "eager", "triton", "--parts", "attention", "model", "padded"]
+    flags += ["--peers", "flashdeberta"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, [*TINY, *flags])])
         benchmark.main()
@@ -55,7 +59,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.criterion("P10")
 def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths():
-    assert benchmark.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
+    assert measuring.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
     times = {"transformers": [4.0, 6.0, 40.0], "auto": [2.0, 2.0, 10.0], "BERT + SDPA": [1.0, 2.0, 4.0]}
     compared = benchmark.compare("auto", times)
     # 4/2, 6/2, 40/10 and 2/1, 2/2, 10/4.
@@ -66,7 +70,7 @@ def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths
 def test_text_lengths_are_of_words_or_of_tokens(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("one\n\none two three four\n" + "word " * 1000, encoding="utf-8")
-    assert benchmark.text_lengths(file, None) == [3, 7, benchmark.LONGEST]
+    assert measuring.text_lengths(file, None) == [3, 7, measuring.LONGEST]
 
 
 @pytest.mark.criterion("P10")
@@ -77,18 +81,49 @@ def test_memory_counts_what_is_held_at_a_time():
         del second
         return first
 
-    side = benchmark.Side(forward, torch.nn.Linear(1, 1))
-    assert benchmark.extra_bytes(side, "inference", {}) == pytest.approx(12000, abs=200)
+    assert measuring.peak_bytes(forward) == pytest.approx(12000, abs=200)
+
+
+@pytest.mark.criterion("P10")
+def test_sides_take_turns_and_another_one_begins_each():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    times = measuring.take_turns(calls, 3, after=lambda: called.append("|"))
+    assert "".join(called) == "abc|cab|bca|" and [len(times[name]) for name in "abc"] == [3, 3, 3]
 
 
 @pytest.mark.criterion("A1.7", "P10")
-def test_different_outputs_end_the_run():
+def test_different_outputs_are_found_and_padding_is_not_compared():
     states = torch.ones(1, 2, 3)
-    batches = [{"attention_mask": torch.tensor([[1, 0]])}]
-    padding = torch.tensor([0.0, 1.0])[None, :, None]
-    benchmark.check_equal({"transformers": [states], "auto": [states + padding]}, batches)
-    with pytest.raises(SystemExit, match="differ by"):
-        benchmark.check_equal({"transformers": [states], "auto": [states * 1.001]}, batches)
+    inputs = {"attention_mask": torch.tensor([[1, 0]])}
+    real, padded = benchmark.real_tokens(states, inputs), states + torch.tensor([0.0, 1.0])[None, :, None]
+    assert torch.equal(benchmark.real_tokens(padded, inputs), real) and real.shape == (1, 3)
+    assert benchmark.differences({"transformers": [real], "auto": [real], "BERT + SDPA": [2 * real]}) == {}
+    assert "differ by 1.0e-03" in benchmark.differences({"transformers": [real], "auto": [real * 1.001]})["auto"]
+
+
+def test_packed_texts_keep_their_order_and_share_rows():
+    ids = torch.tensor([[7, 8, 9, 0], [5, 0, 0, 0], [1, 2, 3, 4]])
+    packed = benchmark.pack(dict(input_ids=ids, attention_mask=(ids > 0).long()), row=5)
+    assert packed["input_ids"].tolist() == [[7, 8, 9, 5], [1, 2, 3, 4]]
+    assert packed["document_ids"].tolist() == [[1, 1, 1, 2], [1, 1, 1, 1]]
+
+
+def test_useful_operations_by_hand():
+    config = benchmark.DebertaExtConfig.from_preset("v3-xsmall", num_hidden_layers=3)
+    h, N, attention = 384, 10, 4 * 384 * 100
+    count = functools.partial(benchmark.useful_flops, config, [N, N])
+    assert count("inference", whole_model=False, positions=False) == 2 * attention
+    # c2p and p2c: N queries, and N keys, by the 2N - 1 offsets that there are.
+    assert count("training", whole_model=False, positions=True) == 3.5 * 2 * (attention + 2 * 2 * h * N * 19)
+    linear = 2 * N * 2 * (4 * h * h + 2 * h * 1536)
+    assert count("training", whole_model=True, positions=False) == 3 * (3.5 * 2 * attention + 3 * linear)
+
+
+def test_what_cannot_be_built_gives_its_reason():
+    side = benchmark.attempt(lambda: __import__("no_such_package"))
+    with pytest.raises(RuntimeError, match="no_such_package"):
+        side.forward()
 
 
 @pytest.mark.criterion("A1.7")
@@ -97,9 +132,9 @@ def test_a_run_leaves_tables_and_figures_whose_ratios_follow_from_the_times(fini
     assert f"torch {torch.__version__}" in (folder / "environment.txt").read_text(encoding="utf-8")
     backends = ["auto", "eager", "triton"]
     sides_of = dict(
-        attention=["transformers", *backends, "SDPA without positions"],
-        model=["transformers", *backends, "BERT + SDPA"],
-        padded=["transformers", "auto, padded", "auto, unpadded", "BERT + SDPA"],
+        attention=["transformers", *backends, "flashdeberta", "SDPA without positions"],
+        model=["transformers", *backends, "flashdeberta", "BERT + SDPA"],
+        padded=["transformers", *(f"auto, {way}" for way in WAYS), "flashdeberta", "BERT + SDPA"],
     )
     assert list(rows["model"][0]) == list(benchmark.COLUMNS)
     for part, sides in sides_of.items():
@@ -114,14 +149,14 @@ def test_a_run_leaves_tables_and_figures_whose_ratios_follow_from_the_times(fini
                 assert float(row["speedup"]) == pytest.approx(seconds["transformers"] / own)
                 assert float(row["over_floor"]) == pytest.approx(own / seconds[floor])
                 assert float(row["speedup_p10"]) <= float(row["speedup"]) <= float(row["speedup_p90"])
-                assert int(row["extra_bytes"]) > 0
+                assert int(row["extra_bytes"]) > 0 and float(row["tflops"]) > 0
 
 
 def test_a_run_says_what_it_skipped_compared_and_counted(finished):
     _, printed, rows = finished
     for part in ("attention", "model"):
         skipped = [row for row in rows[part] if row["skipped"]]
-        assert {row["side"] for row in skipped} == {"triton"} and "cannot serve" in skipped[0]["skipped"]
+        assert {row["side"] for row in skipped} == {"triton", "flashdeberta"} and "cannot serve" in skipped[0]["skipped"]
     assert "not measured: triton, training" in printed
     for row in rows["attention"]:
         if row["side"] == "eager":
@@ -141,7 +176,7 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
         (["--preset", "v9"], "no preset 'v9'"),
         (["--preset", "v2-xlarge", "--layers", "1"], "needs at least 2 layers"),
         (["--parts", "padded"], "need each other"),
-        (["--tokenizer", "folder"], "needs --lengths-from"),
+        (["--tokenizer", "folder"], "needs --lengths_from"),
         (["--compile"], "add --parts model"),
         (["--lengths-from", "no_such_file"], "no_such_file"),
     ],
@@ -160,6 +195,6 @@ def test_texts_without_a_text_and_foreign_folders_are_refused_and_left_alone(ref
     assert "is a file" in refused("--output-dir", tmp_path / "empty.txt", "--overwrite")
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     # With --overwrite a folder with files is taken.
-    benchmark.claim_output_dir(tmp_path, overwrite=True)
-    benchmark.claim_output_dir(tmp_path / "a" / "b", overwrite=False)
+    measuring.claim_output_dir(tmp_path, overwrite=True)
+    measuring.claim_output_dir(tmp_path / "a" / "b", overwrite=False)
     assert (tmp_path / "a" / "b").is_dir()

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks beside this file share: flags, sides that take turns, ratios, peak memory, models of equal size."""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Otherwise the profiler, which counts the memory, reports each start and stop.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
+from hf_deberta_ext.tokenization import check_vocabulary
+
+# Texts of a batch, and tokens of the longest one.
+BATCH, LONGEST = 32, 512
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def shape(text: str) -> tuple[int, int]:
+    """ "8x128" -> (8, 128)"""
+    parts = text.split("x")
+    if len(parts) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not batch x length, such as 8x128")
+    return positive(parts[0]), positive(parts[1])
+
+
+def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str):
+    """Flags of the benchmarks that compare whole models; an older spelling with hyphens is taken too."""
+    add = parser.add_argument
+    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
+    add("--preset", default="v3-base", help="size of the models (default v3-base)")
+    add("--layers", type=positive, default=2, help="of the models (default 2)")
+    add("--vocab_size", "--vocab-size", type=positive, default=30522, help="of all models (default 30522)")
+    add("--repeats", type=positive, default=repeats, help=f"timed calls of each side (default {repeats})")
+    add("--threads", type=positive, help="CPU threads of every side (default: torch's own choice)")
+    add("--lengths_from", "--lengths-from", type=Path, help="a text file with one text a line, for batches with padding")
+    add("--tokenizer", help="for --lengths_from: folder or name; default: 1.3 tokens a word and 2 more")
+    add("--batches", type=positive, default=4, help=f"of {BATCH} texts of --lengths_from (default 4)")
+    add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
+    add("--output_dir", "--output-dir", type=Path, default=Path(output_dir), help=f"new or empty (default {output_dir})")
+    add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
+
+
+def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
+    """Number of tokens of each line that is not empty, at most LONGEST.
+
+    Raises:
+        OSError, ValueError: there is no such file or tokenizer, or no text in the file.
+    """
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{file} holds no text; one text a line is needed")
+    if tokenizer is None:
+        return [min(round(1.3 * len(line.split())) + 2, LONGEST) for line in lines]
+    encode = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    check_vocabulary(encode, source=tokenizer)
+    return [len(ids) for ids in encode(lines, truncation=True, max_length=LONGEST)["input_ids"]]
+
+
+def random_batch(
+    lengths: torch.Tensor, vocab_size: int, generator: torch.Generator | None = None
+) -> dict[str, torch.Tensor]:
+    """input_ids and attention_mask [B, longest] of texts of these lengths, padded on the right."""
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.randint(5, vocab_size, mask.shape, generator=generator) * mask
+    return dict(input_ids=ids, attention_mask=mask.long())
+
+
+def claim_output_dir(folder: Path, overwrite: bool):
+    """Make the folder, or raise ValueError if it is a file, or not empty and not to be overwritten."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; choose another --output_dir")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"{folder} is not empty; choose another --output_dir or add --overwrite")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, device: str = "cpu", after: Callable[[], Any] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of each of `repeats` calls, by side. In each turn all sides are called, and another one begins.
+
+    On CUDA a turn of a side is as many calls in a row as take about 20 ms, so that waiting for the GPU does not count.
+
+    Args:
+        after: is called after each turn.
+    """
+    cuda = device == "cuda"
+    synchronize = torch.cuda.synchronize if cuda else lambda: None
+
+    def seconds(call, count=1):
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        synchronize()
+        return (time.perf_counter() - began) / count
+
+    counts = {name: min(50, max(1, int(0.02 / seconds(call)))) if cuda else 1 for name, call in calls.items()}
+    order, times = deque(calls), {name: [] for name in calls}
+    for _ in range(repeats):
+        for name in order:
+            times[name].append(seconds(calls[name], counts[name]))
+        order.rotate(1)
+        after()
+    return times
+
+
+def spread(values) -> list[float]:
+    """Median, 10th and 90th percentile."""
+    return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
+
+
+def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
+    """Peak of what torch's allocator hands out during a call, beyond what was there before."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    held = peak = 0
+    for event in sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+def first_line(error: BaseException) -> str:
+    """The reason for a side that could not be measured, for a cell of a table."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def equal_far_rows(P: torch.Tensor):
+    """Beyond the largest distance transformers reads row 0 of the table where official code, and ours, reads row 1."""
+    with torch.no_grad():
+        P[0] = P[1]
+
+
+def stock_model(model: nn.Module, stock_class: type[nn.Module]) -> nn.Module:
+    """transformers' model with the weights of ours, whose relative table is changed by `equal_far_rows`."""
+    if model.config.relative_table_size:
+        equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
+    stock = stock_class(to_deberta_v2_config(model.config))
+    missing = stock.load_state_dict(to_deberta_v2_state_dict(model), strict=False).missing_keys
+    assert not missing, missing
+    return stock
+
+
+def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module:
+    """A "Bert" or "ModernBert" with SDPA of the width, depth and dropout of a DeBERTa, for up to `longest` tokens."""
+    sizes = dict(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads, intermediate_size=config.intermediate_size,
+        max_position_embeddings=longest, pad_token_id=0, attn_implementation="sdpa",
+    )  # fmt: skip
+    if name == "ModernBert":
+        sizes |= dict(cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
+        sizes |= dict(attention_dropout=config.attention_probs_dropout_prob, mlp_dropout=config.hidden_dropout_prob)
+        # Its feed-forward network has a gate: two thirds of the width for as many parameters.
+        sizes["intermediate_size"] = config.intermediate_size * 2 // 3
+    else:
+        names = ("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob")
+        sizes |= {name: getattr(config, name) for name in names}
+    without_pooler = dict(add_pooling_layer=False) if name + head == "BertModel" else {}
+    return getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**sizes), **without_pooler)
+
+
+def environment(args: argparse.Namespace) -> str:
+    """Versions, device and sizes of a run, in one line."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+    device = f"{torch.cuda.get_device_name()}, " if args.device == "cuda" else ""
+    return (
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}; {device}"
+        f"{cpu}, {torch.get_num_threads()} threads; {args.dtype}{', torch.compile' if args.compile else ''}; "
+        f"{args.preset}, {args.layers} layers, {args.repeats} repeats, seed {args.seed}"
+    )
