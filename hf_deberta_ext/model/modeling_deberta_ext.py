@@ -53,8 +53,12 @@ from .replacement_sampling import sample_replacements  # noqa: F401
 from .unpadding import PackedSequences  # noqa: F401
 
 if TYPE_CHECKING:
-    # Imported at its first call, because it imports Triton.
+    # Imported at the first call, because they import Triton.
     from .attention_triton import disentangled_attention_triton  # noqa: F401
+    from .triton_backward import disentangled_bwd_kernel_dq  # noqa: F401
+    from .triton_forward import disentangled_fwd_kernel  # noqa: F401
+    from .triton_launches import find_launches  # noqa: F401
+    from .triton_tiles import dot  # noqa: F401
 
 __all__ = [
     "DebertaExtForMaskedLM",

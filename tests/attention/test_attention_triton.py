@@ -19,12 +19,12 @@ from hf_deberta_ext.model import attention_triton
 from hf_deberta_ext.model.attention import DisentangledSelfAttention
 from hf_deberta_ext.model.attention_eager import disentangled_attention_eager
 from hf_deberta_ext.model.attention_triton import (
-    Launch,
     disentangled_attention_triton,
     dropout_mask,
     triton_unavailable,
 )
 from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.model.triton_launches import Launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -54,8 +54,7 @@ def small_blocks(request, monkeypatch):
     if not HERE and request.function is not test_all_cases_pass_in_a_process_whose_triton_interprets:
         pytest.skip("run by test_all_cases_pass_in_a_process_whose_triton_interprets")
     if "gpu" not in request.keywords:
-        monkeypatch.setattr(attention_triton, "launch_config", lambda *args, **kwargs: [Launch(16, 4, 1, 1)])
-        monkeypatch.setattr(attention_triton, "FITTING", {})
+        monkeypatch.setattr(attention_triton, "find_launches", lambda *args: [Launch(16, 4, 1, 1)])
 
 
 def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.float32, terms=BOTH, seed=0):

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Parts of the Triton kernels: loads, masks, dropout, and the position scores of a tile of queries and keys."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+    class tl:  # noqa: N801
+        """Lets the kernels be read where there is no triton."""
+
+        constexpr = int
+
+
+# Lengths and counts: no value of these may cause a compilation of its own.
+RUN_TIME = ["H", "N", "R", "batch", "span", "reach", "inner", "bands", "splits", "far_splits"]
+RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
+
+
+def kernel(function):
+    if triton is None:
+        return function
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return triton.jit(function, do_not_specialize=[name for name in RUN_TIME if name in parameters])
+
+
+def device_function(function):
+    return function if triton is None else triton.jit(function)
+
+
+@device_function
+def dot(a, b, WIDEN: tl.constexpr):
+    # The interpreter multiplies the bit patterns of bfloat16; float32 holds the same values.
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+# Whether kernels are interpreted (on CPU, for tests) is Triton's to decide: for its own functions when it is first imported,
+# for these when they are defined.
+INTERPRETED = triton is not None and not any(isinstance(part, triton.runtime.JITFunction) for part in (tl.sum, dot))
+
+
+@device_function
+def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
+    if WIDEN and dtype == tl.bfloat16:
+        # The interpreter cuts off the bits that a GPU rounds to nearest even.
+        bits = x.to(tl.int32, bitcast=True)
+        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@device_function
+def pick(x, rows, cols, start):
+    """x[rows, cols], rows and cols broadcast to [P, Q]; through shared memory. start >= 0 belongs to the loop around.
+
+    The gather is flat, since one along an axis of a matrix becomes warp shuffles, several for each element.
+    """
+    # start >> 31 is zero, which the compiler cannot know: it would keep all indices in registers across the loop.
+    index = rows * x.shape[1] + cols + (start >> 31)
+    flat = tl.gather(tl.reshape(x, (x.shape[0] * x.shape[1],)), tl.reshape(index, (index.shape[0] * index.shape[1],)), 0)
+    return tl.reshape(flat, (index.shape[0], index.shape[1]))
+
+
+@device_function
+def pick_inside(x, rows, cols, start, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The same with zero outside of [0, ROWS) x [0, COLS)."""
+    rows, cols = rows + (start >> 31), cols + (start >> 31)
+    inside = (rows >= 0) & (rows < ROWS) & (cols >= 0) & (cols < COLS)
+    picked = pick(x, tl.minimum(tl.maximum(rows, 0), ROWS - 1), tl.minimum(tl.maximum(cols, 0), COLS - 1), start)
+    return tl.where(inside, picked, 0.0).to(x.dtype)
+
+
+@device_function
+def load_rows(ptr, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """x[rows], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < N) & (offs_d[None, :] < D)
+    return tl.load(ptr + rows[:, None].to(tl.int64) * stride + offs_d[None, :], mask=inside, other=0.0)
+
+
+@device_function
+def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < N) & (offs_d[None, :] < D)
+    tl.store(
+        ptr + rows[:, None].to(tl.int64) * stride + offs_d[None, :], narrow(x, ptr.dtype.element_ty, WIDEN), mask=inside
+    )
+
+
+@device_function
+def window_rows(start, span, W: tl.constexpr):
+    """Rows of the expanded table for the W offsets from `start` on, clamped to its ends."""
+    return tl.minimum(tl.maximum(start + tl.arange(0, W), -span), span) + span
+
+
+@device_function
+def load_window(ptr, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[W, BLOCK_D] rows of the expanded table."""
+    offs_d = tl.arange(0, BLOCK_D)
+    return tl.load(ptr + rows[:, None] * D + offs_d[None, :], mask=offs_d[None, :] < D, other=0.0)
+
+
+@device_function
+def dropout_keep(seed_ptr, bh, rows, first_col, p, BLOCK_N: tl.constexpr):
+    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone."""
+    seed = tl.load(seed_ptr)
+    # One Philox call makes four numbers: those of four neighbouring columns.
+    groups = first_col // 4 + tl.arange(0, BLOCK_N // 4)
+    c0 = (rows * 0)[:, None] + groups[None, :]
+    c1 = rows[:, None] + (groups * 0)[None, :]
+    r0, r1, r2, r3 = tl.philox(seed, c0, c1, c0 * 0 + bh, c0 * 0, 7)
+    bits = tl.join(tl.join(r0, r2), tl.join(r1, r3))  # [BLOCK_M, BLOCK_N / 4, 2, 2], columns in order
+    return tl.reshape(tl.uint_to_uniform_float(bits), (rows.shape[0], BLOCK_N)) >= p
+
+
+@device_function
+def near_range(start, lo, hi, reach, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
+    """Of the tiles of STEP in [lo, hi) beside the block [start, start + BLOCK): where the near ones begin and end."""
+    first, last = lo, hi
+    if FAR:
+        first = tl.minimum(tl.maximum(tl.maximum(start - reach + 1, 0) // STEP * STEP, lo), hi)
+        last = tl.minimum(tl.maximum((start + BLOCK - 1 + reach + STEP - 1) // STEP * STEP, first), hi)
+    return first, last
+
+
+@device_function
+def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexpr, PACKED: tl.constexpr):
+    """[lo, hi): what the block [start, start + BLOCK) may see; lo is a multiple of STEP."""
+    lo, hi = 0, N
+    if PACKED:
+        lo = tl.load(document_ptr + start) // STEP * STEP
+        hi = tl.load(document_ptr + N + tl.minimum(start + BLOCK, N) - 1)
+    return lo, hi
+
+
+@device_function
+def key_logits(ends_ptr, mask_ptr, cols, N, stride_mn, FAR: tl.constexpr, MASK: tl.constexpr):
+    """Logits of each key for its whole column: p2c in far tiles, and -inf where no query may attend to it."""
+    if FAR:
+        key = tl.load(ends_ptr + cols, mask=cols < N, other=float("-inf"))
+    else:
+        key = tl.where(cols < N, 0.0, float("-inf"))
+    if MASK == 1:
+        allowed = tl.load(mask_ptr + cols.to(tl.int64) * stride_mn, mask=cols < N, other=0)
+        key = tl.where(allowed != 0, key, float("-inf"))
+    return key
+
+
+@device_function
+def mask_tile(
+    s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn,
+    MASK: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """-inf for the pairs of a tile that may not attend; TURNED: the tile is [keys, queries]."""
+    if PACKED:
+        first = tl.load(document_ptr + rows, mask=rows < N, other=0)
+        stop = tl.load(document_ptr + N + rows, mask=rows < N, other=0)
+        if TURNED:
+            same = (cols[:, None] >= first[None, :]) & (cols[:, None] < stop[None, :])
+        else:
+            same = (cols[None, :] >= first[:, None]) & (cols[None, :] < stop[:, None])
+        s = tl.where(same, s, float("-inf"))
+    if MASK == 2:
+        row, col = rows.to(tl.int64) * stride_mq, cols.to(tl.int64) * stride_mn
+        if TURNED:
+            inside = (rows[None, :] < N) & (cols[:, None] < N)
+            allowed = tl.load(mask_ptr + row[None, :] + col[:, None], mask=inside, other=0)
+        else:
+            inside = (rows[:, None] < N) & (cols[None, :] < N)
+            allowed = tl.load(mask_ptr + row[:, None] + col[None, :], mask=inside, other=0)
+        s = tl.where(allowed != 0, s, float("-inf"))
+    return s
+
+
+@device_function
+def near_scores(
+    q, k, kx, qx, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A of a near tile, [BLOCK_M, BLOCK_N], from query m0 and key n0 on; kx, qx: windows from m0 - n0 - BLOCK_N + 1 on."""
+    a, b = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    s = dot(q, tl.trans(k), WIDEN)
+    if C2P:
+        s += pick(dot(q, tl.trans(kx), WIDEN), a, a - b + (BLOCK_N - 1), n0)
+    if P2C:
+        s += pick(dot(qx, tl.trans(k), WIDEN), a - b + (BLOCK_N - 1), b, n0)
+    if P2P:
+        s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
+    return s
+
+
+@device_function
+def near_scores_turned(
+    q, k, kx, qx, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A of a near tile as [BLOCK_N, BLOCK_M]."""
+    a, b = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
+    s = dot(k, tl.trans(q), WIDEN)
+    if C2P:
+        s += pick(dot(kx, tl.trans(q), WIDEN), a - b + (BLOCK_N - 1), a, m0)
+    if P2C:
+        s += pick(dot(k, tl.trans(qx), WIDEN), b, a - b + (BLOCK_N - 1), m0)
+    if P2P:
+        s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
+    return s
+
+
+@kernel
+def dropout_mask_kernel(seed_ptr, keep_ptr, N, p, BLOCK: tl.constexpr):
+    blocks = tl.cdiv(N, BLOCK)
+    m0, n0, bh = tl.program_id(0) // blocks * BLOCK, tl.program_id(0) % blocks * BLOCK, tl.program_id(1)
+    rows, cols = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
+    keep = dropout_keep(seed_ptr, bh, rows, n0, p, BLOCK)
+    place = keep_ptr + bh.to(tl.int64) * N * N + rows[:, None].to(tl.int64) * N + cols[None, :]
+    tl.store(place, keep.to(tl.uint8), mask=(rows[:, None] < N) & (cols[None, :] < N))
