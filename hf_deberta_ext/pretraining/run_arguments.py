@@ -45,6 +45,8 @@ ELSEWHERE = {
     "whole_word_mask": "--masking word",
 }
 
+UNIGRAM_OPTIONS = ("byte_fallback", "lowercase")
+
 
 @dataclass
 class ModelArguments:
@@ -60,6 +62,7 @@ class ModelArguments:
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
     vocab_size: int = option(32000, "of --train_tokenizer")
     byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
+    lowercase: bool = option(False, "a unigram tokenizer writes every text in lower case")
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
     revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
@@ -134,6 +137,9 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     check_metadata(language=data_args.language, license=model_args.license)
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    for name in UNIGRAM_OPTIONS:
+        if getattr(model_args, name) and model_args.train_tokenizer != "unigram":
+            raise ValueError(f"--{name} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out")
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
 

@@ -28,7 +28,7 @@ from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
 from .report import CURVES_FILE
-from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download
+from .run_arguments import UNIGRAM_OPTIONS, DataArguments, MaskingArguments, ModelArguments, download
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def trained_tokenizer(
         # The main process trains it; the others, and a resumed run, load it.
         if facts.is_file() and (resuming or not args.should_save):
             return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
-        options = {"byte_fallback": True} if model_args.byte_fallback else {}
+        options = {name: True for name in UNIGRAM_OPTIONS if getattr(model_args, name)}
         tokenizer = train_tokenizer(
             model_args.train_tokenizer,
             texts(corpus),

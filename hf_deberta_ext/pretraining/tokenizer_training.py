@@ -84,6 +84,7 @@ def train_unigram(
     vocab_size: int,
     *,
     byte_fallback: bool = False,
+    lowercase: bool = False,
     character_coverage: float = 0.9995,
     model_max_length: int = 512,
     show_progress: bool = True,
@@ -98,6 +99,7 @@ def train_unigram(
         vocab_size (`int`): with the special tokens and, if used, the 256 pieces of bytes.
         byte_fallback (`bool`): a character outside of the vocabulary becomes the pieces of its UTF-8 bytes, <0x00> to
             <0xFF> (ids 4 to 259), not [UNK].
+        lowercase (`bool`): the tokenizer writes every text in lower case, so that "The" and "the" are one piece.
         character_coverage (`float`): share of the text whose characters must be pieces; rarer characters are left out.
             0.9995 is SentencePiece's own; 1 keeps every character.
         model_max_length (`int`): longest input, [CLS] and [SEP] included.
@@ -108,7 +110,8 @@ def train_unigram(
     """
     if not 0 < character_coverage <= 1:
         raise ValueError(f"character_coverage must be above 0 and at most 1, got {character_coverage}")
-    words = count_words(_strings(texts), show_progress)
+    normalizer = _nmt_nfkc(lowercase)
+    words = count_words(_strings(texts), normalizer, show_progress)
     if not words:
         raise ValueError("there is no text to train on: texts is empty or blank")
     alphabet, words = cover_alphabet(words, character_coverage)
@@ -126,7 +129,7 @@ def train_unigram(
     if byte_fallback:
         first += [(name, (len(name) + 1) * (lowest - 10)) for name in BYTE_PIECES]
     tokenizer = Tokenizer(models.Unigram([*first, *pieces, *mask], unk_id=3, byte_fallback=byte_fallback))
-    tokenizer.normalizer = _nmt_nfkc()
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
     tokenizer.decoder = decoders.Metaspace("▁", "always")
     if byte_fallback:
@@ -169,8 +172,9 @@ def _string(text: Any) -> str:
     return text
 
 
-def _nmt_nfkc() -> normalizers.Normalizer:
+def _nmt_nfkc(lowercase: bool) -> normalizers.Normalizer:
     """SentencePiece's `nmt_nfkc` and its removal of spaces; marks that NFKC joins or sorts, as NFKC has it."""
+    after = [normalizers.Lowercase()] if lowercase else []
     return normalizers.Sequence([
         normalizers.Replace(Regex(r"[\x{01}-\x{08}\x{0b}\x{0e}-\x{1f}\x{7f}\x{8f}\x{9f}]"), ""),
         normalizers.Replace(
@@ -181,6 +185,7 @@ def _nmt_nfkc() -> normalizers.Normalizer:
         normalizers.Replace(TILDE, "～"),
         normalizers.Replace(Regex(" {2,}"), " "),
         normalizers.Replace(Regex(r"\A +| +\z"), ""),
+        *after,
     ])  # fmt: skip
 
 
@@ -212,8 +217,8 @@ def _cut_text(text: str) -> Iterator[str]:
         start = end
 
 
-def count_words(texts: Iterator[str], show_progress: bool) -> Counter[str]:
-    normalizer, splitter, words = _nmt_nfkc(), word_splitter(), Counter()
+def count_words(texts: Iterator[str], normalizer: normalizers.Normalizer, show_progress: bool) -> Counter[str]:
+    splitter, words = word_splitter(), Counter()
     for text in tqdm(texts, desc="Counting words", unit=" texts", disable=not show_progress):
         for part in _cut_text(text):
             words.update([word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(part))])

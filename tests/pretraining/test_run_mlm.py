@@ -83,7 +83,7 @@ def test_model_fills_masks_and_its_card_names_results_objectives_and_training(fi
         dict(packing="document_sentences", masking="token", mask_share=1, random_share=0, masking_duplicates=10),
         dict(packing="sentence_pair", nsp_weight=1),
         dict(packing="full_sentences", masking="ngram", masking_policy="official"),
-        dict(train_tokenizer="unigram", vocab_size=90, byte_fallback="false", gradient_accumulation_steps=2),
+        dict(train_tokenizer="unigram", vocab_size=90, lowercase="true", gradient_accumulation_steps=2),
         dict(config_overrides=TINY + ",emd_layers=1,emd_input=hidden", attn_implementation="eager", bf16="true"),
         dict(gradient_checkpointing="true", num_proc=2),
         dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2, max_train_samples=30),
@@ -286,6 +286,7 @@ def test_new_model_without_a_tokenizer_is_refused(run_mlm, text, tmp_path):
     given = arguments(text, tmp_path / "run")
     place = given.index("--train_tokenizer")
     assert_refused(run_mlm, "a new model needs a tokenizer", given[:place] + given[place + 2 :])
+    assert_refused(run_mlm, "--lowercase is of a new unigram tokenizer", [*given, "--lowercase"])
 
 
 def test_finished_run_is_not_overwritten_and_not_resumed_otherwise(finished, run_mlm, text):

@@ -136,6 +136,14 @@ def test_unigram_finds_words_and_keeps_marks_with_their_letters(trained):
     assert "▁fẹ́ràn" in train_unigram(["Mo fẹ́ràn ilé-ẹ̀kọ́ wa."] * 3, 100, show_progress=False).get_vocab()
 
 
+def test_a_lowercase_tokenizer_reads_both_cases_as_one_and_is_saved_so(tmp_path):
+    tokenizer = train_unigram(["The fox saw ÉLAN. the fox", "THE FOX"] * 3, 60, lowercase=True, show_progress=False)
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert pieces(each, "THE Fox élan") == pieces(each, "the fox ÉLAN") and "▁the" in pieces(each, "THE")
+        assert each.unk_token_id not in ids(each, "THE Fox ÉLAN")
+
+
 def test_the_piece_of_a_repeated_letter_has_at_most_16():
     tokenizer = train_unigram(["a" * 40_000], 100, show_progress=False)
     assert max(map(len, {*tokenizer.get_vocab()} - {"▁"})) == 16
