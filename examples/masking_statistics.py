@@ -8,13 +8,15 @@
 
 Prints a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept
 tokens; the mean length of an n-gram or span in words; how often the first and the last sixteenth of a sequence is masked;
-and p of a chi-square test that all positions are masked equally often. Masks are drawn without replacement, so p is close
-to 1 for single tokens; those of the official masker are 0. The output folder gets masking_statistics.json, with all
-histograms, and masking_statistics.png, which draws them.
+p of a chi-square test that all positions are masked equally often; and how many times as fast as transformers' collator
+for single tokens a batch of up to 64 sequences is masked (medians of calls in turn). Masks are drawn without replacement,
+so p is close to 1 for single tokens; those of the official masker are 0. The output folder gets masking_statistics.json,
+with all histograms, and masking_statistics.png, which draws them.
 """
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -22,19 +24,23 @@ import torch
 from docstring_corpus import collect_docstrings
 from scipy.stats import chisquare
 from tqdm import tqdm
+from transformers import DataCollatorForLanguageModeling
 
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.pretraining import (
+    MaskingCollator,
     MaskingOptions,
     MaskingVocabulary,
+    NumberedExamples,
+    RowGenerator,
     choose,
-    example_generator,
     replace,
     train_tokenizer,
     units,
 )
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.batch_size import versions
+from hf_deberta_ext.training.distributed import spread_seed
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 MASKERS = {
@@ -46,8 +52,8 @@ MASKERS = {
     "official ngram": dict(unit="ngram", policy="official"),
 }
 TRAINED = ("byte-level-bpe", "unigram")
-BINS = 16
-HEAD = ("masker", "masked", "[MASK]", "random", "kept", "words", "first 1/16", "last 1/16", "p")
+BINS, BATCH = 16, 64
+HEAD = ("masker", "masked", "[MASK]", "random", "kept", "words", "first 1/16", "last 1/16", "p", "speed")
 
 
 def parse_args() -> argparse.Namespace:
@@ -94,20 +100,18 @@ def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: Maskin
     """The statistics of one masker over all sequences and epochs."""
     N, vocabulary = args.length, vocabulary.of(options.policy)
     by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
-    began = time.perf_counter()
+    unit_ids = units(sequences, vocabulary, options.whole_words)
     for epoch in range(args.epochs):
-        for example, ids in enumerate(sequences):
-            generator = example_generator(args.seed, epoch, example)
-            unit_ids = units(ids, vocabulary, options.whole_words)
-            span_ids = choose(unit_ids, options, generator)
-            output = replace(ids, span_ids, vocabulary, options, generator)
-            masked = span_ids > 0
-            by_position += masked
-            is_mask, same = output[masked] == vocabulary.mask_id, output[masked] == ids[masked]
-            for k, count in enumerate((is_mask.sum(), (~is_mask & ~same).sum(), same.sum())):
-                kinds[k] += int(count)
-            lengths += torch.bincount(words_of_spans(unit_ids, span_ids), minlength=N + 1)
-            bar.update()
+        generator = RowGenerator([spread_seed(args.seed, epoch, example) for example in range(len(sequences))])
+        span_ids, _ = choose(unit_ids, options, generator)
+        output = replace(sequences, span_ids, vocabulary, options, generator)
+        masked = span_ids > 0
+        by_position += masked.sum(0)
+        is_mask, same = output[masked] == vocabulary.mask_id, output[masked] == sequences[masked]
+        for k, count in enumerate((is_mask.sum(), (~is_mask & ~same).sum(), same.sum())):
+            kinds[k] += int(count)
+        lengths += torch.bincount(words_of_spans(unit_ids, span_ids), minlength=N + 1)
+        bar.update()
     inner = by_position[1:-1]
     draws, total = args.epochs * len(sequences), int(inner.sum())
     places = torch.arange(N - 2) * BINS // (N - 2)
@@ -121,14 +125,31 @@ def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: Maskin
         coverage=(torch.bincount(places, inner.double()) / sizes / draws).tolist(),
         masked_by_position=inner.tolist(),
         p_value=float(chisquare(inner).pvalue),
-        milliseconds_per_sequence=1000 * (time.perf_counter() - began) / draws,
     )
 
 
 def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tensor:
-    """[spans] number of units of each masked n-gram or span."""
-    pairs = torch.stack([span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
-    return torch.bincount(pairs[0])[1:]
+    """[spans] number of units of each masked n-gram or span of all rows."""
+    rows = torch.arange(len(span_ids))[:, None].expand_as(span_ids)
+    spans = torch.stack([rows, span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
+    return spans[:2].unique_consecutive(dim=1, return_counts=True)[1]
+
+
+def seconds_of_batches(
+    maskers: dict[str, MaskingOptions], sequences: torch.Tensor, tokenizer, vocabulary
+) -> dict[str, float]:
+    """Median seconds to mask and pad a batch, by each masker and by transformers' collator (single tokens), in turn."""
+    rows = [{"input_ids": ids} for ids in sequences[:BATCH].tolist()]
+    numbered = NumberedExamples(rows)
+    calls = {name: (MaskingCollator(vocabulary, options), [*numbered]) for name, options in maskers.items()}
+    calls["transformers"] = DataCollatorForLanguageModeling(tokenizer), rows
+    times = {name: [] for name in calls}
+    for _ in range(21):
+        for name, (collator, features) in calls.items():
+            began = time.perf_counter()
+            collator(features)
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def table(results: dict) -> str:
@@ -136,7 +157,7 @@ def table(results: dict) -> str:
     for name, row in results.items():
         shares = [f"{100 * row[key]:.2f} %" for key in ("rate", "mask", "random", "kept")]
         ends = [f"{100 * row['coverage'][k]:.2f} %" for k in (0, -1)]
-        lines.append((name, *shares, f"{row['mean_length']:.2f}", *ends, f"{row['p_value']:.2g}"))
+        lines.append((name, *shares, f"{row['mean_length']:.2f}", *ends, f"{row['p_value']:.2g}", f"{row['speed']:.1f} x"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     formats = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
     return "\n".join(formats.format(*line) for line in lines)
@@ -179,10 +200,13 @@ def main():
         sequences = full_sequences(documents, tokenizer, args.tokens, args.length)
         args.output_dir.mkdir(parents=True, exist_ok=True)
     text = sequences[:, 1:-1]
-    words = sum(int(units(ids, vocabulary, True).max()) + 1 for ids in sequences)
+    words = int((units(sequences, vocabulary, True).amax(1) + 1).sum())
     print(f"{text.numel()} tokens in {len(text)} sequences of {args.length}; {text.numel() / words:.2f} tokens a word")
-    with tqdm(total=len(MASKERS) * args.epochs * len(text), disable=None) as bar:
+    with tqdm(total=len(MASKERS) * args.epochs, disable=None) as bar:
         results = {name: measure(options, sequences, vocabulary, args, bar) for name, options in maskers.items()}
+    seconds = seconds_of_batches(maskers, sequences, tokenizer, vocabulary)
+    for name, row in results.items():
+        row["speed"] = seconds["transformers"] / seconds[name]
     print(table(results))
     settings = dict(tokens=text.numel(), words=words, length=args.length, epochs=args.epochs, rate=args.rate, seed=args.seed)
     source = dict(tokenizer=args.tokenizer, vocabulary=len(tokenizer), sequences=len(sequences))

@@ -11,25 +11,21 @@ the batch and resuming do not change it.
 """
 
 import copy
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from transformers import TrainerCallback
 
 from ..training.distributed import spread_seed
-from .masking import IGNORED, MaskingOptions, MaskingVocabulary, mask_by_rate
+from .masking import IGNORED, MaskingOptions, MaskingVocabulary, RowGenerator, mask
 from .sentence_pairs import swap_segments
 
-__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "example_generator", "lower_rate"]
-
-
-def example_generator(seed: int, epoch: int, example: int) -> torch.Generator:
-    """CPU generator for one example in one epoch; neighbouring numbers give unrelated ones."""
-    return torch.Generator().manual_seed(spread_seed(seed, epoch, example))
+__all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "lower_rate"]
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
@@ -214,22 +210,33 @@ class MaskingCollator:
             ValueError: no "example" or "epoch"; longer than `max_length`; with `sentence_order`, no pair, or segments
                 that are not consecutive; an entry that only some features have.
         """
-        rows = [self.mask_example(feature) for feature in features]
-        names = {name for row in rows for name in row}
-        for name in names:
+        generator = RowGenerator([self.seed_of(feature) for feature in features])
+        columns = ("input_ids", "token_type_ids", "document_ids")
+        rows = [
+            {name: torch.as_tensor(feature[name], dtype=torch.long) for name in columns if name in feature}
+            | {name: feature[name] for name in ("sentence_labels",) if name in feature}
+            for feature in features
+        ]
+        if self.sentence_order:
+            swaps = (generator.uniform(1)[:, 0] < 0.5).tolist()
+            rows = [swap_segments(row, self.vocabulary.special, swap) for row, swap in zip(rows, swaps, strict=True)]
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+        longest = int(lengths.max())
+        more, batch = self.padded_length(longest) - longest, {}
+        for name in {name for row in rows for name in row}:
             if not all(name in row for row in rows):
                 raise ValueError(f"either all examples of a batch or none must have {name!r}; some have it here")
-        length = self.padded_length(max(len(row["input_ids"]) for row in rows))
-        padding = {"input_ids": self.vocabulary.pad_id, "labels": IGNORED}
-        batch = {}
-        for name in ("input_ids", "attention_mask", "labels", "token_type_ids", "document_ids", "masked_from"):
-            if name in names:
-                batch[name] = torch.full((len(rows), length), padding.get(name, 0), dtype=rows[0][name].dtype)
-                for i, row in enumerate(rows):
-                    batch[name][i, : len(row[name])] = row[name]
-        if "sentence_labels" in names:
-            batch["sentence_labels"] = torch.tensor([int(row["sentence_labels"]) for row in rows])
-        return batch
+            values, padding = [row[name] for row in rows], self.vocabulary.pad_id if name == "input_ids" else 0
+            if name in columns:
+                batch[name] = pad(pad_sequence(values, batch_first=True, padding_value=padding), (0, more), value=padding)
+            else:
+                batch[name] = torch.tensor(values, dtype=torch.long)
+        batch["attention_mask"] = (torch.arange(longest + more) < lengths[:, None]).long()
+        masked = mask(batch["input_ids"], self.vocabulary, self.options, generator, lengths)
+        batch["input_ids"], batch["labels"], batch["masked_from"] = masked
+        if self.options.final_rate is not None and not features[0].get("fixed"):
+            return batch
+        return lower_rate(batch, self.options.final_rate or self.options.rate)
 
     def padded_length(self, longest: int) -> int:
         """Tokens to which the batch is padded."""
@@ -238,27 +245,12 @@ class MaskingCollator:
         multiple = self.pad_to_multiple_of or 1
         return min(-(-longest // multiple) * multiple, self.max_length or torch.iinfo(torch.long).max)
 
-    def mask_example(self, feature: Mapping[str, Any]) -> dict[str, Any]:
-        """One example, masked, not padded."""
+    def seed_of(self, feature: Mapping[str, Any]) -> int:
+        """The seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
         if "example" not in feature or "epoch" not in feature:
             raise ValueError(
                 f'each feature must have its "example" and "epoch", got {sorted(feature)}; wrap the data set in '
                 "NumberedExamples or NumberedStream, and set remove_unused_columns=False in the TrainingArguments"
             )
-        names = ("input_ids", "token_type_ids", "document_ids")
-        row = {name: torch.as_tensor(feature[name], dtype=torch.long) for name in names if name in feature}
-        if "sentence_labels" in feature:
-            row["sentence_labels"] = feature["sentence_labels"]
         epoch = feature["epoch"] % self.duplicates if self.duplicates else feature["epoch"]
-        seed = 0 if feature.get("fixed") else self.seed
-        generator = example_generator(seed, epoch, feature["example"])
-        if self.sentence_order:
-            row = swap_segments(row, self.vocabulary.special, generator)
-        options, falls = self.options, self.options.final_rate is not None and not feature.get("fixed")
-        if options.final_rate is not None and not falls:
-            options = dataclasses.replace(options, rate=options.final_rate)
-        row["input_ids"], row["labels"], rates = mask_by_rate(row["input_ids"], self.vocabulary, options, generator)
-        if falls:
-            row["masked_from"] = rates
-        row["attention_mask"] = torch.ones_like(row["input_ids"])
-        return row
+        return spread_seed(0 if feature.get("fixed") else self.seed, epoch, feature["example"])

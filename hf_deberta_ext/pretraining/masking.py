@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masking of single tokens, whole words, n-grams or spans of one example, for masked-language modelling.
+"""Masking of single tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
 
 Pure functions of tensors and a generator, on CPU. `units` finds the words, `choose` the masked units, `replace` puts [MASK]
-or a random token there, and `mask` is all three. N is the length of the example, V the number of ids, U that of units.
+or a random token there, and `mask` is all three. B is the number of rows, N their length with padding, V the number of ids,
+U that of the units of a row. What a row gets depends on its own tokens and seed alone.
 
 The default policy covers every position equally often. The official code masks 1/6 of the units and stops, from the left,
 when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same, with the
@@ -14,14 +15,15 @@ included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are ma
 import json
 import string
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import decoders
 
-__all__ = ["POLICIES", "UNITS", "MaskingOptions", "MaskingVocabulary", "choose", "mask", "replace", "units"]
+__all__ = ["POLICIES", "UNITS", "MaskingOptions", "MaskingVocabulary", "RowGenerator", "choose", "mask", "replace", "units"]
 
 UNITS = ("token", "word", "ngram", "span")
 POLICIES = ("uniform", "official")
@@ -205,199 +207,225 @@ class MaskingOptions:
         return self.unit != "token" and not (self.policy == "official" and self.max_ngram == 1)
 
 
-def mask(
-    input_ids: torch.Tensor, vocabulary: MaskingVocabulary, options: MaskingOptions, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mask one example.
+class RowGenerator:
+    """Uniform random numbers for each row of a batch, from its own seed: SplitMix64 (Steele, Lea and Flood 2014).
+
+    A number depends on the seed of its row, its column and the number of calls before, not on other rows or the width.
 
     Args:
-        input_ids (`torch.LongTensor`): [N], with its special tokens, better without padding (see `choose`).
-    Returns:
-        `torch.LongTensor`, `torch.LongTensor`: the masked ids [N], and the labels [N]: the original id where the model
-        must predict (also where the token was kept), else -100.
-    Raises:
-        ValueError: `input_ids` is no vector, or has an id that the vocabulary lacks.
+        seeds (`Sequence[int]`): [B], below 2^64 and unrelated, such as those of `spread_seed`.
     """
-    if input_ids.ndim != 1:
-        raise ValueError(f"input_ids must be one example, [N], got shape {[*input_ids.shape]}; mask the rows of a batch")
-    lowest, highest = map(int, input_ids.aminmax()) if len(input_ids) else (0, 0)
+
+    def __init__(self, seeds: Sequence[int]):
+        self.seeds, self.calls = np.array(seeds, dtype=np.uint64)[:, None], 0
+
+    def uniform(self, width: int) -> torch.Tensor:
+        """[B, width] float64 in [0, 1)."""
+        counter = np.arange(1, width + 1, dtype=np.uint64) + np.uint64(self.calls << 32)
+        self.calls += 1
+        z = self.seeds + counter * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return torch.from_numpy(((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53)
+
+
+def mask(
+    input_ids: torch.Tensor,
+    vocabulary: MaskingVocabulary,
+    options: MaskingOptions,
+    generator: RowGenerator,
+    lengths: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mask a batch of examples.
+
+    Args:
+        input_ids (`torch.LongTensor`): [B, N], with their special tokens.
+        lengths (`torch.LongTensor`, *optional*): as in `choose`.
+    Returns:
+        `torch.LongTensor`, `torch.LongTensor`, `torch.FloatTensor`: the masked ids [B, N]; the labels [B, N], the original
+        id where the model must predict (also where the token was kept), else -100; and the rates of `choose` [B, N].
+    Raises:
+        ValueError: `input_ids` is no batch, or has an id that the vocabulary lacks.
+    """
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids must be a batch of examples, [B, N], got shape {[*input_ids.shape]}")
+    lowest, highest = map(int, input_ids.aminmax()) if input_ids.numel() else (0, 0)
     if lowest < 0 or highest >= len(vocabulary.special):
         raise ValueError(
             f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the text "
             "encoded with another tokenizer?"
         )
-    return mask_by_rate(input_ids, vocabulary, options, generator)[:2]
-
-
-def mask_by_rate(
-    input_ids: torch.Tensor, vocabulary: MaskingVocabulary, options: MaskingOptions, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `mask`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not masked."""
     vocabulary = vocabulary.of(options.policy)
-    span_ids, rates = choose_by_rate(units(input_ids, vocabulary, options.whole_words), options, generator)
+    unit_ids = units(input_ids, vocabulary, options.whole_words)
+    span_ids, rates = choose(unit_ids, options, generator, lengths)
     masked_ids = replace(input_ids, span_ids, vocabulary, options, generator)
     return masked_ids, input_ids.masked_fill(span_ids == 0, IGNORED), rates
 
 
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
-    """Number the units, which are masked as a whole or not at all.
+    """Number the units of each row, which are masked as a whole or not at all.
 
     A word starts where its token says so (`MaskingVocabulary.starts_word`) and after special tokens and line breaks, which
     the official policy passes over (`vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
 
     Args:
-        input_ids (`torch.LongTensor`): [N].
+        input_ids (`torch.LongTensor`): [B, N].
         whole_words (`bool`): units are words; else each token is one.
     Returns:
-        `torch.LongTensor`: [N], from 0 in order of the text; -1 for special tokens and padding.
+        `torch.LongTensor`: [B, N], from 0 in order of the text; -1 for special tokens and padding.
     """
     special = vocabulary.special[input_ids]
     starts = ~special
     if whole_words:
         after = torch.ones_like(starts)
-        after[1:] = vocabulary.ends_word[input_ids[:-1]]
-        first = starts.cumsum(0) == 1
+        after[:, 1:] = vocabulary.ends_word[input_ids[:, :-1]]
+        first = starts.cumsum(1) == 1
         starts &= vocabulary.starts_word[input_ids] | after | first
-    return (starts.cumsum(0) - 1).masked_fill(special, -1)
+    return (starts.cumsum(1) - 1).masked_fill(special, -1)
 
 
-def choose(unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
-    """Choose what is masked: whole units until max(1, round(rate * number of tokens)) tokens are reached.
+def choose(
+    unit_ids: torch.Tensor, options: MaskingOptions, generator: RowGenerator, lengths: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose what is masked: whole units until the share `options.rate` of a row's tokens is reached.
 
-    The last unit is taken or not, whichever comes nearer to this budget; at least one is taken. So the last n-gram or span
+    The last unit is taken or not, whichever comes nearer to the rate; at least one is taken. So the last n-gram or span
     is cut short, and the mean length of the others is a little above that of all.
 
     Args:
-        unit_ids (`torch.LongTensor`): [N], from `units`. With `policy="official"`, N itself counts (padding, too).
+        unit_ids (`torch.LongTensor`): [B, N], from `units`.
+        lengths (`torch.LongTensor`, *optional*): [B] tokens of each row with special ones, which the official policy
+            counts; None = N.
     Returns:
-        `torch.LongTensor`: [N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. One that
-        meets a special token, or the end of the text, goes on behind it (or at the start) under a number of its own.
+        `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the row's k-th masked unit, n-gram or span from the left. One
+        that meets a special token, or the end of the text, goes on behind it (or at the start) under a number of its own.
+        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. Lower rates mask fewer of the same.
     """
-    return choose_by_rate(unit_ids, options, generator)[0]
-
-
-def choose_by_rate(
-    unit_ids: torch.Tensor, options: MaskingOptions, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose`, and for each token the lowest rate at which these draws mask it, [N] float32; 0 where it is not."""
-    # The first count is that of special tokens, whose unit is -1.
-    sizes = torch.bincount(unit_ids + 1)[1:]
-    if len(sizes) == 0:
-        return torch.zeros_like(unit_ids), torch.zeros(len(unit_ids))
+    B, N = unit_ids.shape
+    U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0
+    # The last column is for special tokens, whose unit is -1.
+    columns = unit_ids % (U + 1)
+    rows = torch.arange(B)[:, None] * (U + 1)
+    sizes = torch.bincount((rows + columns).flatten(), minlength=B * (U + 1)).view(B, U + 1)[:, :U]
+    if U == 0:
+        return torch.zeros_like(unit_ids), torch.full((B, N), torch.inf)
     if options.policy == "official":
-        chosen, owners = official_units(sizes, len(unit_ids), options, generator)
+        lengths = torch.full((B,), N) if lengths is None else lengths
+        order, owners, needed = official_order(sizes, lengths, options, generator)
     else:
-        budget = max(1, round(options.rate * int(sizes.sum())))
-        chosen, owners = candidate_units(sizes, budget, options, generator)
-        count = int((sizes[chosen].cumsum(0) - budget).abs().argmin()) + 1
-        chosen, owners = chosen[:count], owners[:count]
-    # One entry more, 0, for special tokens: index -1.
-    owner_of_unit, rate_of_unit = sizes.new_zeros(len(sizes) + 1), torch.zeros(len(sizes) + 1)
-    owner_of_unit[chosen] = owners + 1
-    # The budget to which it is as near to take a unit as to leave it; the first is taken at any rate.
-    rate_of_unit[chosen[1:]] = ((sizes[chosen].cumsum(0) - sizes[chosen] / 2) / sizes.sum())[1:]
-    return _number_pieces(owner_of_unit[unit_ids]), rate_of_unit[unit_ids]
-
-
-def _number_pieces(owners: torch.Tensor) -> torch.Tensor:
-    """[N] numbers, 0 = none -> [N] numbers from 1 in order of the text, one for each run of equal ones."""
+        order, owners = random_order(sizes, options, generator)
+        taken = sizes.gather(1, order) * (owners > 0)
+        # The rate at which it is as near to take the unit as to leave it; the first is taken at any rate.
+        needed = (taken.cumsum(1) - taken / 2) / sizes.sum(1, keepdim=True)
+        needed[:, 0] = 0
+        needed.masked_fill_(owners == 0, torch.inf)
+    order = order.where(owners > 0, U)
+    rates = torch.full((B, U + 1), torch.inf).scatter(1, order, needed.float()).gather(1, columns)
+    owners = owners.new_zeros(B, U + 1).scatter(1, order, owners).gather(1, columns) * (rates < options.rate)
     starts = owners > 0
-    starts[1:] &= owners[1:] != owners[:-1]
-    return starts.cumsum(0) * (owners > 0)
+    starts[:, 1:] &= owners[:, 1:] != owners[:, :-1]
+    return starts.cumsum(1) * (owners > 0), rates
 
 
-def candidate_units(
-    sizes: torch.Tensor, budget: int, options: MaskingOptions, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGenerator) -> tuple[torch.Tensor, torch.Tensor]:
     """Units in the order in which they are to be taken, and the number of the unit, n-gram or span that each is in.
 
     N-grams and spans are laid out on a circle, so that no position differs from another. More of them are laid out than
     are taken, as their numbers of tokens are not known before; a circle full of them where even these are too few.
 
     Args:
-        sizes (`torch.LongTensor`): [U], tokens of each unit.
+        sizes (`torch.LongTensor`): [B, U], tokens of each unit; 0 beyond the row's last.
+    Returns:
+        `torch.LongTensor`, `torch.LongTensor`: [B, W] each; numbers are from 1 on, and 0 where the row has no more units.
     """
-    U = len(sizes)
+    width = sizes.shape[1]
+    U = (sizes > 0).sum(1, keepdim=True)
+    places = torch.arange(width)
     if options.unit in ("token", "word"):
-        return torch.randperm(U, generator=generator), torch.arange(U)
-    gap = 1 if options.unit == "span" and U > 1 else 0
-    lengths = _draw_lengths(U, gap, options, generator)
+        order = generator.uniform(width).masked_fill(sizes == 0, 2.0).argsort(1)
+        return order, (order + 1) * (places < U)
+    gap = (U > 1).long() if options.unit == "span" else torch.zeros_like(U)
+    lengths = _draw_lengths(U, gap, options, generator.uniform(width))
     longest = options.max_span if options.unit == "span" else options.max_ngram
-    enough = int((lengths.cumsum(0) < 1.5 * options.rate * U + 2 * longest).sum()) + 1
-    for count in (enough, len(lengths)):
-        chosen, owners = _lay_out_spans(lengths[:count], U, gap, generator)
-        if int(sizes[chosen].sum()) >= budget:
+    draws, turn = generator.uniform(width), (generator.uniform(1) * U).long()
+    is_laid = lengths.cumsum(1) - lengths < 1.5 * options.rate * U + 2 * longest
+    for _ in range(2):
+        laid = lengths * is_laid
+        starts, ends = _lay_out(laid, gap, U, draws) + turn, laid.cumsum(1)
+        # The n-th unit that the spans cover is in span k, the first that ends behind it.
+        k = torch.searchsorted(ends, places.expand_as(ends).contiguous(), right=True).clamp(max=width - 1)
+        order = (starts.gather(1, k) + places - (ends - laid).gather(1, k)) % U.clamp(min=1)
+        owners = (k + 1) * (places < ends[:, -1:])
+        too_few = (sizes.gather(1, order) * (owners > 0)).sum(1, keepdim=True) < options.rate * sizes.sum(1, keepdim=True)
+        is_laid = is_laid | too_few
+        if not too_few.any():
             break
-    return chosen, owners
+    return order, owners
 
 
-def _probabilities(options: MaskingOptions, longest: int) -> torch.Tensor:
-    """P(n), n = 1, 2, ...: proportional to 1/n for n-grams (DeBERTa), to (1 - p)^n for spans (SpanBERT 3.1)."""
-    if options.unit == "ngram":
-        p = [1 / n for n in range(1, min(options.max_ngram, longest) + 1)]
+def _cumulative(options: MaskingOptions) -> torch.Tensor:
+    """P(length <= n), n = 1, 2, ...: P(n) is proportional to 1/n for n-grams, to (1 - p)^n for spans (SpanBERT 3.1)."""
+    if options.unit == "span":
+        p = (1 - options.span_p) ** torch.arange(1, options.max_span + 1, dtype=torch.float64)
     else:
-        p = [(1 - options.span_p) ** n for n in range(1, min(options.max_span, longest) + 1)]
-    return torch.tensor([p_n / sum(p) for p_n in p])
+        p = 1 / torch.arange(1, 1 + (options.max_ngram if options.unit == "ngram" else 1), dtype=torch.float64)
+    return p.cumsum(0) / p.sum()
 
 
-def _draw_lengths(U: int, gap: int, options: MaskingOptions, generator: torch.Generator) -> torch.Tensor:
-    """Independent lengths until a circle of U units is full; the last is cut to fit. Each needs `gap` units more."""
-    p = _probabilities(options, U - gap)
-    lengths = torch.multinomial(p, U, replacement=True, generator=generator) + 1
-    room = U - (lengths + gap).cumsum(0)
-    count = int((room >= 0).sum())
-    last = int(room[count - 1]) - gap
-    if last > 0:
-        lengths[count] = last
-        count += 1
-    return lengths[:count]
-
-
-def _lay_out_spans(lengths: torch.Tensor, U: int, gap: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put spans, each with its gap behind it, and the free units in random order on a circle, and turn the circle.
+def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
+    """Independent lengths [B, width] until a circle of U units is full, then 0; the last is cut to fit, with its gap.
 
     Args:
-        lengths (`torch.LongTensor`): [J], in units.
-    Returns:
-        the units that the spans cover, span after span, and the number of the span (0..J-1) that each is in.
+        U, gap (`torch.LongTensor`): [B, 1].
+        draws (`torch.DoubleTensor`): [B, width], uniform.
     """
-    J, free = len(lengths), U - int(lengths.sum()) - gap * len(lengths)
-    items = torch.cat([lengths + gap, lengths.new_ones(free)])
-    order = torch.randperm(J + free, generator=generator)
-    starts = torch.empty_like(items)
-    starts[order] = items[order].cumsum(0) - items[order]
-    starts += torch.randint(U, (1,), generator=generator)
-    owners = torch.repeat_interleave(lengths)
-    within = torch.arange(len(owners)) - (lengths.cumsum(0) - lengths)[owners]
-    return (starts[owners] + within) % U, owners
+    cumulative = _cumulative(options)
+    limit = (U - gap).clamp(1, len(cumulative))
+    lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
+    room = U - (lengths + gap).cumsum(1) + lengths
+    return lengths.minimum(room).clamp(min=0)
 
 
-def official_units(
-    sizes: torch.Tensor, N: int, options: MaskingOptions, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): masked units and the n-gram of each.
+def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Starts [B, width] of spans, each with its gap behind it, among the free units in random order; arguments as above."""
+    items = lengths + gap * (lengths > 0)
+    spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
+    places = torch.arange(lengths.shape[1])
+    items += (places >= spans) & (places < spans + free)
+    order = draws.masked_fill(items == 0, 2.0).argsort(1)
+    items = items.gather(1, order)
+    return torch.empty_like(items).scatter(1, order, items.cumsum(1) - items)
+
+
+def official_order(
+    sizes: torch.Tensor, lengths: torch.Tensor, options: MaskingOptions, generator: RowGenerator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): as `random_order`, and the rates.
 
     One n-gram is placed in each context of n * int(1 / rate) units; they are taken from the left until the budget is met.
     """
-    U, window = len(sizes), int(1 / options.rate)
-    p = _probabilities(options, options.max_ngram) if options.unit == "ngram" else torch.ones(1)
-    lengths = (torch.multinomial(p, U, replacement=True, generator=generator) + 1).tolist()
-    places = torch.rand(U, generator=generator).tolist()
-    chosen, owners, offset = [], [], 0
-    for k, (n, place) in enumerate(zip(lengths, places, strict=True)):
-        if offset >= U:
-            break
-        context = min(n * window, U - offset)
-        start = offset + int(place * context)
-        end = min(start + n, U)
-        chosen += range(start, end)
-        owners += [k] * (end - start)
-        offset = max(offset + context, end)
-    chosen, owners = torch.tensor(chosen), torch.tensor(owners)
+    width, window = sizes.shape[1], int(1 / options.rate)
+    # Without the last, 1: no number is beyond it.
+    ngrams = (torch.searchsorted(_cumulative(options)[:-1], generator.uniform(width), right=True) + 1).tolist()
+    draws = generator.uniform(width).tolist()
+    order, owners = torch.zeros_like(sizes), torch.zeros_like(sizes)
+    for row, U in enumerate((sizes > 0).sum(1).tolist()):
+        chosen, numbers, offset = [], [], 0
+        for k, (n, draw) in enumerate(zip(ngrams[row], draws[row], strict=True)):
+            context = min(n * window, U - offset)
+            if context <= 0:
+                break
+            start = offset + int(draw * context)
+            end = min(start + n, U)
+            chosen += range(start, end)
+            numbers += [k + 1] * (end - start)
+            offset = max(offset + context, end)
+        order[row, : len(chosen)], owners[row, : len(chosen)] = torch.tensor(chosen), torch.tensor(numbers)
     tens = -int(-options.max_length * options.rate // 10)
-    budget = min(tens * 10, max(1, round(N * options.rate)))
-    before = sizes[chosen].cumsum(0) - sizes[chosen]
-    return chosen[before < budget], owners[before < budget]
+    budgets = torch.tensor([min(tens * 10, max(1, round(N * options.rate))) for N in lengths.tolist()])
+    taken = sizes.gather(1, order) * (owners > 0)
+    needed = torch.where(taken.cumsum(1) - taken < budgets[:, None], 0.0, torch.inf)
+    return order, owners, needed.masked_fill(owners == 0, torch.inf)
 
 
 def replace(
@@ -405,23 +433,23 @@ def replace(
     span_ids: torch.Tensor,
     vocabulary: MaskingVocabulary,
     options: MaskingOptions,
-    generator: torch.Generator,
+    generator: RowGenerator,
 ) -> torch.Tensor:
     """Put [MASK] (`mask_share`), a random token (`random_share`) or nothing else in the chosen places.
 
     Decided for each token, for spans once for all tokens of a span (SpanBERT 3.1), whose random tokens then differ.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [N], the latter from `choose`.
+        input_ids, span_ids (`torch.LongTensor`): [B, N], the latter from `choose`.
     Returns:
-        `torch.LongTensor`: [N].
+        `torch.LongTensor`: [B, N].
     """
-    N = len(input_ids)
-    chance = torch.rand(N, generator=generator)
+    N = input_ids.shape[1]
+    chance = generator.uniform(N)
     if options.unit == "span":
         # There are at most N spans: the chance of the k-th is at index k - 1.
-        chance = chance[span_ids - 1]
-    ordinary = vocabulary.ordinary[torch.randint(len(vocabulary.ordinary), (N,), generator=generator)]
+        chance = chance.gather(1, (span_ids - 1) % max(N, 1))
+    ordinary = vocabulary.ordinary[(generator.uniform(N) * len(vocabulary.ordinary)).long()]
     masked = span_ids > 0
     output = input_ids.masked_fill(masked & (chance < options.mask_share), vocabulary.mask_id)
     at_random = masked & (chance >= options.mask_share) & (chance < options.mask_share + options.random_share)

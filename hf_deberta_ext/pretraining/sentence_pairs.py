@@ -100,8 +100,8 @@ def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator:
     return None
 
 
-def swap_segments(row: dict[str, Any], special: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """[CLS] A [SEP] B [SEP], or with probability 1/2 [CLS] B [SEP] A [SEP], and its sentence label.
+def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dict[str, Any]:
+    """[CLS] A [SEP] B [SEP], or [CLS] B [SEP] A [SEP] if it is to `swap`, and its sentence label.
 
     Args:
         row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns of N.
@@ -122,13 +122,12 @@ def swap_segments(row: dict[str, Any], special: torch.Tensor, generator: torch.G
             f"sentence_order needs consecutive segments, got sentence_labels {row['sentence_labels']}: the second "
             "segment is of elsewhere; pack without random second segments"
         )
-    swap = int(torch.randint(2, (1,), generator=generator))
     if swap:
         places = torch.arange(N)
         order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])
         row = {name: values[order] for name, values in row.items() if name != "sentence_labels"}
         row["token_type_ids"] = (places >= N - first + 1).long()
-    return {**row, "sentence_labels": swap}
+    return {**row, "sentence_labels": int(swap)}
 
 
 def _shown(values: torch.Tensor) -> str:

@@ -43,9 +43,9 @@ def report(texts, tmp_path_factory, request):
 
 
 def test_words_of_spans_are_counted_by_hand():
-    unit_ids = torch.tensor([-1, 0, 0, 1, 2, 2, 3, -1, 4])
-    span_ids = torch.tensor([0, 1, 1, 1, 0, 0, 2, 0, 3])
-    assert example.words_of_spans(unit_ids, span_ids).tolist() == [2, 1, 1]
+    unit_ids = torch.tensor([[-1, 0, 0, 1, 2, 2, 3, -1, 4], [0, 1, 1, 2, 3, 4, 5, -1, -1]])
+    span_ids = torch.tensor([[0, 1, 1, 1, 0, 0, 2, 0, 3], [1, 1, 1, 0, 2, 2, 2, 0, 0]])
+    assert example.words_of_spans(unit_ids, span_ids).tolist() == [2, 1, 1, 2, 3]
 
 
 def test_sequences_are_full_and_the_rest_is_left_out():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import Trainer, TrainingArguments
 
@@ -13,10 +14,10 @@ from hf_deberta_ext.pretraining.dynamic_masking import (
     MaskingCollator,
     NumberedExamples,
     NumberedStream,
-    example_generator,
     lower_rate,
 )
-from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, units
+from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, RowGenerator, units
+from hf_deberta_ext.training.distributed import spread_seed
 
 PAD, CLS, SEP, MASK, FIRST, V = 0, 1, 2, 3, 4, 200
 
@@ -80,23 +81,26 @@ class Stream:
         self.told[0] = epoch
 
 
-def test_each_example_of_each_epoch_has_a_generator_of_its_own():
-    numbers = {
-        tuple(torch.randint(1000, (6,), generator=example_generator(seed, epoch, example)).tolist())
-        for seed in range(5)
-        for epoch in range(5)
-        for example in range(40)
-    }
-    assert len(numbers) == 1000
-    again = [torch.rand(3, generator=example_generator(1, 2, 3)) for _ in range(2)]
-    assert torch.equal(*again)
+def test_numbers_of_a_row_depend_on_its_seed_its_column_and_the_call_alone():
+    seeds = [spread_seed(0, 0, example) for example in range(40)]
+    together = RowGenerator(seeds)
+    first, second = together.uniform(30), together.uniform(7)
+    for row, seed in enumerate(seeds):
+        alone = RowGenerator([seed])
+        assert torch.equal(alone.uniform(50)[0, :30], first[row]) and torch.equal(alone.uniform(7)[0], second[row])
+    assert len({*torch.cat([first, second], 1).flatten().tolist()}) == 40 * 37
+    # The published generator, seed 1234567: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert RowGenerator([1234567]).uniform(3)[0].tolist() == [(number >> 11) * 2.0**-53 for number in expected]
 
 
-def test_generators_of_neighbours_are_unrelated():
-    first = torch.stack([torch.rand(2, generator=example_generator(0, 0, i)) for i in range(4000)])
-    assert first.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert abs(torch.corrcoef(torch.stack([first[1:, 0], first[:-1, 0]]))[0, 1]) < 0.06
-    assert abs(torch.corrcoef(first.T)[0, 1]) < 0.06
+def test_numbers_are_uniform_and_those_of_neighbours_unrelated():
+    generator = RowGenerator([spread_seed(0, 0, example) for example in range(4000)])
+    numbers = torch.cat([generator.uniform(2), generator.uniform(1)], 1)
+    for column in numbers.T:
+        assert chisquare(torch.histc(column, 50, 0, 1)).pvalue > 1e-4
+        assert abs(torch.corrcoef(torch.stack([column[1:], column[:-1]]))[0, 1]) < 0.06
+    assert (torch.corrcoef(numbers.T) - torch.eye(3)).abs().max() < 0.06
 
 
 def test_examples_and_streams_are_numbered_and_say_the_epoch():
@@ -311,7 +315,7 @@ def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the
         assert torch.equal(lowered["input_ids"][~masked], original[~masked])
         assert torch.equal(lowered["input_ids"][masked], batch["input_ids"][masked])
         for row, row_masked in zip(examples, masked, strict=True):
-            words = units(torch.tensor(row["input_ids"]), vocabulary, options.whole_words)
+            words = units(torch.tensor([row["input_ids"]]), vocabulary, options.whole_words)[0]
             row_masked = row_masked[: len(words)]
             assert not {*words[row_masked].tolist()} & {*words[~row_masked].tolist()}
         kept.append(masked)
