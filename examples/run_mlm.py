@@ -8,6 +8,11 @@ of the Hub):
         --packing full_sentences --max_length 512 --masking ngram --max_steps 100000 --warmup_steps 0.06 \\
         --learning_rate 5e-4 --per_device_train_batch_size 32 --bf16 --output_dir mine
 
+A small model on some ten million words, on a CPU, by settings that were measured:
+
+    python examples/run_mlm.py --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe --vocab_size 8000 \\
+        --output_dir small
+
 Further from an official checkpoint, its head and its Enhanced Mask Decoder kept:
 
     python examples/run_mlm.py --train_data notes.jsonl --model microsoft/deberta-base --num_train_epochs 3 \\
@@ -28,6 +33,7 @@ duration) and checkpoints.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +50,7 @@ from hf_deberta_ext.pretraining import (
     MultiObjectiveMaskedLM,
     PretrainingArguments,
     PretrainingTrainer,
+    chosen_settings,
     evaluation_table,
     plot_objectives,
 )
@@ -63,7 +70,8 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 def main(argv: list[str] | None = None):
     groups = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
     with ExitOnUserError():
-        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE)
+        recipe = partial(chosen_settings, rtd=False)
+        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE, recipe=recipe)
         return run(*parsed)
 
 

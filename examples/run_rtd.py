@@ -26,6 +26,7 @@ all_results.json, run_arguments.json, run_report.json and checkpoints.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +34,6 @@ from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 from hf_deberta_ext.pretraining import (
-    RECIPES,
     DataArguments,
     MaskingArguments,
     MaskingCollator,
@@ -42,9 +42,8 @@ from hf_deberta_ext.pretraining import (
     ReplacedTokenArguments,
     ReplacedTokenTrainer,
     check_stepping,
+    chosen_settings,
     plot_replaced_tokens,
-    recipe_arguments,
-    recipe_table,
     replaced_token_table,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
@@ -71,7 +70,6 @@ DISCRIMINATOR_ARGUMENTS = (
 
 @dataclass
 class JointModelArguments:
-    recipe: str | None = option(None, "published settings; other flags win over them", choices=[*RECIPES])
     embedding_sharing: str | None = option(
         None, "default: that of a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
     )
@@ -90,16 +88,10 @@ def main(argv: list[str] | None = None):
     masking = dict(masking="token", mask_share=1.0, random_share=0.0)
     with ExitOnUserError():
         parsed, _ = parse_flags(
-            groups, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE, recipe=published_settings
-        )
+            groups, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE,
+            recipe=partial(chosen_settings, rtd=True),
+        )  # fmt: skip
         return run(*parsed)
-
-
-def published_settings(given_flags: dict, processes: int, device: torch.device | None) -> tuple[dict, str]:
-    """The settings of --recipe, for the hardware, and a table of them."""
-    name = given_flags["recipe"]
-    settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
-    return settings, recipe_table(name, settings, given_flags, processes)
 
 
 def run(model_args, joint_args, data_args, masking_args, args):
@@ -228,8 +220,6 @@ def export(folder: str, tokenizer):
 def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args: ReplacedTokenArguments) -> dict:
     """Rows of the cards' tables beside those that every pre-training has."""
     facts = {"objective": f"masked-language modelling + {config.rtd_lambda:g} x replaced token detection"}
-    if joint_args.recipe is not None:
-        facts["recipe"] = joint_args.recipe
     for name, part in {"discriminator": config, "generator": config.generator_config()}.items():
         facts[name] = {"layers": part.num_hidden_layers, "width": part.hidden_size}
     if joint_args.generator_model is not None:

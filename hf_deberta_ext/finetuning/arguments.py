@@ -138,8 +138,10 @@ def parse(
         The three groups of flags, and those of the command line, by name.
     """
 
-    def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str]:
-        name, task = flags["recipe"], flags.get("task_name")
+    def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str | None]:
+        name, task = flags.get("recipe"), flags.get("task_name")
+        if name is None:
+            return {}, None
         settings = recipe_arguments(name, task, flags, processes=processes, device=device)
         return settings, recipe_table(name, task, settings, flags)
 

@@ -12,7 +12,7 @@ _MODULES = {
     "masking": ("MaskingOptions", "MaskingVocabulary", "RowGenerator", "choose", "mask", "replace", "units"),
     "objectives": ("OBJECTIVES", "MultiObjectiveMaskedLM", "Objective", "count_targets", "row_statistics"),
     "packing": ("PackingReport", "pack"),
-    "recipes": ("RECIPES", "Recipe", "recipe_arguments", "recipe_table"),
+    "recipes": ("FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"),
     "replaced_token_trainer": ("ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"),
     "report": ("evaluation_table", "plot_objectives", "plot_replaced_tokens"),
     "run_arguments": ("DataArguments", "MaskingArguments", "ModelArguments"),

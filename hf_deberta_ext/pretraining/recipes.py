@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published settings of replaced token detection by name, fitted to the hardware at hand.
+"""Settings of pre-trainings by name, published or measured here, fitted to the hardware at hand; and those without a name.
 
 A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the
 micro-batch and the precision of the arithmetic, and flags of the user win over both:
@@ -17,26 +17,29 @@ import torch
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..training.batch_size import (
     CPU_MICRO_BATCH,
+    HARDWARE_FLAGS,
     half_precision,
     micro_batches,
     settings_table,
     training_device,
 )
+from ..training.flags import overrides
 from ..training.published_optimizer import OWN_OPTIMIZER
 
-__all__ = ["RECIPES", "Recipe", "recipe_arguments", "recipe_table"]
+__all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of one published pre-training by replaced token detection.
+    """The settings of one pre-training by replaced token detection, or also by masked-language modelling (`trains_mlm`).
 
     Args:
         description (`str`): what it trains, for people.
         source (`str`): where the settings are from.
         preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        max_steps (`int`), learning_rate (`float`), warmup_steps (`int`): of generator and discriminator alike.
+        max_steps (`int`, *optional*), learning_rate (`float`), warmup_steps (`float`): of generator and discriminator alike;
+            warm-up below 1 is a share of all steps. None: `num_train_epochs` of them.
         published_optimizer (`bool`): Adam without bias correction, and a learning rate that falls as 1 - step / steps.
         rtd_lambda (`float`): weight of the discriminator's loss. With decoupled steps it has an effect only where a gradient
             is clipped, as Adam divides by the size of the gradients.
@@ -46,15 +49,18 @@ class Recipe:
         model (`str`, *optional*): checkpoint to train further, a Hub id; None = from random weights.
         weight_decay, adam_beta1, adam_beta2, adam_epsilon, max_grad_norm (`float`): of AdamW and of gradient clipping.
         half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
+        config_overrides, masking, masking_rate, final_masking_rate, num_train_epochs, lr_scheduler_type (*optional*): as the
+            flags; None = their defaults.
+        trains_mlm (`bool`): run_mlm.py has the recipe, too.
     """
 
     description: str
     source: str
     preset: str
     batch: int
-    max_steps: int
+    max_steps: int | None
     learning_rate: float
-    warmup_steps: int
+    warmup_steps: float
     rtd_lambda: float
     stepping: Literal["joint", "decoupled"]
     embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
@@ -67,6 +73,13 @@ class Recipe:
     max_grad_norm: float = 1.0
     published_optimizer: bool = True
     half_precision: bool = True
+    config_overrides: str | None = None
+    masking: str | None = None
+    masking_rate: float | None = None
+    final_masking_rate: float | None = None
+    num_train_epochs: float | None = None
+    lr_scheduler_type: str | None = None
+    trains_mlm: bool = False
 
 
 def _official(preset: str, batch: int, learning_rate: float, max_steps: int = 1_000_000, model: str | None = None) -> Recipe:
@@ -90,13 +103,67 @@ RECIPES: dict[str, Recipe] = {
     "official-large": _official("v3-large", 256, 1e-4),
     "official-xsmall-continue": _official("v3-xsmall", 256, 5e-5, 100_000, "microsoft/deberta-v3-xsmall"),
     "official-small-continue": _official("v3-small", 256, 5e-5, 100_000, "microsoft/deberta-v3-small"),
+    "small-cpu": Recipe(
+        "a model of 4 layers x 256 on some ten million words, on a CPU or any accelerator",
+        source="short runs of this project", preset="electra-small",
+        config_overrides="num_hidden_layers=4,embedding_size=256", batch=64, max_steps=None, num_train_epochs=10.0,
+        learning_rate=1e-3, warmup_steps=0.02, lr_scheduler_type="cosine", rtd_lambda=50.0, stepping="joint", max_length=128,
+        weight_decay=0.1, adam_beta2=0.98, masking="word", masking_rate=0.3, final_masking_rate=0.15,
+        published_optimizer=False, trains_mlm=True,
+    ),
 }  # fmt: skip
 
-# Fields of a recipe that are flags of the same name.
+# Fields of a recipe that are flags of the same name; the first are of replaced token detection alone.
+RTD_FLAGS = ("embedding_sharing", "stepping", "rtd_lambda")
 FLAGS = (
-    "model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length", "max_steps", "learning_rate",
-    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "published_optimizer",
+    "model", "preset", "config_overrides", *RTD_FLAGS, "masking", "masking_rate", "final_masking_rate", "max_length",
+    "max_steps", "num_train_epochs", "learning_rate", "warmup_steps", "lr_scheduler_type", "weight_decay", "adam_beta1",
+    "adam_beta2", "adam_epsilon", "max_grad_norm", "published_optimizer",
 )  # fmt: skip
+
+# Of a new model without a recipe. Those of Trainer are for fine-tuning: 5e-5, no warm-up, no weight decay, batches of 8.
+FROM_SCRATCH = dict(
+    learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6,
+    per_device_train_batch_size=32, gradient_accumulation_steps=2,
+)  # fmt: skip
+
+
+def chosen_settings(
+    given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
+) -> tuple[dict[str, Any], str | None]:
+    """What flags that were not given are set to, by name, and a text that says so: by --recipe, or from scratch without one.
+
+    The further training of a checkpoint without a recipe keeps Trainer's own.
+
+    Args:
+        given_flags (`dict`): arguments that the user gave, by name.
+        processes (`int`): that train together.
+        device (`torch.device`, *optional*): as in `recipe_arguments`.
+        rtd (`bool`): by replaced token detection, else masked-language modelling.
+    Raises:
+        ValueError: the recipe is not for this objective, and as `recipe_arguments`.
+    """
+    name, flags = given_flags.get("recipe"), dict(given_flags)
+    if name is not None:
+        if not (rtd or RECIPES[name].trains_mlm):
+            others = ", ".join(other for other, recipe in RECIPES.items() if recipe.trains_mlm)
+            raise ValueError(f"--recipe {name} is one of replaced token detection, run_rtd.py's; here there is {others}")
+        settings = recipe_arguments(RECIPES[name], flags, processes=processes, device=device)
+        settings = {flag: value for flag, value in settings.items() if rtd or flag not in RTD_FLAGS}
+        return settings, recipe_table(name, settings, flags, processes)
+    if flags.get("model") is not None:
+        return {}, None
+    settings = dict(FROM_SCRATCH)
+    batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    # As many tokens at a time as 8 examples of 512.
+    size = min(batch, max(1, CPU_MICRO_BATCH * 512 // max(1, flags.get("max_length", 512))))
+    settings |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=max(1, batch // size // processes))
+    if {*HARDWARE_FLAGS[:2]} & {*flags}:
+        # A part of the batch that is given says what the batch is.
+        del settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    settings = {flag: value for flag, value in settings.items() if flag not in flags}
+    text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
+    return settings, f"from scratch: {text} (flags and --recipe set others)" if settings else None
 
 
 def recipe_arguments(
@@ -105,8 +172,8 @@ def recipe_arguments(
     """Arguments that the recipe and the hardware set, by name; those that the user gave are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Without
-    a per-device size it is 8 on CPU, and on an accelerator what its memory should hold (an estimate), a power of two. Give
-    both numbers to train with another batch.
+    a per-device size it is as many tokens as 8 examples of 512 on CPU, and on an accelerator what its memory should hold (an
+    estimate), a power of two. Give both numbers to train with another batch.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.
@@ -121,18 +188,25 @@ def recipe_arguments(
     arguments = {name: getattr(recipe, name) for name in FLAGS if getattr(recipe, name) is not None}
     if OWN_OPTIMIZER & {*given_flags}:
         del arguments["published_optimizer"]
+    if given_flags.get("published_optimizer"):
+        arguments.pop("lr_scheduler_type", None)
     if "model" in arguments | given_flags:
         # A checkpoint has its size.
         del arguments["preset"]
+    if {"model", "preset"} & {*given_flags}:
+        arguments.pop("config_overrides", None)
     if "num_train_epochs" in given_flags:
         # Trainer would count steps all the same.
-        del arguments["max_steps"]
-    if {"max_steps", "num_train_epochs"} & {*given_flags}:
+        arguments.pop("max_steps", None)
+    if "max_steps" in given_flags:
+        arguments.pop("num_train_epochs", None)
+    if {"max_steps", "num_train_epochs"} & {*given_flags} and recipe.max_steps is not None:
         # Of so many steps as the recipe's share of them, or a short run would end before it is warm.
         arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
     if recipe.half_precision:
         arguments |= half_precision(device, given_flags)
-    fitting = CPU_MICRO_BATCH if device.type == "cpu" else fitting_examples(recipe, device_memory(device))
+    on_cpu = CPU_MICRO_BATCH * 512 // recipe.max_length
+    fitting = on_cpu if device.type == "cpu" else fitting_examples(recipe, device_memory(device))
     arguments |= micro_batches(recipe.batch, given_flags, processes, fitting)
     return {name: value for name, value in arguments.items() if name not in given_flags}
 
@@ -153,7 +227,7 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
     34 numbers of 2 bytes for each state of each layer, four [N, N] tables for each head, and of the generator
     the logits of 15 % of the tokens, twice in float32.
     """
-    config = DebertaExtConfig.from_preset(recipe.preset)
+    config = DebertaExtConfig.from_preset(recipe.preset, **overrides(recipe.config_overrides))
     N, d, layers = recipe.max_length, config.hidden_size, config.num_hidden_layers * 3 / 2
     parameters = layers * (4 * d * d + 2 * d * config.intermediate_size) + 2 * config.vocab_size * d
     example = layers * (34 * N * d + 4 * 2 * config.num_attention_heads * N * N) + 0.15 * N * config.vocab_size * 8

@@ -16,6 +16,7 @@ from ..training.flags import LEAVE_OUT, option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES
+from .recipes import RECIPES
 
 __all__ = [
     "ELSEWHERE",
@@ -56,6 +57,7 @@ class ModelArguments:
         None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch",
         aliases=["--model_name_or_path"],
     )  # fmt: skip
+    recipe: str | None = option(None, "settings by name; other flags win over them", choices=[*RECIPES])
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
     tokenizer: str | None = option(None, "folder or Hub id; default: that of --model", aliases=["--tokenizer_name"])

@@ -283,7 +283,8 @@ def run_facts(
     masking = {name: value for name, value in masking.items() if name != "max_length" and value is not None}
     copies = masking_args.masking_duplicates
     tokenizer = {name: shown_source(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
-    training = {
+    training = {} if model_args.recipe is None else {"recipe": model_args.recipe}
+    training |= {
         "data": [shown_source(source) for source in data_args.train_data],
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
         **{f"packed, {name}": report.summary() for name, report in reports.items()},

@@ -77,7 +77,7 @@ def parse_flags(
     usage: str | None = None,
     defaults: Mapping[str, Any] | None = None,
     elsewhere: Mapping[str, str] | None = None,
-    recipe: Callable[[dict[str, Any], int, torch.device | None], tuple[dict[str, Any], str]] | None = None,
+    recipe: Callable[[dict[str, Any], int, torch.device | None], tuple[dict[str, Any], str | None]] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Parse a command line, or the one .json or .yaml file that it names.
 
@@ -88,8 +88,8 @@ def parse_flags(
         usage (`str`, *optional*): in place of argparse's.
         defaults (`dict`, *optional*): of this script, by name.
         elsewhere (`dict[str, str]`, *optional*): as in `refuse_unknown`.
-        recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a table of
-            them to print), for --recipe.
+        recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a text to
+            print about them, or None), which --recipe and other flags decide.
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
@@ -102,11 +102,11 @@ def parse_flags(
         argv = flags_of_file(Path(argv[0]))
     refuse_unknown(argv, parser, elsewhere)
     flags = given_flags(parser, argv)
-    if recipe is not None and flags.get("recipe") is not None:
+    if recipe is not None:
         device = torch.device("cpu") if flags.get("use_cpu") else None
         settings, table = recipe(flags, int(os.environ.get("WORLD_SIZE", 1)), device)
         parser.set_defaults(**settings)
-        if int(os.environ.get("RANK", 0)) == 0:
+        if table is not None and int(os.environ.get("RANK", 0)) == 0:
             print(table, flush=True)
     if flags.get("seeds") and "seed" in flags:
         raise ValueError("--seed and --seeds are both given: which?")

@@ -8,8 +8,16 @@ import torch
 from transformers import HfArgumentParser
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining import DataArguments, ModelArguments, PretrainingArguments, recipes
-from hf_deberta_ext.pretraining.recipes import FLAGS, RECIPES, recipe_arguments, recipe_table
+from hf_deberta_ext.pretraining import DataArguments, MaskingArguments, ModelArguments, PretrainingArguments, recipes
+from hf_deberta_ext.pretraining.recipes import (
+    FLAGS,
+    FROM_SCRATCH,
+    RECIPES,
+    RTD_FLAGS,
+    chosen_settings,
+    recipe_arguments,
+    recipe_table,
+)
 from hf_deberta_ext.training import batch_size as hardware
 from hf_deberta_ext.training.flags import given_flags
 
@@ -104,6 +112,41 @@ def test_flags_of_the_user_are_left_alone():
     assert arguments["warmup_steps"] == 10_000 / 100_000
 
 
+@pytest.mark.parametrize("rtd", [False, True])
+def test_a_recipe_for_both_objectives_sets_what_the_script_knows(rtd):
+    settings, text = chosen_settings({"recipe": "small-cpu"}, device=CPU, rtd=rtd)
+    assert {*RTD_FLAGS} <= {*settings} if rtd else not {*RTD_FLAGS} & {*settings}
+    assert (settings["masking_rate"], settings["final_masking_rate"], settings["learning_rate"]) == (0.3, 0.15, 1e-3)
+    assert settings[SIZE] * settings[ACCUMULATION] == 64 and settings["warmup_steps"] == 0.02 and "small-cpu" in text
+    for flag, gone in (
+        ({"preset": "v3-small"}, {"preset", "config_overrides"}), ({"model": "mine"}, {"preset", "config_overrides"}),
+        ({"max_steps": 9}, {"num_train_epochs"}), ({"published_optimizer": True}, {"lr_scheduler_type"}),
+    ):  # fmt: skip
+        others, _ = chosen_settings({"recipe": "small-cpu", **flag}, device=CPU, rtd=rtd)
+        assert {*settings} - {*others} == gone | ({*flag} & {*settings})
+
+
+def test_a_recipe_of_replaced_tokens_is_refused_for_masked_language_modelling():
+    with pytest.raises(
+        ValueError, match=r"v3-study is one of replaced token detection, run_rtd.py's; here there is small-cpu"
+    ):
+        chosen_settings({"recipe": "v3-study"}, rtd=False)
+
+
+@pytest.mark.parametrize(
+    ("processes", "length", "split"), [(1, 512, (8, 8)), (1, 128, (32, 2)), (3, 64, (64, 1)), (4, 512, (8, 2))]
+)
+def test_a_model_from_scratch_is_not_trained_with_settings_of_fine_tuning(processes, length, split):
+    settings, text = chosen_settings({"max_length": length}, processes, rtd=False)
+    assert settings["learning_rate"] == 5e-4 and 0 < settings["warmup_steps"] < 1 and settings["weight_decay"] > 0
+    assert (settings[SIZE], settings[ACCUMULATION]) == split
+    assert text.startswith("from scratch: learning_rate 0.0005, warmup_steps 0.05, ")
+    given = {"learning_rate": 1e-4, SIZE: 4}
+    others, text = chosen_settings(given, processes, rtd=True)
+    assert {*settings} - {*others} == {*given, ACCUMULATION} and "learning_rate" not in text
+    assert chosen_settings({"model": "mine"}, rtd=False) == ({}, None) == chosen_settings(settings, rtd=True)
+
+
 def test_given_flags_are_those_of_the_command_line():
     """With the value of a default, too; unknown ones are left to the parser."""
     parser = HfArgumentParser((ModelArguments, DataArguments, PretrainingArguments))
@@ -115,10 +158,10 @@ def test_given_flags_are_those_of_the_command_line():
 
 def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
     """A name that no parser knows would be set, printed, and have no effect."""
-    model_and_loss = {"model", "preset", "embedding_sharing", "stepping", "rtd_lambda", "max_length"}
-    known = {field.name for field in dataclasses.fields(PretrainingArguments)}
-    assert {*FLAGS} - model_and_loss <= known
-    about = {"description", "source", "batch", "half_precision"}
+    groups = (PretrainingArguments, ModelArguments, DataArguments, MaskingArguments)
+    known = {field.name for group in groups for field in dataclasses.fields(group)}
+    assert {*FLAGS} - {*RTD_FLAGS} | {*FROM_SCRATCH} <= known
+    about = {"description", "source", "batch", "half_precision", "trains_mlm"}
     assert {field.name for field in dataclasses.fields(recipes.Recipe)} == {*FLAGS} | about
 
 

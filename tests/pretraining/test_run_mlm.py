@@ -282,6 +282,20 @@ def test_flags_that_do_not_fit_a_checkpoint_are_refused(flags, message, finished
     assert_refused(run_mlm, message, arguments(text, tmp_path / "run", **(dict(model=finished) | flags)))
 
 
+@pytest.mark.parametrize(
+    "recipe", [{}, {"recipe": "small-cpu", "masking": "token", "max_length": 64}], ids=["none", "recipe"]
+)
+def test_settings_of_a_new_model_are_printed_and_used(recipe, run_mlm, text, tmp_path, capsys):
+    flags = dict(max_steps=1, per_device_train_batch_size=8, gradient_accumulation_steps=1, **recipe)
+    run_mlm.main(arguments(text, tmp_path / "run", **flags))
+    printed, used = capsys.readouterr().out, json.loads((tmp_path / "run" / "run_arguments.json").read_text())
+    assert ("recipe small-cpu: " if recipe else "from scratch: learning_rate 0.0005, ") in printed
+    expected = (1e-3, 0.02, 0.1, "token", 0.3, 0.15) if recipe else (5e-4, 0.05, 0.1, "word", 0.15, None)
+    names = ("learning_rate", "warmup_steps", "weight_decay", "masking", "masking_rate", "final_masking_rate")
+    assert tuple(used.get(name) for name in names) == expected
+    assert ("| recipe | small-cpu |" in (tmp_path / "run" / "README.md").read_text()) == bool(recipe)
+
+
 def test_new_model_without_a_tokenizer_is_refused(run_mlm, text, tmp_path):
     given = arguments(text, tmp_path / "run")
     place = given.index("--train_tokenizer")
