@@ -34,7 +34,7 @@ ALLOWED = {
     "__main__": {"commands"},
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
-    "commands": {"", "analysis", "conversion", "native", "pretraining", "publishing", "tokenization", "training"},
+    "commands": {"", "analysis", "conversion", "data", "native", "pretraining", "publishing", "tokenization", "training"},
     "conversion": {"tokenization", "training"},
     "data": set(),
     "export": set(),

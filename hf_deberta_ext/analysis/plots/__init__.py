@@ -7,7 +7,7 @@ colour-blind readers, and neither pyplot's state nor matplotlib's settings are c
 
 from .attention import plot_attention, plot_position_profile
 from .curves import plot_curves
-from .scores import plot_comparison, plot_embedding_similarity
+from .scores import plot_comparison, plot_embedding_similarity, plot_minimal_pairs
 from .tokens import plot_replacement_probabilities, readable_tokens
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "plot_comparison",
     "plot_curves",
     "plot_embedding_similarity",
+    "plot_minimal_pairs",
     "plot_position_profile",
     "plot_replacement_probabilities",
     "readable_tokens",

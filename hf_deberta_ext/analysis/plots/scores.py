@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .figure import COLOURS, finish_axes, new_figure, save_figure
 
-__all__ = ["plot_comparison", "plot_embedding_similarity"]
+__all__ = ["plot_comparison", "plot_embedding_similarity", "plot_minimal_pairs"]
 
 # Whose word embeddings `plot_embedding_similarity` compares.
 TABLES = ("generator", "discriminator")
@@ -109,4 +109,36 @@ def plot_comparison(
     finish_axes(axes)
     if baselines:
         figure.legend(loc="outside upper center", ncols=len(baselines), fontsize=9, frameon=False)
+    return save_figure(figure, path)
+
+
+def plot_minimal_pairs(
+    accuracies: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
+) -> Path | list[Path]:
+    """Draws the accuracy on minimal pairs by phenomenon: a line for each, a dot for each way of scoring, and one half.
+
+    Args:
+        accuracies (`dict[str, dict[str, float]]`): by way of scoring ("pll", "word frequency") and phenomenon, in [0, 1].
+        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
+    Returns:
+        `path`.
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is nothing to draw.
+    """
+    if not accuracies or not all(accuracies.values()):
+        raise ValueError("there is nothing to draw: give the accuracy of at least one phenomenon")
+    first = next(iter(accuracies.values()))
+    names = sorted(first, key=first.__getitem__)
+    figure = new_figure(7, 0.32 * len(names) + 1.4)
+    axes = figure.subplots()
+    for index, (method, values) in enumerate(accuracies.items()):
+        style = dict(marker=("o", "D", "s", "v")[index % 4], color=COLOURS[index % len(COLOURS)], markersize=6)
+        axes.plot([100 * values[name] for name in names], range(len(names)), linestyle="none", label=method, **style)
+    axes.axvline(50, color="0.35", linestyle=":", linewidth=1.2)
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=9)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.set_xlabel("good sentence scored higher (%)", fontsize=11)
+    finish_axes(axes)
+    figure.legend(loc="outside upper center", ncols=len(accuracies), fontsize=9, frameon=False)
     return save_figure(figure, path)
