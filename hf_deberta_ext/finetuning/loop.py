@@ -24,7 +24,7 @@ from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe, recipe_hint
-from .reports import PreparedRun, report_run, report_seeds
+from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, check_arguments, set_prefix
@@ -243,6 +243,8 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
     Seeds that are finished stay, and the one that was stopped goes on.
     """
     args, model, results = prepared.args, prepared.model, {}
+    if args.should_save:
+        print_baselines(prepared)
     if not args.seeds:
         metrics = run_seed(prepared)
         leave_together()
@@ -263,6 +265,8 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
+        if baselines := baseline_scores(prepared):
+            summary["baselines"] = baselines
         diverged = report_seeds(prepared, summary)
         print(f"\n{summary_table(summary)}\n\n{diverged or ''}", flush=True)
     leave_together()

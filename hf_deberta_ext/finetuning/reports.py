@@ -28,7 +28,7 @@ from .task import EncodedTask, TaskData
 from .tasks.glue import KnownTask
 from .trainer import TaskTrainer, set_prefix
 
-__all__ = ["PreparedRun", "report_run", "report_seeds"]
+__all__ = ["PreparedRun", "baseline_scores", "print_baselines", "report_run", "report_seeds"]
 
 logger = logging.get_logger(__name__)
 
@@ -50,6 +50,20 @@ class PreparedRun:
     model: nn.Module | None = None
 
 
+def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
+    """Metrics of classifiers without pre-training, by their name; none where nothing is trained or evaluated."""
+    args = prepared.args
+    return getattr(prepared.data, "baselines", {}) if args.do_train and args.do_eval else {}
+
+
+def print_baselines(prepared: PreparedRun):
+    """Print the labels of the training data and the metrics of the baselines, so that a score can be judged."""
+    if counts := getattr(prepared.data, "label_counts", {}):
+        print(f"labels: {', '.join(f'{name} {count:,}' for name, count in counts.items())}", flush=True)
+    for name, scores in baseline_scores(prepared).items():
+        print(f"{name}: {', '.join(f'{metric} {value:.4f}' for metric, value in scores.items())}", flush=True)
+
+
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     """Save the log, draw the curves and write the card of one run.
 
@@ -61,7 +75,10 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         return
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    figure = draw_curves(prepared.task, trainer.state.log_history, folder)
+    if baselines := baseline_scores(prepared):
+        results["baselines"] = baselines
+        write_text(folder / "all_results.json", json.dumps(results, indent=4) + "\n")
+    figure = draw_curves(prepared.task, trainer.state.log_history, folder, baselines)
     facts = replace(
         run_facts(prepared, args, results=results, steps=trainer.state.global_step),
         seeds=[args.seed],
@@ -86,13 +103,14 @@ def run_facts(
     from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
     sets, base = evaluation_splits(prepared, from_hub), model_args.model_name_or_path
     language = as_list(data_args.card_language) or (xnli_languages(data) if from_hub else [])
-    longest = longest_row(prepared.task.train)
+    longest, labels = longest_row(prepared.task.train), getattr(data, "label_counts", {})
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]
     trained_on = {Path(path).resolve() for path in data_args.train_file}
     training = {
         "data": shown_source(data.dataset),
         "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
+        "labels to train on": ", ".join(f"{name} {count:,}" for name, count in labels.items()) or None,
         "longest input": longest,
         "steps": steps or (args.max_steps if args.max_steps > 0 else None),
         "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
@@ -145,8 +163,11 @@ def xnli_languages(data: TaskData) -> list[str]:
     return [*dict.fromkeys([*data.task.train[:1], *(language for language, _ in data.task.evaluation.values())])]
 
 
-def draw_curves(task: EncodedTask, history: list[dict[str, Any]], folder: Path) -> str | None:
-    """Draw losses, and the main metric of each set; returns the name of the file, None without a log or matplotlib."""
+def draw_curves(
+    task: EncodedTask, history: list[dict[str, Any]], folder: Path, baselines: Mapping[str, Mapping[str, float]]
+) -> str | None:
+    """Draw losses, and the main metric of each set beside that of the baselines; returns the name of the file, None without
+    a log or matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning(f"no {CURVES_FILE}: matplotlib is not installed")
         return None
@@ -155,8 +176,16 @@ def draw_curves(task: EncodedTask, history: list[dict[str, Any]], folder: Path) 
     panels = [("", ["run"], values) for values in (["loss", "eval_loss"], names) if {*values} & logged]
     if not panels:
         return None
-    plot_curves({"run": history}, folder / CURVES_FILE, panels=panels)
+    # Of several sets, which panel would hold them all, there would be too many lines.
+    lines = {name: lines_across(baselines, name) for name in names if len(names) == 1}
+    plot_curves({"run": history}, folder / CURVES_FILE, panels=panels, baselines=lines)
     return CURVES_FILE
+
+
+def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
+    """The baselines of a metric such as eval_accuracy."""
+    values = {name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | None:
@@ -171,7 +200,8 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
     figure = None
     if scores and importlib.util.find_spec("matplotlib") is not None:
-        plot_comparison(scores, folder / SEEDS_FILE, label=task.metric)
+        lines = lines_across(summary.get("baselines", {}), *names.values()) if len(names) == 1 else None
+        plot_comparison(scores, folder / SEEDS_FILE, label=task.metric, baselines=lines)
         figure = SEEDS_FILE
     reports = {seed: read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}) for seed in summary["seeds"]}
     said = {seed: card["diverged"] for seed, card in reports.items() if "diverged" in card}

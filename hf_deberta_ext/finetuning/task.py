@@ -73,6 +73,8 @@ class TaskData(Protocol):
         auto_class: the Auto class whose models do it.
         dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
         num_train, num_evaluation (`int`): examples.
+        baselines (`dict[str, dict[str, float]]`, *optional*): metrics of classifiers without pre-training, by their name.
+        label_counts (`dict[str, int]`, *optional*): of the training data.
     """
 
     name: str

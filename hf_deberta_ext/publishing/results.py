@@ -123,17 +123,23 @@ def markdown_table(*rows: Sequence[str]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
 
-def results_table(measured: Mapping[str, float]) -> str:
-    """A row for each metric."""
-    return markdown_table(("metric", "value"), *((name, shown_metric(name, value)) for name, value in measured.items()))
+def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]] | None = None) -> str:
+    """A row for each metric, with a column for each baseline {"majority class": {"accuracy": ...}}."""
+    rows = [("metric", "value", *(baselines or ()))]
+    for name, value in measured.items():
+        cells = [value, *(scores.get(name) for scores in (baselines or {}).values())]
+        rows.append((name, *("" if cell is None else shown_metric(name, cell) for cell in cells)))
+    return markdown_table(*rows)
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """The result of `summarise_seeds`, a row for each metric."""
-    rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]))]
+    """The result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
+    baselines = summary.get("baselines", {})
+    rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]), *baselines)]
     for name, metric in summary.items():
-        if name != "seeds":
+        if name not in ("seeds", "baselines"):
             cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
+            cells += [scores.get(name.removeprefix("eval_")) for scores in baselines.values()]
             rows.append((name, *("" if cell is None else shown_metric(name, cell) for cell in cells)))
     return markdown_table(*rows)
 

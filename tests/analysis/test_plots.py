@@ -96,6 +96,14 @@ def test_plot_curves_panels_choose_runs_and_metrics(tmp_path, drawn_axes):
     assert first != second and drawn_axes[1].get_ylabel() == "held-out accuracy"
 
 
+def test_plot_curves_draw_baselines_in_the_panels_of_their_metric(tmp_path, drawn_axes):
+    panels = [("", ["a"], ["loss"]), ("", ["a"], ["eval_accuracy"])]
+    plot_curves({"a": HISTORY}, tmp_path / "c.png", panels=panels, baselines={"eval_accuracy": {"majority class": 0.25}})
+    loss, accuracy = drawn_axes
+    assert len(loss.lines) == 1 and [*accuracy.lines[1].get_ydata()] == [0.25, 0.25]
+    assert labels_of(accuracy.get_legend().get_texts()) == ["held-out accuracy", "majority class (0.25)"]
+
+
 def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(tmp_path, drawn_axes):
     names = ("eval_mlm_perplexity", "eval_mlm_accuracy")
     history = [{"step": step, names[0]: value, names[1]: 0.1 * step} for step, value in ((1, 2000.0), (2, 30.0))]

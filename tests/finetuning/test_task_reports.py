@@ -111,6 +111,29 @@ def test_seeds_have_a_card_over_all_of_them(folder_of, tmp_path):
     assert "the seed 2" in card_of(folder / "seed-2").text
 
 
+@pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
+def test_majority_class_and_tfidf_stand_beside_the_score(argv, folder_of, tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.axhline", lambda axes, value, *, label, **style: drawn.append((label, value)))
+    for name, labels in (("train", "bbbbbgg"), ("dev", "bbgg")):
+        rows = [json.dumps(dict(text=f"{dict(b='awful', g='great')[label]} film", label=label)) for label in labels]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    files = ("--train_file", str(tmp_path / "train.jsonl"), "--validation_file", str(tmp_path / "dev.jsonl"))
+    run_texts(folder_of("bert"), tmp_path / "run", *files, *argv, max_steps=1)
+    # Of the four rows two are of the majority: F1 2/3 and 0. A word decides.
+    found = read(tmp_path / "run", "all_results.json")["baselines"]
+    assert found["majority class"] == pytest.approx(dict(accuracy=0.5, macro_f1=1 / 3))
+    assert found["TF-IDF + logistic regression"] == dict(accuracy=1.0, macro_f1=1.0)
+    text = card_of(tmp_path / "run").text
+    columns = "metric | mean | standard deviation | seed 1 | seed 2" if argv else "metric | value"
+    assert f"| {columns} | majority class | TF-IDF + logistic regression |" in text
+    [line] = [line for line in text.splitlines() if line.startswith(("| accuracy |", "| eval_accuracy |"))]
+    assert line.endswith(" | 0.5000 | 1.0000 |") and "| labels to train on | b 5, g 2 |" in text
+    printed = capsys.readouterr().out
+    assert "labels: b 5, g 2" in printed and "majority class: accuracy 0.5000, macro_f1 0.3333" in printed
+    assert drawn[-2:] == [("majority class (0.5)", 0.5), ("TF-IDF + logistic regression (1)", 1.0)]
+
+
 def test_a_resumed_run_says_from_where_its_seconds_count(folder_of, tmp_path):
     saving = dict(save_strategy="steps", save_steps=2)
     run(folder_of("ours"), tmp_path / "first", "--do_train", **saving)

@@ -32,6 +32,7 @@ def plot_curves(
     *,
     panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
     log_scale: Collection[str] = (),
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path | list[Path]:
     """Draws what Trainer logged against its steps, and saves the figure.
 
@@ -45,6 +46,7 @@ def plot_curves(
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
             panel with all runs and the metrics "loss" and "eval_loss".
         log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
+        baselines (`dict[str, dict[str, float]]`, *optional*): for a metric, values by name to draw as lines across.
     Returns:
         `path`.
     Raises:
@@ -54,7 +56,7 @@ def plot_curves(
     panels = [("", list(histories), ("loss", "eval_loss"))] if panels is None else panels
     figure = new_figure(4.6 * len(panels) + 0.6)
     for axes, (title, names, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, histories, names, metrics)
+        _draw_panel(axes, histories, names, metrics, baselines or {})
         axes.set_title(title, fontsize=12)
         if {*metrics} & {*log_scale}:
             _use_log_scale(axes)
@@ -75,7 +77,7 @@ def _use_log_scale(axes):
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_panel(axes, histories, names, metrics):
+def _draw_panel(axes, histories, names, metrics, baselines):
     """The curves of one panel, its axis labels and its legend."""
     unknown = sorted(set(names) - set(histories))
     if unknown:
@@ -102,6 +104,10 @@ def _draw_panel(axes, histories, names, metrics):
     if not drawn:
         runs = ", ".join(map(repr, names))
         raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
+    across = [line for metric in metrics for line in baselines.get(metric, {}).items()]
+    for index, (name, value) in enumerate(across):
+        style = (":", "-.")[index % 2]
+        axes.axhline(value, color="0.35", linestyle=style, linewidth=1.2, label=f"{name} ({value:.3g})")
     axes.set_xlabel("step", fontsize=11)
     axes.set_ylabel(_axis_label(drawn), fontsize=11)
     axes.xaxis.get_major_locator().set_params(integer=True)

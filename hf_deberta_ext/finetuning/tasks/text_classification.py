@@ -198,6 +198,15 @@ class TextClassificationData:
         names = METRICS[self.labels.problem_type] if self.task is None else TASK_METRICS[self.name]
         return compute(names, self.labels.predicted(logits), references)
 
+    @property
+    def label_counts(self) -> dict[str, int]:
+        """Number of training rows of each label; empty without training data or classes."""
+        train = self.parts["train"].get("")
+        if train is None or self.labels.problem_type != SINGLE:
+            return {}
+        counts = np.bincount(self.encoded_labels(train), minlength=len(self.labels.names))
+        return dict(zip(self.labels.names, counts.tolist(), strict=True))
+
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
         """Metrics of classifiers without pre-training, {"majority class": {"accuracy": ..., "mm_accuracy": ...}, ...}."""
