@@ -107,6 +107,7 @@ class DisentangledSelfAttention(nn.Module):
         reach: int | None = None,
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
+        keys_values: dict[str, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
@@ -121,6 +122,7 @@ class DisentangledSelfAttention(nn.Module):
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden], which do not see each
                 other; without a mask.
             output_attentions (`bool`): return the probabilities.
+            keys_values (`dict`, *optional*): K_c and V_c of an earlier call with these hidden_states; it is filled if empty.
 
         Returns:
             context [B, Q, hidden] and probabilities [B, H, Q, N] or None.
@@ -129,13 +131,15 @@ class DisentangledSelfAttention(nn.Module):
             ValueError: `config._attn_implementation` names a backend that cannot serve this call.
         """
         Q_c = self.split_heads(self.query_proj(hidden_states if query_states is None else query_states))
-        K_c = self.split_heads(self.key_proj(hidden_states))
-        V_c = self.split_heads(self.value_proj(hidden_states))
+        keys_values = {} if keys_values is None else keys_values
+        if not keys_values:
+            keys_values["K_c"] = self.split_heads(self.key_proj(hidden_states))
+            keys_values["V_c"] = self.split_heads(self.value_proj(hidden_states))
         K_r, Q_r = self.project_positions(rel_embeddings)
         requested = getattr(self.config, "_attn_implementation", None)
         call = dict(query_positions=query_positions, packed=packed, output_attentions=output_attentions)
         positions = dict(K_r=K_r, Q_r=Q_r, delta=delta, reach=reach, terms=self.terms)
-        return self.attend(requested, Q_c, K_c, V_c, mask=attention_mask, scale=self.scale, **call, **positions)
+        return self.attend(requested, Q_c, **keys_values, mask=attention_mask, scale=self.scale, **call, **positions)
 
     def attend(
         self,

@@ -78,17 +78,23 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         query_states: torch.Tensor | None = None,
         *,
         first: Callable[[], "DebertaExtLayer"] | None = None,
+        passes: int = 1,
         **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Arguments and options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
-        Returns states and probabilities.
+        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before.
 
         Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
-        states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
-        return feed_forward.output(feed_forward.intermediate(states), states), probs
+        if passes > 1:
+            # Filled by the first pass. Here and not outside, as checkpointing runs this function again.
+            options["keys_values"] = {}
+        for _ in range(passes):
+            states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
+            query_states = feed_forward.output(feed_forward.intermediate(states), states)
+        return query_states, probs
 
 
 class DebertaExtEncoder(nn.Module):

@@ -31,14 +31,14 @@ class EnhancedMaskDecoder(nn.Module):
         self,
         hidden_states: torch.Tensor,
         positions: torch.Tensor | None,
-        layer: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        layer: Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor],
         query_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
         Args:
             hidden_states (`torch.Tensor`): H, [B, N, hidden].
             positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused for "hidden".
-            layer (`Callable`): `layer(query_states, query_positions)` -> [B, Q, hidden], the last layer on H.
+            layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] the positions to decode; None = all, Q = N. Queries do
                 not see each other, so this is exact.
 
@@ -53,9 +53,7 @@ class EnhancedMaskDecoder(nn.Module):
         if query_positions is not None:
             index = query_positions[..., None].expand(-1, -1, queries.shape[-1])
             queries = queries.gather(1, index)
-        for _ in range(self.num_layers):
-            queries = layer(queries, query_positions)
-        return queries
+        return layer(queries, query_positions, self.num_layers)
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

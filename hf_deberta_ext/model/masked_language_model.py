@@ -75,9 +75,9 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         options.update(packed=packed)
         last = encoder.num_layers - 1
 
-        def layer(queries, query_positions):
+        def layer(queries, query_positions, passes):
             tensors = (hidden_states, mask, rel_embeddings, queries)
-            return run_layer(encoder.layer, last, *tensors, query_positions=query_positions, **options)[0]
+            return run_layer(encoder.layer, last, *tensors, query_positions=query_positions, passes=passes, **options)[0]
 
         return self.mask_decoder(hidden_states, positions, layer, query_positions)
 

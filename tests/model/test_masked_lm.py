@@ -74,18 +74,60 @@ def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, ba
 
 
 @pytest.mark.criterion("A2.2")
-def test_decoder_feeds_each_pass_with_the_last_one():
-    seen = []
-
-    def layer(queries, positions):
-        seen.append(queries)
-        return queries + 1
+def test_decoder_gives_the_layer_its_queries_and_passes():
+    def layer(queries, positions, passes):
+        return queries + passes
 
     H, P = torch.full((1, 2, 3), 10.0), torch.full((1, 2, 3), 0.5)
-    out = EnhancedMaskDecoder(3, "position+hidden")(H, P, layer)
-    assert [float(q[0, 0, 0]) for q in seen] == [10.5, 11.5, 12.5] and float(out[0, 0, 0]) == 13.5
+    assert float(EnhancedMaskDecoder(3, "position+hidden")(H, P, layer)[0, 0, 0]) == 13.5
     assert float(EnhancedMaskDecoder(1, "position")(H, P, layer)[0, 0, 0]) == 1.5
     assert float(EnhancedMaskDecoder(1, "hidden")(H, None, layer)[0, 0, 0]) == 11
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "checkpointing"),
+    [
+        ("v1", {}, None), ("v3", {}, None), ("v3", dict(share_layers="all"), None),
+        ("v3", dict(share_layers="attention"), None), ("v3", {}, True), ("v3", {}, False),
+    ],
+    ids=["v1", "v3", "shared layers", "shared attention", "reentrant checkpointing", "checkpointing"],
+)  # fmt: skip
+def test_passes_share_keys_and_values_and_give_the_loss_and_gradients_of_passes_one_by_one(
+    kind, overrides, checkpointing, tiny_config, shake, batch
+):
+    """With dropout, whose draws are those of passes one by one."""
+    config = tiny_config(kind, emd_layers=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, **overrides)
+    model = shake(DebertaExtForMaskedLM(config)).train()
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable(dict(use_reentrant=checkpointing))
+    ids, mask = batch(2, 30, [30, 17])
+    labels = ids.masked_fill((torch.arange(30) % 4 > 0) | (mask == 0), -100)
+    calls, results = [], []
+    model.deberta.encoder.layer[-1 if not overrides else 0].attention.self.value_proj.register_forward_hook(
+        lambda *_: calls.append(torch.is_grad_enabled())
+    )
+
+    def one_by_one(H, positions, layer, query_positions):
+        return EnhancedMaskDecoder(1, "position+hidden")(
+            H, positions, lambda q, at, _: layer(layer(layer(q, at, 1), at, 1), at, 1), query_positions
+        )
+
+    for decode in (model.mask_decoder.forward, one_by_one):
+        model.mask_decoder.forward = decode
+        model.zero_grad()
+        calls.clear()
+        torch.manual_seed(0)
+        loss = model(ids, attention_mask=mask, labels=labels, masked_only=True).loss
+        forward_calls = len(calls)
+        loss.backward()
+        results.append((loss, {name: weight.grad for name, weight in model.named_parameters()}, forward_calls))
+    (loss, grads, shared), (expected, expected_grads, alone) = results
+    assert alone - shared == 2
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, grad in expected_grads.items():
+        # The bias of v1's keys has no gradient but of rounding: it is softmax's constant.
+        assert (grads[name] - grad).norm() < 2e-5 * grad.norm() + 1e-7, name
+        assert grad.norm() > 1e-6 or name.endswith("key_proj.bias")
 
 
 @pytest.mark.criterion("A11.1")
@@ -153,9 +195,9 @@ def test_last_layer_is_skipped_unless_its_output_is_asked_for(tiny_config, batch
     model.deberta.encoder.layer[-1].register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
         alone = model(ids).logits
-        assert len(calls) == 2
+        assert len(calls) == 1
         out = model(ids, output_hidden_states=True)
-        assert len(calls) == 5
+        assert len(calls) == 3
         with_attentions = model(ids, output_attentions=True)
     assert torch.equal(out.logits, alone) and torch.allclose(with_attentions.logits, alone, atol=1e-6)
     assert len(out.hidden_states) == 4 and len(with_attentions.attentions) == 3 and with_attentions.hidden_states is None
