@@ -10,6 +10,7 @@ micro-batch and the precision of the arithmetic, and flags of the user win over 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from ..training.batch_size import (
 )
 from ..training.flags import overrides
 from ..training.published_optimizer import OWN_OPTIMIZER
+from ..training.run_folder import ARGUMENTS_FILE, read_json
 
 __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"]
 
@@ -160,7 +162,13 @@ def chosen_settings(
     settings |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=max(1, batch // size // processes))
     if {*HARDWARE_FLAGS[:2]} & {*flags}:
         # A part of the batch that is given says what the batch is.
-        del settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+        settings = {flag: value for flag, value in settings.items() if flag not in HARDWARE_FLAGS}
+    if flags.get("resume_from_checkpoint") is not None and "output_dir" in flags:
+        # As it began, perhaps by a version with other settings.
+        begun = read_json(Path(flags["output_dir"], ARGUMENTS_FILE))
+        if begun.get("batch_size", batch) != batch:
+            settings = {flag: value for flag, value in settings.items() if flag not in HARDWARE_FLAGS}
+        settings = {flag: begun.get(flag, value) for flag, value in settings.items()}
     settings = {flag: value for flag, value in settings.items() if flag not in flags}
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
     return settings, f"from scratch: {text} (flags and --recipe set others)" if settings else None

@@ -78,7 +78,9 @@ def test_saved_run_resumes_with_its_arguments_and_ends_as_it_did(run, folders):
     # Other versions of torch draw other dropout masks.
     assert losses == pytest.approx(before["losses"], rel=1e-2)
     results = json.loads(Path(run, "all_results.json").read_text(encoding="utf-8"))
-    assert {name: results[name] for name in before["results"]} == pytest.approx(before["results"], rel=1e-2)
+    # Masks of the same rate are drawn otherwise since: their number differs in so small a file.
+    compared = {name: value for name, value in before["results"].items() if name != "eval_mlm_targets"}
+    assert {name: results[name] for name in compared} == pytest.approx(compared, rel=1e-2)
     weights = torch.cat([weight.flatten().double() for weight in load_file(Path(run, "model.safetensors")).values()])
     assert weights.norm().item() == pytest.approx(before["norm_of_weights"], rel=1e-3)
 
