@@ -4,10 +4,14 @@
 from dataclasses import dataclass
 
 from transformers import TrainingArguments
+from transformers.utils import logging
 
+from .batch_size import computes_bfloat16
 from .distributed import use_cpu_without_accelerator
 from .flags import option
 from .published_optimizer import OWN_OPTIMIZER
+
+logger = logging.get_logger(__name__)
 
 __all__ = ["RunArguments"]
 
@@ -44,3 +48,7 @@ class RunArguments(TrainingArguments):
             raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
         use_cpu_without_accelerator(self)
         super().__post_init__()
+        if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
+            logger.warning(
+                "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
+            )

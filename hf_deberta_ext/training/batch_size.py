@@ -14,8 +14,8 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .._version import __version__
 
 __all__ = [
-    "CPU_MICRO_BATCH", "HARDWARE_FLAGS", "half_precision", "hardware_facts", "is_split_free", "micro_batches",
-    "settings_table", "training_device", "versions",
+    "CPU_MICRO_BATCH", "HARDWARE_FLAGS", "computes_bfloat16", "half_precision", "hardware_facts", "is_split_free",
+    "micro_batches", "settings_table", "training_device", "versions",
 ]  # fmt: skip
 
 CPU_MICRO_BATCH = 8
@@ -27,6 +27,14 @@ def training_device(device: torch.device | None = None) -> torch.device:
     if device is not None:
         return device
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def computes_bfloat16() -> bool:
+    """True unless this is an x86 processor without products of bfloat16 (AMX, AVX512-BF16), or torch cannot tell."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    checks = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("amx_tile", "avx512_bf16")]
+    return None in checks or any(check() for check in checks)
 
 
 def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:
