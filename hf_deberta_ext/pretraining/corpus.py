@@ -92,7 +92,7 @@ def load_corpus(
     first_files = {file_kind(file[0]): file for group in reversed(groups) if isinstance(group, list) for file in group[::-1]}
     reading = dict(documents=documents, text_column=text_column, max_file_bytes=max_file_bytes)
     for file in first_files.values():
-        next(_file_documents([file], **reading), None)
+        next(file_documents([file], **reading), None)
     options = dict(streaming=streaming, cache_dir=None if cache_dir is None else os.fspath(cache_dir), num_proc=num_proc)
     hub = dict(config=name, split=split, revision=revision, token=token)
     loaded = [
@@ -148,19 +148,19 @@ def _no_file(source: str) -> str:
 def load_files(
     files: list[File], reading: dict[str, Any], *, streaming: bool, cache_dir: str | None, num_proc: int | None
 ) -> "Dataset | IterableDataset":
-    """A data set of the documents of files; `reading` are arguments of `_file_documents`, others as in `load_corpus`."""
+    """A data set of the documents of files; `reading` are arguments of `file_documents`, others as in `load_corpus`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
     arguments = dict(files=files, version=__version__) | reading
-    _check_not_empty(_file_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
+    _check_not_empty(file_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
     features = Features({"text": Value("string")})
     if streaming:
-        return IterableDataset.from_generator(_file_documents, features=features, gen_kwargs=arguments)
+        return IterableDataset.from_generator(file_documents, features=features, gen_kwargs=arguments)
     num_proc = None if num_proc is None else min(num_proc, len(files))
     try:
         return Dataset.from_generator(
-            _file_documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
+            file_documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
         )
     except DatasetGenerationError as error:
         # It hides file and row; of another process only the traceback comes, as text.
@@ -203,7 +203,7 @@ def _check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
         raise ValueError(f"empty corpus: no document with a visible character in {source}")
 
 
-def _file_documents(
+def file_documents(
     files: list[File], documents: str, text_column: str, max_file_bytes: int, version: str = __version__
 ) -> Iterator[dict[str, str]]:
     """The rows of all files; one list argument, which datasets shares out among processes and workers.

@@ -24,7 +24,7 @@ from .sentence_pairs import SegmentPair, cut_pairs
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["MODES", "PAIR_MODES", "PackingReport", "pack"]
+__all__ = ["MODES", "PAIR_MODES", "PackingReport", "check_packing", "pack"]
 
 PAIR_MODES = ("segment_pair", "sentence_pair")
 MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
@@ -125,7 +125,9 @@ def pack(
     """
     from datasets import Features, IterableDataset, Sequence, Value
 
-    check_packing(corpus, tokenizer, mode, max_length, sentence_pairs, min_tokens)
+    check_packing(tokenizer, mode, max_length, sentence_pairs, min_tokens)
+    if corpus.column_names is not None and "text" not in corpus.column_names:
+        raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
     features = {"input_ids": Sequence(Value("int32"))}
     if mode in PAIR_MODES:
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
@@ -164,7 +166,8 @@ def pack(
     return _split_off_report(packed, max_length, min_tokens)
 
 
-def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
+def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
+    """Refuse what `pack` cannot do; without a tokenizer (None) the rest."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if sentence_pairs not in ("nsp", "consecutive"):
@@ -173,6 +176,8 @@ def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sente
         raise ValueError(f"max_length must be at least 8, special tokens included, got {max_length}")
     if min_tokens < 1:
         raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
+    if tokenizer is None:
+        return
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
         raise ValueError(
             f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
@@ -180,8 +185,6 @@ def check_packing(corpus: Any, tokenizer: Any, mode: str, max_length: int, sente
         )
     if not tokenizer.is_fast:
         raise ValueError(f"packing needs the offsets of a fast tokenizer, got {type(tokenizer).__name__}")
-    if corpus.column_names is not None and "text" not in corpus.column_names:
-        raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
@@ -226,13 +229,42 @@ def _pack_batch(
             Without it, rows are lists as a `Dataset` gives them: an `IterableDataset` passes on those that it gets.
         version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
     """
+    packing = dict(mode=mode, max_length=max_length, sentence_pairs=sentence_pairs, language=language, min_tokens=min_tokens)
+    columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
+    if not with_counts:
+        return {
+            name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()
+        }
+    rows = len(columns["input_ids"])
+    if rows == 0:
+        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
+    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
+
+
+def pack_documents(
+    texts: Iterable[str | None],
+    tokenizer: Any,
+    *,
+    mode: str,
+    max_length: int,
+    sentence_pairs: str,
+    language: str,
+    min_tokens: int,
+    draws: str,
+) -> tuple[dict[str, list], dict[str, int]]:
+    """Columns of the examples of documents that are packed together, rows as arrays, and their `COUNTS`.
+
+    Args:
+        draws (`str`): seed of the random choices.
+        others: as in `pack`.
+    """
     counts = dict.fromkeys(COUNTS, 0)
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
-    documents = list(tokenize_documents(batch["text"], tokenizer, language, least, counts))
+    documents = list(tokenize_documents(texts, tokenizer, language, least, counts))
     cls, sep = (np.array([i], dtype=np.int32) for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
     if mode in PAIR_MODES:
         pairs = segment_pairs(documents, mode, max_length - 3)
-        labels = cut_pairs(pairs, max_length - 3, random.Random(f"{seed} {indices[0]}"), exchange=sentence_pairs == "nsp")
+        labels = cut_pairs(pairs, max_length - 3, random.Random(draws), exchange=sentence_pairs == "nsp")
         counts["negative_pairs"] = sum(labels)
         types = np.array([0, 1], dtype=np.int8)
         columns = {
@@ -249,14 +281,7 @@ def _pack_batch(
             for start, end in _sentence_spans(ends, max_length - 2)
         ]
         columns = {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
-    if not with_counts:
-        return {
-            name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()
-        }
-    rows = len(columns["input_ids"])
-    if rows == 0:
-        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
-    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
+    return columns, counts
 
 
 def tokenize_documents(

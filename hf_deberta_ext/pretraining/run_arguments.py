@@ -12,10 +12,12 @@ from ..data.files import STREAMED_BYTES
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
+from ..training.batch_size import is_split_free
 from ..training.flags import LEAVE_OUT, option, overrides
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
-from .packing import MODES
+from .packing import MODES, PAIR_MODES
+from .prepared_corpus import is_prepared, read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
 __all__ = [
@@ -50,7 +52,20 @@ UNIGRAM_OPTIONS = ("byte_fallback", "lowercase")
 
 
 @dataclass
-class ModelArguments:
+class TokenizerArguments:
+    """The tokenizer: a given one, or trained."""
+
+    tokenizer: str | None = option(
+        None, "folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
+    )
+    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
+    vocab_size: int = option(32000, "of --train_tokenizer")
+    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
+    lowercase: bool = option(False, "a unigram tokenizer writes every text in lower case")
+
+
+@dataclass
+class ModelArguments(TokenizerArguments):
     """Model and tokenizer: from scratch, or from a checkpoint."""
 
     model: str | None = option(
@@ -60,11 +75,6 @@ class ModelArguments:
     recipe: str | None = option(None, "settings by name; other flags win over them", choices=[*RECIPES])
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
-    tokenizer: str | None = option(None, "folder or Hub id; default: that of --model", aliases=["--tokenizer_name"])
-    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
-    vocab_size: int = option(32000, "of --train_tokenizer")
-    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
-    lowercase: bool = option(False, "a unigram tokenizer writes every text in lower case")
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
     revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
     token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
@@ -73,28 +83,38 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
-    """Texts, and how they become examples."""
+class CorpusArguments:
+    """Documents, and how they become rows."""
 
-    train_data: list[str] = option(list, "files, folders or one Hub data set", aliases=["--train_file", "--dataset_name"])
-    validation_data: list[str] = option(list, "the same; default: split off", aliases=["--validation_file"])
-    validation_documents: int | None = option(
-        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: the first 100)"
+    train_data: list[str] = option(
+        list,
+        "files, folders, one Hub data set, or a folder of prepare_corpus.py",
+        aliases=["--train_file", "--dataset_name"],
     )
     documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
     text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
     train_split: str = option("train", "of Hub data")
-    validation_split: str = option("validation", "of Hub data")
+    validation_documents: int | None = option(
+        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming, prepared: 100)"
+    )
     max_file_bytes: int = option(
         STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"
     )
-    streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
-    shuffle_buffer: int = option(10_000, "examples that --streaming shuffles among each other")
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
     language: str = option("en", "ISO code, for the ends of sentences and the model card")
+
+
+@dataclass
+class DataArguments(CorpusArguments):
+    """Texts, and how they become examples."""
+
+    validation_data: list[str] = option(list, "the same; default: split off", aliases=["--validation_file"])
+    validation_split: str = option("validation", "of Hub data")
+    streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
+    shuffle_buffer: int = option(10_000, "examples that --streaming, and each lane of prepared data, shuffles together")
     num_proc: int | None = option(None, "processes that tokenise and pack", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "examples to train on, for a trial")
     max_eval_samples: int | None = option(None, "examples to evaluate on")
@@ -122,8 +142,9 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     Raises:
         ValueError: names them, and a way out.
     """
-    if not data_args.train_data:
-        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+    check_corpus(data_args)
+    if is_prepared(*data_args.train_data):
+        check_prepared(data_args, model_args, args)
     if data_args.streaming and args.max_steps < 1:
         raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
     if data_args.streaming and data_args.num_proc is not None:
@@ -131,19 +152,71 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if data_args.streaming:
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
+    check_metadata(language=data_args.language, license=model_args.license)
+    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    tokenizer_options(model_args)
+    if nodes > 1 and model_args.train_tokenizer is not None:
+        raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
+
+
+def check_corpus(arguments: CorpusArguments):
+    """
+    Raises:
+        ValueError: no data, or a number that is too small.
+    """
+    if not arguments.train_data:
+        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
     smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
     smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
     for name, least in smallest.items():
-        value = getattr(data_args, name)
+        value = getattr(arguments, name, None)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
-    check_metadata(language=data_args.language, license=model_args.license)
-    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
-    for name in UNIGRAM_OPTIONS:
-        if getattr(model_args, name) and model_args.train_tokenizer != "unigram":
-            raise ValueError(f"--{name} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out")
-    if nodes > 1 and model_args.train_tokenizer is not None:
-        raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
+
+
+def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
+    """Options of `train_unigram` that are given.
+
+    Raises:
+        ValueError: no unigram tokenizer is to be trained.
+    """
+    options = {name: True for name in UNIGRAM_OPTIONS if getattr(arguments, name)}
+    if options and arguments.train_tokenizer != "unigram":
+        raise ValueError(
+            f"--{next(iter(options))} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out"
+        )
+    return options
+
+
+def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
+    """Refuse flags that a prepared folder does not fit; its tokenizer is that of a new model.
+
+    Raises:
+        ValueError: names them, and a way out; and as `read_manifest`.
+    """
+    if len(data_args.train_data) > 1:
+        raise ValueError(
+            f"{' '.join(data_args.train_data)}: a prepared folder is all the data of a run, prepare them together"
+        )
+    (folder,) = data_args.train_data
+    packing = read_manifest(folder)["packing"]
+    wanted = dict(packing=data_args.packing, max_length=data_args.max_length)
+    prepared = dict(packing=packing["mode"], max_length=packing["max_length"])
+    if packing["mode"] in PAIR_MODES:
+        wanted["sentence_pairs"] = "nsp" if getattr(args, "nsp_weight", 0) > 0 else "consecutive"
+        prepared["sentence_pairs"] = packing["sentence_pairs"]
+    if wanted != prepared:
+        values, others = (" ".join(f"--{n} {v}" for n, v in each.items()) for each in (prepared, wanted))
+        raise ValueError(f"{folder} was packed with {values}, not with {others}: give those, or prepare another folder")
+    refused = dict(streaming=data_args.streaming, validation_documents=data_args.validation_documents)
+    if given := [name for name, value in refused.items() if value] + (
+        ["train_tokenizer"] if model_args.train_tokenizer else []
+    ):
+        raise ValueError(f"--{given[0]} is for text, and {folder} is prepared: leave it out")
+    if not is_split_free(args):
+        raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy} needs a look at all rows: leave it out")
+    if model_args.model is None and model_args.tokenizer is None:
+        model_args.tokenizer = tokenizer_folder(folder)
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:

@@ -20,15 +20,16 @@ from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
-from ..training.run_contents import json_digest
+from ..training.run_contents import json_digest, tokenizer_digest
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
 from .corpus import list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
+from .prepared_corpus import PreparedRows, is_prepared, read_manifest
 from .report import CURVES_FILE
-from .run_arguments import UNIGRAM_OPTIONS, DataArguments, MaskingArguments, ModelArguments, download
+from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download, tokenizer_options
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ __all__ = [
 ]
 
 
-def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Dataset | IterableDataset, Dataset]":
-    """Documents to train on and held-out documents.
+def corpora(
+    data_args: DataArguments, model_args: ModelArguments
+) -> "tuple[Dataset | IterableDataset | PreparedRows, Dataset | PreparedRows]":
+    """Documents to train on and held-out documents; of a prepared folder its rows.
 
     Raises:
         ValueError: nothing is left to train on.
@@ -57,6 +60,15 @@ def corpora(data_args: DataArguments, model_args: ModelArguments) -> "tuple[Data
     )  # fmt: skip
     if data_args.validation_data:
         held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
+    if is_prepared(*data_args.train_data):
+        (folder,) = data_args.train_data
+        options = dict(cache_dir=model_args.cache_dir)
+        if not data_args.validation_data:
+            held_out = PreparedRows(folder, held_out=True, limit=data_args.max_eval_samples, **options)
+            if not len(held_out):
+                raise ValueError(f"{folder} has no rows that were held out: give --validation_data")
+        limits = dict(limit=data_args.max_train_samples, buffer=data_args.shuffle_buffer)
+        return PreparedRows(folder, **limits, **options), held_out
     corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
     count = data_args.validation_documents
     if data_args.streaming:
@@ -116,6 +128,8 @@ def begin(
         source = model_args.tokenizer or model_args.model
         tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
+        if is_prepared(*data_args.train_data):
+            check_same_tokenizer(data_args.train_data[0], source, tokenizer)
     if args.should_save:
         claim_folder(args.output_dir, is_new=checkpoint is None)
         begin_run(args.output_dir, arguments, checkpoint, args.resume_anyway)
@@ -125,6 +139,19 @@ def begin(
     if model_args.train_tokenizer is not None:
         tokenizer, facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
     return corpus, held_out, tokenizer, facts
+
+
+def check_same_tokenizer(folder: str, source: str, tokenizer: Any):
+    """
+    Raises:
+        ValueError: the rows of a prepared folder are of another tokenizer.
+    """
+    prepared, digest = read_manifest(folder)["tokenizer"], tokenizer_digest(tokenizer)
+    if prepared["digest"] != digest:
+        raise ValueError(
+            f"the rows of {folder} are of another tokenizer ({prepared['vocabulary']} tokens, digest {prepared['digest']}) "
+            f"than {source} ({len(tokenizer)}, {digest}): take {folder}/tokenizer, or prepare the corpus with this one"
+        )
 
 
 def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
@@ -146,13 +173,12 @@ def trained_tokenizer(
         # The main process trains it; the others, and a resumed run, load it.
         if facts.is_file() and (resuming or not args.should_save):
             return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
-        options = {name: True for name in UNIGRAM_OPTIONS if getattr(model_args, name)}
         tokenizer = train_tokenizer(
             model_args.train_tokenizer,
             texts(corpus),
             model_args.vocab_size,
             model_max_length=data_args.max_length,
-            **options,
+            **tokenizer_options(model_args),
         )
         sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
         report = tokenizer_report(tokenizer, texts(sample))
@@ -197,10 +223,17 @@ def numbered_examples(
             seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
         )  # fmt: skip
 
+    is_ready, eval_report = isinstance(corpus, PreparedRows), None
     with args.main_process_first(desc="packing"):
-        train_set, report = packed(corpus)
-        eval_set, eval_report = packed(held_out)
-    eval_set = NumberedExamples(first(eval_set, data_args.max_eval_samples), fixed=True)
+        train_set, report = (corpus, corpus.report) if is_ready else packed(corpus)
+        eval_set = held_out
+        if not isinstance(held_out, PreparedRows):
+            eval_set, eval_report = packed(held_out)
+            eval_set = first(eval_set, data_args.max_eval_samples)
+    eval_set = NumberedExamples(eval_set, fixed=True)
+    if is_ready:
+        print(f"train, prepared: {report.summary()}; held out: {len(eval_set)} examples", flush=True)
+        return NumberedExamples(train_set), eval_set, {"train": report} | ({"held_out": eval_report} if eval_report else {})
     if not data_args.streaming:
         print(f"train: {report.summary()}\nheld out: {eval_report.summary()}", flush=True)
         if nsp and not report.negative_pairs:
@@ -282,10 +315,16 @@ def run_facts(
     masking = dataclasses.asdict(options)
     masking = {name: value for name, value in masking.items() if name != "max_length" and value is not None}
     copies = masking_args.masking_duplicates
+    sources, licenses = data_args.train_data, {}
+    if is_prepared(*sources):
+        prepared = read_manifest(sources[0])["sources"]
+        sources = [item["source"] for item in prepared]
+        licenses = {shown_source(item["source"]): item["license"] for item in prepared if item["license"]}
     tokenizer = {name: shown_source(value) if name == "source" else value for name, value in run_report["tokenizer"].items()}
     training = {} if model_args.recipe is None else {"recipe": model_args.recipe}
     training |= {
-        "data": [shown_source(source) for source in data_args.train_data],
+        "data": [shown_source(source) for source in sources],
+        **({"licences of the data": licenses} if licenses else {}),
         "packing": f"{data_args.packing}, {data_args.max_length} tokens",
         **{f"packed, {name}": report.summary() for name, report in reports.items()},
         "masking": masking | {"copies": "dynamic" if copies is None else f"{copies}, static"},
@@ -307,7 +346,7 @@ def run_facts(
     return RunFacts(
         objectives=objectives or {},
         measured_on=", ".join(map(shown_source, data_args.validation_data)) or None,
-        datasets=[source for source in data_args.train_data if not Path(source).exists() and is_hub_id(source)],
+        datasets=[source for source in sources if not Path(source).exists() and is_hub_id(source)],
         base_model=None if base is None else shown_source(base),
         base_model_id=None if base is None or Path(base).exists() or not is_hub_id(base) else base,
         from_scratch=base is None,

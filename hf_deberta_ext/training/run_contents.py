@@ -76,6 +76,9 @@ def examples_digest(dataset: Any) -> str | None:
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
     # NumberedExamples and NumberedStream
     dataset = dataset.dataset if hasattr(dataset, "epoch_columns") else dataset
+    # PreparedRows
+    if hasattr(dataset, "digest"):
+        return dataset.digest
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         return None
     digest = xxh3_64()

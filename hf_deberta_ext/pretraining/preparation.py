@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation of a corpus as stages of datatrove tasks: documents, filters, deduplication, tokenizer, packed shards.
+
+    documents     files -> filters -> parts of documents            a task for each group of files
+    exact         parts -> signatures, then their duplicates        a task for each part, then one
+    minhash       the same for near duplicates                      a task for each part, one for each bucket, one
+    tokenizer     a sample of the kept documents                    one task
+    rows          parts without duplicates -> shards of rows        a task for each part
+    manifest      counts and digests of all                         one task
+
+Groups and parts follow from the files alone. So the result depends neither on how many tasks run at once, nor on their
+order, nor on the executor, and a task that died is run again alone.
+"""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import dill
+import numpy as np
+from datatrove.data import Document
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.io import get_datafolder
+from datatrove.pipeline.base import PipelineStep
+from datatrove.pipeline.decont import NGramsDecontConfig, NGramsDecontFilter
+from datatrove.pipeline.dedup import (
+    ExactDedupConfig,
+    ExactDedupFilter,
+    ExactDedupSignature,
+    ExactFindDedups,
+    MinhashConfig,
+    MinhashDedupBuckets,
+    MinhashDedupCluster,
+    MinhashDedupFilter,
+    MinhashDedupSignature,
+)  # fmt: skip
+from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter, LanguageFilter
+from datatrove.utils.hashing import HashConfig, create_hash_func
+from datatrove.utils.text import ngrams, simplify_text
+from datatrove.utils.word_tokenizers import WordTokenizer
+
+from ..data.files import file_kind, read_rows
+from .corpus import file_documents, list_files, load_hub_corpus
+from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
+
+__all__ = ["EXECUTORS", "QUALITY", "document_filters", "grouped_sources", "prepare", "run_stages"]
+
+EXECUTORS = ("local", "slurm", "ray")
+QUALITY = {
+    "gopher_repetition": GopherRepetitionFilter, "gopher_quality": GopherQualityFilter, "fineweb": FineWebQualityFilter,
+}  # fmt: skip
+# Bytes of text in a byte of a compressed file, about.
+COMPRESSED = 4
+# Words as runs of letters and digits, single signs, and single characters of scripts without spaces.
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
+
+
+class Words(WordTokenizer):
+    """Words for datatrove's filters and signatures, of any language, where its own need a package for each."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        return WORD.findall(text)
+
+    def sent_tokenize(self, text: str) -> list[str]:
+        raise NotImplementedError
+
+    span_tokenize = sent_tokenize
+
+
+WORDS = Words()
+
+
+def document_text(document: Document) -> str:
+    return document.text
+
+
+# datatrove's xxhash is not that of xxhash 4, which takes bytes alone.
+HASH = HashConfig(hash_fc="sha1")
+EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
+MINHASH = MinhashConfig(hash_config=HASH)
+
+
+def grouped_sources(
+    sources: Sequence[str], *, part_bytes: int, text_column: str, config: str | None, split: str
+) -> list[dict[str, Any]]:
+    """The tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
+
+    Args:
+        sources: files, folders, URLs of fsspec for both, Hub data sets.
+        part_bytes (`int`): of text, that become one shard; files are read together up to so many.
+    Raises:
+        FileNotFoundError, ValueError: as `load_corpus`.
+    """
+    groups: list[dict[str, Any]] = []
+    for source in sources:
+        hub, files = None, remote_files(source) if "://" in source else list_files(source)
+        if files is None:
+            hub = dict(source=source, text_column=text_column, config=config, split=split)
+            pieces = getattr(load_hub_corpus(**hub, streaming=True), "num_shards", 1)
+            files = [(f"{piece} of {pieces}", part_bytes, 0) for piece in range(pieces)]
+        size = part_bytes
+        for path, count, changed in files:
+            if size >= part_bytes or hub:
+                groups.append(dict(hub=hub, files=[], bytes=0))
+                size = 0
+            size += count * (COMPRESSED if path.endswith((".gz", ".parquet")) else 1)
+            groups[-1]["files"].append((path, count, changed))
+            groups[-1]["bytes"] = size
+    first = 0
+    for group in groups:
+        group["first"], group["parts"] = first, -(-max(group["bytes"], 1) // part_bytes)
+        first += group["parts"]
+    return groups
+
+
+def remote_files(url: str) -> list[tuple[str, int, int]]:
+    from fsspec.core import url_to_fs
+
+    files, path = url_to_fs(url)
+    found = {files.unstrip_protocol(name): entry["size"] for name, entry in files.find(path, detail=True).items()}
+    chosen = [(name, size, 0) for name, size in sorted(found.items()) if file_kind(name)]
+    if not chosen:
+        raise FileNotFoundError(f"no data file at {url}, or none with an ending that is known")
+    return chosen
+
+
+def document_filters(
+    output: str,
+    *,
+    languages: Sequence[str],
+    threshold: float,
+    quality: Sequence[str],
+    evaluation_sets: Sequence[str],
+    ngram: int,
+) -> dict[str, PipelineStep]:
+    """What each filter drops -> its block; the n-grams of evaluation sets are written into the folder."""
+    filters: dict[str, PipelineStep] = {}
+    if languages:
+        filters["other languages"] = LanguageFilter([*languages], threshold)
+    filters |= {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
+    if evaluation_sets:
+        folder = f"{output}/{WORK}/contamination"
+        index_evaluation_sets(evaluation_sets, ngram, folder)
+        filters["contaminated"] = NGramsDecontFilter(
+            folder, NGramsDecontConfig(n_grams=ngram, hash_config=HASH), language=WORDS
+        )
+    return filters
+
+
+def index_evaluation_sets(files: Sequence[str], n: int, folder: str):
+    """Write the n-grams of words of the texts of evaluation sets (all columns) where `NGramsDecontFilter` reads them."""
+    config, hashes = NGramsDecontConfig(n_grams=n, hash_config=HASH), set()
+    hash_words = create_hash_func(config.hash_config)
+    for path, size, changed in (file for source in files for file in list_files(source) or []):
+        if file_kind(path) == "text":
+            rows = file_documents([(path, size, changed)], "line", "text", 10**11)
+        else:
+            rows = (row for _, row in read_rows(path))
+        for text in strings_of(rows):
+            words = WORDS.word_tokenize(simplify_text(text, config.norm_config))
+            hashes.update(hash_words(" ".join(words_of)) for words_of in ngrams(words, n))
+    with get_datafolder(folder).open("evaluation.index.hashes", "wb") as file:
+        file.write(np.array(sorted(hashes), dtype=config.hash_config.np_descr).tobytes())
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings in rows of lists and objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from strings_of(value.values())
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from strings_of(item)
+
+
+def prepare(
+    output: str,
+    groups: list[dict[str, Any]],
+    *,
+    reading: dict[str, Any],
+    filters: dict[str, PipelineStep],
+    deduplicate: Sequence[str],
+    trained_tokenizer: dict[str, Any] | None,
+    tokenizer_sample: int,
+    packing: dict[str, Any],
+    held_out: int,
+    manifest: dict[str, Any],
+) -> list[tuple[str, int, list[PipelineStep]]]:
+    """The stages of a preparation: name, number of tasks, blocks.
+
+    Args:
+        groups: of `grouped_sources`.
+        reading: arguments of `file_documents`.
+        filters (`dict`): what each drops -> datatrove's block.
+        deduplicate: "exact", "minhash", both or neither.
+        trained_tokenizer (`dict`, *optional*): arguments of `train_tokenizer`; None: it is in the folder already.
+        tokenizer_sample (`int`): characters that it is trained on.
+        packing, held_out: of `WriteRows`.
+        manifest: of `WriteManifest`.
+    """
+    work, parts = f"{output}/{WORK}", groups[-1]["first"] + groups[-1]["parts"]
+    documents = {"blank": ReadDocuments(groups, reading), **filters, "": WriteParts(f"{work}/parts")}
+    kept: dict[str, PipelineStep] = {"": ReadPart(f"{work}/parts")}
+    stages: list[tuple[str, int, list[PipelineStep]]] = [("documents", len(groups), [*documents.values()])]
+    if "exact" in deduplicate:
+        signatures, duplicates = f"{work}/exact/signatures", f"{work}/exact/duplicates"
+        stages.append(("exact_signatures", parts, [*kept.values(), ExactDedupSignature(signatures, EXACT)]))
+        stages.append(("exact_duplicates", 1, [ExactFindDedups(signatures, duplicates, EXACT)]))
+        kept["exact duplicates"] = ExactDedupFilter(duplicates, EXACT)
+    if "minhash" in deduplicate:
+        folders = [f"{work}/minhash/{name}" for name in ("signatures", "buckets", "remove")]
+        signature = MinhashDedupSignature(folders[0], MINHASH, language=WORDS)
+        stages.append(("minhash_signatures", parts, [*kept.values(), signature]))
+        stages.append(("minhash_buckets", MINHASH.num_buckets, [MinhashDedupBuckets(*folders[:2], config=MINHASH)]))
+        stages.append(("minhash_clusters", 1, [MinhashDedupCluster(*folders[1:], config=MINHASH)]))
+        kept["near duplicates"] = MinhashDedupFilter(folders[2])
+    if trained_tokenizer is not None:
+        training = TrainTokenizer(output, [*kept.values()], parts, tokenizer_sample, trained_tokenizer)
+        stages.append(("tokenizer", 1, [training]))
+    stages.append(("rows", parts, [*kept.values(), WriteRows(output, packing, held_out)]))
+    labels = {"documents": [*documents], "rows": [*kept, ""]}
+    return [*stages, ("manifest", 1, [WriteManifest(output, manifest, labels, parts)])]
+
+
+class LocalExecutor(LocalPipelineExecutor):
+    """Processes of this machine. A task whose process is killed runs again, once, with those that were not finished.
+
+    datatrove's own waits for ever for a process that was killed.
+    """
+
+    def run(self) -> None:
+        if self.workers == 1:
+            for rank in self.get_incomplete_ranks():
+                run_task(dill.dumps(self), rank)
+            return
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        context = multiprocessing.get_context(method)
+        context.set_forkserver_preload([__name__])
+        for attempt in (1, 2):
+            ranks, pickled = self.get_incomplete_ranks(), dill.dumps(self)
+            with ProcessPoolExecutor(self.workers, context) as pool:
+                try:
+                    for task in [pool.submit(run_task, pickled, rank) for rank in ranks]:
+                        task.result()
+                    return
+                except BrokenProcessPool as error:
+                    if attempt == 2:
+                        missing = len(self.get_incomplete_ranks())
+                        raise OSError(
+                            f"a process was killed twice, {missing} of {self.tasks} tasks are left (is there too little "
+                            "memory?): run the command again with fewer --workers, it goes on from there"
+                        ) from error
+                finally:
+                    pool.shutdown(cancel_futures=True)
+
+
+def run_task(executor: bytes, rank: int) -> None:
+    """Run a task; its log is in the folder of logs alone."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with contextlib.redirect_stderr(io.StringIO()):
+        dill.loads(executor)._run_for_rank(rank)
+
+
+def run_stages(
+    stages: list[tuple[str, int, list[PipelineStep]]], output: str, executor: str, workers: int, options: dict[str, Any]
+) -> None:
+    """Run the stages one after the other, without the tasks that are finished; for Slurm, submit them.
+
+    Args:
+        executor (`str`): of `EXECUTORS`.
+        workers (`int`): tasks that run at once.
+        options (`dict`): other arguments of datatrove's executor.
+    Raises:
+        ValueError: an option that the executor does not have; an error of the user in a task.
+        OSError: tasks that are not finished.
+    """
+    kind = dict(zip(EXECUTORS, (LocalExecutor, SlurmPipelineExecutor, RayPipelineExecutor), strict=True))[executor]
+    previous = None
+    for name, tasks, blocks in stages:
+        options |= dict(tasks=tasks, workers=workers, logging_dir=f"{output}/{WORK}/logs/{name}")
+        if executor == "slurm":
+            options |= dict(job_name=f"prepare_{name}", depends=previous)
+        try:
+            previous = kind(blocks, **options)
+        except TypeError as error:
+            raise ValueError(f"--executor_options do not fit the executor {executor}: {error}") from error
+        if executor == "slurm":
+            continue
+        if missing := len(previous.get_incomplete_ranks()):
+            print(f"{name}: {missing} of {tasks} tasks", flush=True)
+            previous.run()
+        if missing := len(previous.get_incomplete_ranks()):
+            logs = f"{output}/{WORK}/logs/{name}/logs"
+            raise OSError(f"{missing} of {tasks} tasks of the stage {name} failed: see {logs}, and run the command again")
+    if executor == "slurm":
+        previous.run()

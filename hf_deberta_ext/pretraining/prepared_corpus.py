@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared corpora: folders of shards of packed rows with a manifest, and the order in which a training reads them.
+
+A shard is an Arrow file, memory-mapped, with a digest in each of its record batches of at most `BATCH_ROWS` rows. The order
+of an epoch permutes the shards, deals their rows to lanes, and permutes them within windows of a lane; batch number i is of
+lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads lanes of its own.
+"""
+
+import json
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+from xxhash import xxh3_64
+
+from ..training.run_contents import add_values, json_digest
+from .packing import PackingReport
+
+__all__ = [
+    "PreparedRows", "ShardOrder", "batch_digest", "is_prepared", "manifest_file", "manifest_text", "read_manifest",
+    "tokenizer_folder",
+]  # fmt: skip
+
+MANIFEST_FILE, TOKENIZER, SHARDS = "manifest.json", "tokenizer", ("train", "held_out")
+BATCH_ROWS = 256
+OPEN_SHARDS = 64
+# Rows whose order is in memory at once.
+ORDERED_ROWS = 2**23
+
+
+def manifest_file(folder: str | os.PathLike) -> tuple[Any, str]:
+    """The file system (fsspec) of a folder, and the path of its manifest there."""
+    from fsspec.core import url_to_fs
+
+    files, path = url_to_fs(os.fspath(folder))
+    return files, f"{path.rstrip('/')}/{MANIFEST_FILE}"
+
+
+def is_prepared(*folders: str | os.PathLike) -> bool:
+    """True if one of them is a folder with a manifest, also of an unfinished preparation."""
+    for folder in map(os.fspath, folders):
+        if os.path.isdir(folder) or "://" in folder:
+            files, path = manifest_file(folder)
+            if files.isfile(path):
+                return True
+    return False
+
+
+def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
+    """The manifest of a prepared folder, all of whose shards are there.
+
+    Raises:
+        ValueError: the preparation is unfinished, the manifest is damaged, or a shard is missing or of another size.
+    """
+    files, path = manifest_file(folder)
+    try:
+        manifest = json.loads(files.cat_file(path))
+        if not manifest["finished"]:
+            raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
+        root = path.removesuffix(MANIFEST_FILE)
+        found = [entry for name in SHARDS if manifest[name] for entry in files.find(root + name, detail=True).values()]
+        sizes = {entry["name"].removeprefix(root): entry["size"] for entry in found}
+        expected = {shard["file"]: shard["bytes"] for name in SHARDS for shard in manifest[name]}
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): prepare the corpus again, in another folder") from error
+    for name, size in expected.items():
+        if sizes.get(name) != size:
+            problem = f"has {sizes[name]:,} bytes, prepared were {size:,}" if name in sizes else "is missing"
+            raise ValueError(f"the shard {name} of {folder} {problem}: copy it again, or prepare the corpus again")
+    return manifest
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Lines that say what a prepared folder holds."""
+    packing, report, tokenizer = manifest["packing"], manifest["report"], manifest["tokenizer"]
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest["dropped"].items() if count) or "none"
+    held_out = sum(shard["rows"] for shard in manifest["held_out"])
+    sources = [f"{item['source']} ({item['license'] or 'no licence given'})" for item in manifest["sources"]]
+    return "\n".join([
+        f"a prepared corpus: {report['examples']:,} rows, {report['packed_tokens']:,} tokens, {len(manifest['train']):,} "
+        f"shards; {held_out:,} rows held out",
+        f"  documents   {manifest['documents']:,} read; dropped: {dropped}",
+        f"  packing     {packing['mode']}, {packing['max_length']} tokens, {report['fill']:.1%} filled",
+        f"  tokenizer   {tokenizer['vocabulary']:,} tokens, digest {tokenizer['digest']}",
+        f"  sources     {'; '.join(sources)}",
+        f"  digest      {manifest['digest']}",
+    ])  # fmt: skip
+
+
+def tokenizer_folder(folder: str | os.PathLike) -> str:
+    """The folder of the tokenizer of a prepared folder, on this machine."""
+    files, path = manifest_file(folder)
+    source = path.removesuffix(MANIFEST_FILE) + TOKENIZER
+    if "file" in np.atleast_1d(files.protocol):
+        return source
+    # The same place each time: a resumed run must repeat it.
+    target = os.path.join(tempfile.gettempdir(), f"{TOKENIZER}-{json_digest(os.fspath(folder))}")
+    files.get(source + "/", target + "/", recursive=True)
+    return target
+
+
+def batch_digest(batch: Any) -> str:
+    """Digest of the values of a record batch."""
+    digest = xxh3_64()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        digest.update(name.encode())
+        add_values(digest, column)
+    return digest.hexdigest()
+
+
+class PreparedRows(Dataset):
+    """The rows of a prepared folder, by their number; a shard is opened when a row of it is asked for.
+
+    Args:
+        folder (`str` or path): local, or of any file system of fsspec: then shards are copied to `cache_dir` when opened.
+        held_out (`bool`): the rows that were held out.
+        limit (`int`, *optional*): only the first so many rows.
+        buffer (`int`): rows of a window of `ShardOrder`.
+    Raises:
+        ValueError: as `read_manifest`; a shard is broken, which comes when a row of it is read.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        held_out: bool = False,
+        limit: int | None = None,
+        buffer: int = 10_000,
+        cache_dir: str | None = None,
+    ):
+        manifest = read_manifest(folder)
+        self.root, self.cache_dir, self.buffer = os.fspath(folder).rstrip("/"), cache_dir, buffer
+        self.shards = manifest[SHARDS[held_out]]
+        self.ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
+        if limit is not None:
+            self.ends = self.ends.clip(max=limit)
+        self.report = PackingReport(**manifest["report"])
+        self.digest = f"{len(self)} rows, {manifest['digest']}"
+        self.open_shards: OrderedDict[int, tuple[Any, list, np.ndarray]] = OrderedDict()
+        self.checked: set[tuple[int, int]] = set()
+        # Of record batches, each counted once.
+        self.bytes_read = 0
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker has memory maps of its own.
+        return self.__dict__ | {"open_shards": OrderedDict()}
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        shard = int(np.searchsorted(self.ends, i, side="right"))
+        place = i - (self.ends[shard - 1] if shard else 0)
+        try:
+            reader, batch_ends = self.open_shard(shard)
+            number = int(np.searchsorted(batch_ends, place, side="right"))
+            batch, metadata = reader.get_batch_with_custom_metadata(number)
+            if (shard, number) not in self.checked:
+                if batch_digest(batch) != metadata["digest"].decode():
+                    raise ValueError("its rows are not those that were prepared")
+                self.checked.add((shard, number))
+                self.bytes_read += batch.nbytes
+        # Arrow raises OSError or ValueError for what is no Arrow file, and for one that ends too early.
+        except (OSError, ValueError, KeyError) as error:
+            name = f"{self.root}/{self.shards[shard]['file']}"
+            raise ValueError(f"the shard {name} is broken: {error}; copy it again, or prepare the corpus again") from error
+        return {name: cell(batch.column(name), int(place - batch_ends[number]) + len(batch)) for name in batch.schema.names}
+
+    def open_shard(self, shard: int) -> tuple[Any, np.ndarray]:
+        """The reader of a shard, and the rows up to the end of each record batch."""
+        if shard not in self.open_shards:
+            import fsspec
+            import pyarrow as pa
+
+            path = f"{self.root}/{self.shards[shard]['file']}"
+            if "://" in path:
+                options = {} if self.cache_dir is None else {"cache_storage": self.cache_dir}
+                path = fsspec.open_local(f"filecache::{path}", filecache=options)
+            reader = pa.ipc.open_file(pa.memory_map(os.path.expanduser(path)))
+            rows = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
+            if sum(rows) != self.shards[shard]["rows"]:
+                raise ValueError(f"it has {sum(rows)} rows, prepared were {self.shards[shard]['rows']}")
+            self.open_shards[shard] = reader, np.cumsum(rows)
+            if len(self.open_shards) > OPEN_SHARDS:
+                self.open_shards.popitem(last=False)
+        self.open_shards.move_to_end(shard)
+        return self.open_shards[shard]
+
+
+def cell(column: Any, place: int) -> Any:
+    """A number, or a list of them as an array."""
+    value = column[place]
+    values = getattr(value, "values", None)
+    return value.as_py() if values is None else values.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+class ShardOrder(Sampler):
+    """The rows of each epoch in random order, in batches of which each is of one lane.
+
+    The order depends on these arguments and the epoch alone. Where processes x workers divide `lanes`, each lane, and
+    nearly each record batch, is read by one worker of one process.
+
+    Args:
+        examples (`NumberedExamples`): of `PreparedRows`; of their order, that of `ORDERED_ROWS` rows is in memory at most.
+        batch (`int`): rows of a batch.
+        lanes (`int`): halved while there are not `rows.buffer` rows for each.
+    """
+
+    def __init__(self, examples: Any, *, batch: int, lanes: int, seed: int):
+        self.examples, self.rows, self.batch, self.seed = examples, examples.dataset, batch, seed
+        rows = self.rows
+        window = max(min(rows.buffer, ORDERED_ROWS // lanes), batch)
+        while lanes > 1 and len(rows) < lanes * window:
+            lanes = lanes // 2 if lanes % 2 == 0 else 1
+        self.lanes, self.window = lanes, -(-window // batch) * batch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[int]:
+        draws = np.random.default_rng([self.seed, int(self.examples.epoch)])
+        counts = np.diff(self.rows.ends, prepend=0)
+        order = draws.permutation(len(counts))
+        ends = np.cumsum(counts[order])
+        # Added to a place in the permuted shards, it gives the number of the row.
+        shifts = self.rows.ends[order] - ends
+        size = self.lanes * self.window
+        for start in range(0, len(self), size):
+            rows = min(size, len(self) - start)
+            batches = -(-rows // self.batch)
+            lanes = []
+            for lane in range(self.lanes):
+                count = len(range(lane, batches, self.lanes)) * self.batch
+                # The last batch of all may be short.
+                count -= (batches * self.batch - rows) if lane == (batches - 1) % self.lanes else 0
+                places = start + draws.permutation(count)
+                lanes.append(places + shifts[np.searchsorted(ends, places, side="right")])
+                start += count
+            for number in range(batches):
+                first = number // self.lanes * self.batch
+                yield from lanes[number % self.lanes][first : first + self.batch].tolist()

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared corpora: what examples/prepare_corpus.py writes, the order of a training, exact resume, and what is refused."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import datasets
+import mlm_script
+import numpy as np
+import pytest
+import torch
+from accumulation import exact_accumulation
+from mlm_script import TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, start
+from scripts import EXAMPLES, command_line
+
+from hf_deberta_ext.commands import main as deberta_ext
+from hf_deberta_ext.pretraining import NumberedExamples, pack, train_tokenizer
+from hf_deberta_ext.pretraining.packing import COUNTS
+from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder
+from hf_deberta_ext.tokenization import load_tokenizer
+
+pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
+
+from datatrove.data import Document
+from kill_task import KilledOnce
+
+from hf_deberta_ext.pretraining import preparation, preparation_blocks
+
+text = mlm_script.text
+GOOD = """The river that runs behind the old mill has been dammed with stones, and the water stands there all summer.
+Nobody remembers who built the wall, but the people of the village have repaired it every spring, as long as they can think.
+When the snow melts in the mountains, a few of them walk up with ropes, look for loose blocks, and put them back in place.
+It is hard work, and it takes most of a week to get everything done before the next rain comes from the northern hills."""
+SPEECH = "Four score and seven years ago our fathers brought forth on this continent a new nation conceived in liberty"
+
+
+def preparing(text, folder, **flags):
+    common = dict(
+        train_data=text.parent, output_dir=folder, max_length=32, validation_documents=10, train_tokenizer="byte-level-bpe",
+        vocab_size=300, part_bytes=4000, licenses="cc0-1.0",
+    )  # fmt: skip
+    if "tokenizer" in flags:
+        del common["train_tokenizer"], common["vocab_size"]
+    return [*command_line(common | flags), "--deduplicate", "exact", "minhash"]
+
+
+@pytest.fixture(scope="module")
+def prepared(prepare_corpus, text, tmp_path_factory):
+    """120 made documents; an exact and a near duplicate of one, one with a text of an evaluation set, and a blank one."""
+    documents = text.read_text(encoding="utf-8").split("\n\n")
+    near = f"{max(documents, key=len)} And so on."
+    rows = [{"text": line} for line in (documents[0], near, f"He said: {SPEECH.upper()}, and so on.", " ")]
+    (text.parent / "more.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    evaluation = tmp_path_factory.mktemp("evaluation") / "dev.jsonl"
+    evaluation.write_text(json.dumps({"label": 1, "sentences": [f"{SPEECH}, he said."]}), encoding="utf-8")
+    folder = tmp_path_factory.mktemp("prepared") / "prepared"
+    prepare_corpus.main(preparing(text, folder, decontaminate=evaluation))
+    return folder
+
+
+def row_digest(row):
+    return str(row["input_ids"].tolist())
+
+
+def test_every_document_is_counted_and_each_token_is_in_a_row(prepared, capsys):
+    manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    report, dropped = manifest["report"], manifest["dropped"]
+    assert manifest["documents"] == 124
+    assert dropped == {
+        "blank": 1, "contaminated": 1, "exact duplicates": 1, "near duplicates": 1, "too short": 0
+    }  # fmt: skip
+    assert report["documents"] == 120 - manifest["held_out_documents"] and report["tokens"] == report["packed_tokens"]
+    rows, tokenizer = PreparedRows(prepared), load_tokenizer(prepared / "tokenizer")
+    assert len(rows) == report["examples"] and len(manifest["train"]) > 3
+    special = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    assert sum(int((~np.isin(rows[i]["input_ids"], special)).sum()) for i in range(len(rows))) == report["tokens"]
+    assert deberta_ext(["info", str(prepared)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(rows)} rows" in printed and manifest["digest"] in printed and "cc0-1.0" in printed
+
+
+def test_prepared_again_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
+    begun = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    flags = dict(decontaminate=begun["request"]["decontaminate"][0])
+    prepare_corpus.main(preparing(text, prepared, workers=2, **flags))
+    assert "tasks" not in capsys.readouterr().out
+    argv = preparing(text, prepared, packing="best_fit", **flags)
+    assert_refused(prepare_corpus, "was begun with other values of --packing: repeat them", argv)
+
+
+@pytest.mark.parametrize("mode", ["full_sentences", "document_sentences", "best_fit", "segment_pair"])
+def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
+    documents = text.read_text(encoding="utf-8").split("\n\n")[:30]
+    shutil.copytree(prepared / "tokenizer", tmp_path / "tokenizer")
+    packing = dict(mode=mode, max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
+    block = preparation_blocks.WriteRows(str(tmp_path), packing, 0)
+    block.run(Document(text=document, id="") for document in documents)
+    report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
+    shards = dict(train=[report["train"]["shard"]], held_out=[], finished=True, digest="", report={})
+    (tmp_path / "manifest.json").write_text(json.dumps(shards | {"report": prepared_report(prepared)}), encoding="utf-8")
+    rows = PreparedRows(tmp_path)
+    corpus = datasets.Dataset.from_list([{"text": document} for document in documents])
+    expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), **packing)
+    assert rows[0].keys() == expected[0].keys() and report["train"]["counts"]["tokens"] == counts.tokens
+    if mode == "segment_pair":
+        # Other draws: the same spans of the documents, cut elsewhere.
+        assert sum(len(rows[i]["input_ids"]) for i in range(len(rows))) == sum(map(len, expected["input_ids"]))
+        return
+    assert len(rows) == len(expected)
+    for i in range(len(rows)):
+        assert {name: value.tolist() for name, value in rows[i].items()} == expected[i]
+
+
+def prepared_report(prepared):
+    return json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))["report"]
+
+
+def order_of(ends, *, batch, lanes, buffer, epoch=0):
+    rows = type("Rows", (), {"ends": np.array(ends), "buffer": buffer, "__len__": lambda self: int(ends[-1])})()
+    return [*ShardOrder(SimpleNamespace(dataset=rows, epoch=epoch), batch=batch, lanes=lanes, seed=3)]
+
+
+@pytest.mark.parametrize(
+    "ends, batch, lanes, buffer",
+    [([1], 4, 8, 10), ([7, 20, 50], 4, 8, 10_000), ([100, 110, 997], 3, 16, 10), ([500, 1000, 1501], 8, 4, 64)],
+    ids=["one row", "one window", "many rounds", "short last batch"],
+)
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own(ends, batch, lanes, buffer):
+    orders = [order_of(ends, batch=batch, lanes=lanes, buffer=buffer, epoch=epoch) for epoch in (0, 0, 1)]
+    assert sorted(orders[0]) == [*range(ends[-1])]
+    assert orders[0] == orders[1] and (orders[0] != orders[2] or ends[-1] == 1)
+
+
+def test_neighbours_of_a_shard_are_far_apart():
+    """As many of a step's rows are of one shard as in a whole permutation of as many windows, and orders are unrelated."""
+    ends = np.arange(1, 65) * 1000
+    order = np.array(order_of(ends, batch=8, lanes=32, buffer=1000))
+    steps = (order // 1000).reshape(-1, 8 * 32)
+    assert np.mean([len({*step.tolist()}) for step in steps]) >= 32
+    assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.2
+    assert np.mean(np.abs(np.diff(order)) == 1) < 0.01
+
+
+@pytest.mark.parametrize("processes, workers", [(1, 1), (2, 2), (4, 2)])
+def test_processes_and_workers_read_shards_of_their_own(processes, workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation_blocks, "BATCH_ROWS", 8)
+    rows = written_rows(tmp_path, shards=20, rows=32)
+    batches = np.array([*ShardOrder(NumberedExamples(rows), batch=4, lanes=8, seed=0)]).reshape(-1, 4)
+    total = 0
+    for process in range(processes):
+        of_process = batches[process::processes]
+        for worker in range(workers):
+            reader = PreparedRows(tmp_path, buffer=16)
+            for i in of_process[worker::workers].flatten().tolist():
+                assert reader[i]["input_ids"].tolist() == [i, i]
+            total += reader.bytes_read
+            assert len({*(of_process[worker::workers].flatten() // 32).tolist()}) <= 20 // (processes * workers) + 8
+    batch_bytes = PreparedRows(tmp_path)
+    assert [*map(batch_bytes.__getitem__, range(len(rows)))] and total <= 1.1 * batch_bytes.bytes_read
+
+
+def written_rows(folder, *, shards, rows):
+    """A prepared folder whose row i holds the number i twice."""
+    listed = []
+    for shard in range(shards):
+        columns = {"input_ids": [[shard * rows + i] * 2 for i in range(rows)]}
+        file = folder / f"train/{shard:05d}.arrow"
+        file.parent.mkdir(exist_ok=True)
+        with file.open("wb") as opened:
+            writer = preparation_blocks.ShardWriter(opened, 10_000)
+            writer.write(columns)
+            writer.close()
+        listed.append(dict(file=f"train/{file.name}", rows=rows, bytes=file.stat().st_size, digest=""))
+    report = dict.fromkeys(COUNTS, 0) | dict(examples=0, max_length=2, mean_length=2, fill=1)
+    manifest = dict(finished=True, train=listed, held_out=[], digest="", report=report)
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return PreparedRows(folder, buffer=16)
+
+
+def training(prepared, folder, **flags):
+    common = dict(train_data=prepared, tokenizer=prepared / "tokenizer", shuffle_buffer=16)
+    argv = arguments(prepared, folder, **(common | flags))
+    place = argv.index("--validation_documents")
+    return argv[:place] + argv[place + 2 :]
+
+
+@pytest.mark.parametrize("script", ["run_mlm", pytest.param("run_rtd", marks=pytest.mark.slow)])
+def test_run_resumed_within_an_epoch_ends_with_the_same_weights(script, request, prepared, tmp_path):
+    module = request.getfixturevalue(script)
+    flags = dict(max_steps=8, save_steps=3, learning_rate=1e-3, dataloader_num_workers=2 * (script == "run_mlm"))
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    module.main(training(prepared, whole, **flags))
+    for name in ("checkpoint-3", "run_arguments.json"):
+        copy = shutil.copytree if (whole / name).is_dir() else shutil.copy
+        resumed.mkdir(exist_ok=True)
+        copy(whole / name, resumed / name)
+    module.main(training(prepared, resumed, **flags, resume_from_checkpoint="last"))
+    assert_same_weights(whole, resumed)
+    assert json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"] > 32
+    card = (whole / "README.md").read_text(encoding="utf-8")
+    assert "cc0-1.0" in card and "manifest" not in card
+
+
+def damaged(prepared, folder, change):
+    shutil.copytree(prepared, folder, ignore=shutil.ignore_patterns("work"))
+    change(folder)
+    return folder
+
+
+def remove_shard(folder):
+    (folder / "train/00002.arrow").unlink()
+
+
+def shorten_shard(folder):
+    file = folder / "train/00002.arrow"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def change_a_token(folder):
+    file = folder / "train/00002.arrow"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def unfinish(folder):
+    (folder / "manifest.json").write_text('{"finished": false}', encoding="utf-8")
+
+
+def damage_manifest(folder):
+    (folder / "manifest.json").write_text('{"finished": tr', encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (remove_shard, "the shard train/00002.arrow of"),
+        (shorten_shard, "bytes, prepared were"),
+        (change_a_token, "train/00002.arrow is broken: its rows are not those that were prepared"),
+        (unfinish, "is unfinished: run its prepare_corpus.py command again"),
+        (damage_manifest, "manifest.json is damaged"),
+    ],
+    ids=["missing", "shorter", "changed", "unfinished", "damaged manifest"],
+)
+def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
+    folder = damaged(prepared, tmp_path / "prepared", change)
+    assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(packing="best_fit"), "was packed with --packing full_sentences --max_length 32, not with --packing best_fit"),
+        (dict(max_length=64), "not with --packing full_sentences --max_length 64"),
+        (dict(streaming="true"), "--streaming is for text"),
+        (dict(validation_documents=3), "--validation_documents is for text"),
+        (dict(train_tokenizer="unigram"), "--train_tokenizer is for text"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags, message, prepared, run_mlm, tmp_path):
+    argv = training(prepared, tmp_path / "run") + command_line(flags)
+    assert_refused(run_mlm, message, argv)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, text, tmp_path):
+    other = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 280, show_progress=False)
+    other.save_pretrained(tmp_path / "other")
+    argv = training(prepared, tmp_path / "run", tokenizer=tmp_path / "other")
+    assert_refused(run_mlm, "are of another tokenizer (300 tokens, digest", argv)
+    argv = training(prepared, tmp_path / "run")
+    argv.insert(argv.index(str(prepared)), str(text))
+    assert_refused(run_mlm, "a prepared folder is all the data of a run", argv)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(tokenizer="mine", train_tokenizer="unigram"), "rows need one tokenizer"),
+        (dict(part_bytes=0), "--part_bytes must be at least 1"),
+        (dict(workers=0), "--workers must be at least 1"),
+        (dict(executor_options="color=red"), "--executor_options do not fit the executor local"),
+        (dict(validation_documents=1000), "no row is left of 124 documents"),
+    ],
+)
+def test_a_preparation_that_cannot_be_is_refused(flags, message, prepared, prepare_corpus, text, tmp_path):
+    argv = preparing(text, tmp_path / "p", **flags)
+    assert_refused(prepare_corpus, message, argv)
+
+
+def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
+    options = dict(languages=[], threshold=0.5, evaluation_sets=[], ngram=13)
+    filters = preparation.document_filters(str(tmp_path), quality=[*preparation.QUALITY], **options)
+    poor = {
+        "gopher_quality": "Too short for use.",
+        "gopher_repetition": GOOD[:40] * 50,
+        "fineweb": "no stop\n" * 60,
+    }
+    for name, block in filters.items():
+        assert [*block([Document(text=poor[name], id="")])] == [], name
+        assert len([*block([Document(text=GOOD, id="")])]) == 1, name
+    assert len(filters) == 3
+
+
+def test_slurm_gets_a_job_for_each_stage(prepared, prepare_corpus, text, tmp_path, monkeypatch):
+    """With an sbatch that writes down what it is given."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ngrep job-name "$(eval echo \\${{$#}})" >> {tmp_path}/calls\n'
+        f"echo Submitted batch job $(wc -l < {tmp_path}/calls)\n",
+        encoding="utf-8",
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    options = dict(executor="slurm", executor_options="partition=cpu,time=1:00:00", tokenizer=prepared / "tokenizer")
+    manifest = prepare_corpus.main(preparing(text, tmp_path / "p", **options))
+    calls = (tmp_path / "calls").read_text(encoding="utf-8")
+    names = ["documents", "exact_signatures", "minhash_clusters", "rows", "manifest"]
+    assert [name for name in names if f"job-name=prepare_{name}\n" in calls] == names and not manifest["finished"]
+    assert "--dependency=afterok:" in calls
+
+
+@pytest.mark.slow
+def test_the_digest_depends_neither_on_the_number_of_tasks_nor_on_a_killed_one(
+    prepared, prepare_corpus, text, tmp_path, monkeypatch, capsys
+):
+    manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    flags = dict(decontaminate=manifest["request"]["decontaminate"][0])
+    for workers in (2, 4):
+        other = prepare_corpus.main(preparing(text, tmp_path / str(workers), workers=workers, **flags))
+        assert other["digest"] == manifest["digest"] and other["dropped"] == manifest["dropped"]
+    filters = preparation.document_filters
+
+    def with_a_kill(output, **options):
+        return filters(output, **options) | {"nothing": KilledOnce(str(tmp_path / "killed"))}
+
+    monkeypatch.setattr(preparation, "document_filters", with_a_kill)
+    killed = prepare_corpus.main(preparing(text, tmp_path / "again", workers=2, **flags))
+    assert (tmp_path / "killed").is_file() and killed["digest"] == manifest["digest"]
+
+
+@pytest.mark.slow
+@exact_accumulation
+def test_two_processes_and_a_resume_by_one_see_the_same_rows(prepared, run_mlm, tmp_path):
+    """Over more than an epoch, with rows left over at its end."""
+    flags = dict(max_steps=16, save_steps=7, learning_rate=1e-3, dataloader_num_workers=2, save_total_limit=9)
+    one, two, resumed = (tmp_path / name for name in ("one", "two", "resumed"))
+    script = str(EXAMPLES["run_mlm"])
+    finish(start(*TORCHRUN, script, *training(prepared, two, gradient_accumulation_steps=2, **flags)))
+    run_mlm.main(training(prepared, one, gradient_accumulation_steps=4, **flags))
+    resumed.mkdir()
+    shutil.copytree(two / "checkpoint-7", resumed / "checkpoint-7")
+    shutil.copy(two / "run_arguments.json", resumed)
+    run_mlm.main(training(prepared, resumed, gradient_accumulation_steps=2, **flags, resume_from_checkpoint="last"))
+    curves = [torch.tensor(losses(folder)) for folder in (one, two, resumed)]
+    for other in curves[1:]:
+        assert other.shape == curves[0].shape and ((other - curves[0]).abs() / curves[0]).max() < 1e-3
