@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from copy import copy, deepcopy
 from typing import Any
 
 import dill
@@ -45,7 +46,7 @@ from datatrove.utils.hashing import HashConfig, create_hash_func
 from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-from ..data.files import file_kind, read_rows
+from ..data.files import STREAMED_BYTES, file_kind, read_rows
 from .corpus import file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
@@ -160,7 +161,7 @@ def index_evaluation_sets(files: Sequence[str], n: int, folder: str):
     hash_words = create_hash_func(config.hash_config)
     for path, size, changed in (file for source in files for file in list_files(source) or []):
         if file_kind(path) == "text":
-            rows = file_documents([(path, size, changed)], "line", "text", 10**11)
+            rows = file_documents([(path, size, changed)], "line", "text", STREAMED_BYTES)
         else:
             rows = (row for _, row in read_rows(path))
         for text in strings_of(rows):
@@ -230,7 +231,24 @@ def prepare(
     return [*stages, ("manifest", 1, [WriteManifest(output, manifest, labels, parts)])]
 
 
-class LocalExecutor(LocalPipelineExecutor):
+class FreshTasks:
+    """Mixin of executors. A task begins with blocks as they were built: those of datatrove add up what they count."""
+
+    def _run_for_rank(self, *args, **kwargs) -> Any:
+        executor = copy(self)
+        executor.pipeline = deepcopy(self.pipeline)
+        return super(FreshTasks, executor)._run_for_rank(*args, **kwargs)
+
+
+class SlurmExecutor(FreshTasks, SlurmPipelineExecutor):
+    pass
+
+
+class RayExecutor(FreshTasks, RayPipelineExecutor):
+    pass
+
+
+class LocalExecutor(FreshTasks, LocalPipelineExecutor):
     """Processes of this machine. A task whose process is killed runs again, once, with those that were not finished.
 
     datatrove's own waits for ever for a process that was killed.
@@ -239,7 +257,7 @@ class LocalExecutor(LocalPipelineExecutor):
     def run(self) -> None:
         if self.workers == 1:
             for rank in self.get_incomplete_ranks():
-                run_task(dill.dumps(self), rank)
+                run_task(self, rank)
             return
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context = multiprocessing.get_context(method)
@@ -248,7 +266,7 @@ class LocalExecutor(LocalPipelineExecutor):
             ranks, pickled = self.get_incomplete_ranks(), dill.dumps(self)
             with ProcessPoolExecutor(self.workers, context) as pool:
                 try:
-                    for task in [pool.submit(run_task, pickled, rank) for rank in ranks]:
+                    for task in [pool.submit(run_pickled, pickled, rank) for rank in ranks]:
                         task.result()
                     return
                 except BrokenProcessPool as error:
@@ -262,11 +280,16 @@ class LocalExecutor(LocalPipelineExecutor):
                     pool.shutdown(cancel_futures=True)
 
 
-def run_task(executor: bytes, rank: int) -> None:
+def run_pickled(executor: bytes, rank: int) -> None:
+    # A process for each worker: no threads of tokenizers beside them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    run_task(dill.loads(executor), rank)
+
+
+def run_task(executor: LocalExecutor, rank: int) -> None:
     """Run a task; its log is in the folder of logs alone."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with contextlib.redirect_stderr(io.StringIO()):
-        dill.loads(executor)._run_for_rank(rank)
+        executor._run_for_rank(rank)
 
 
 def run_stages(
@@ -282,7 +305,7 @@ def run_stages(
         ValueError: an option that the executor does not have; an error of the user in a task.
         OSError: tasks that are not finished.
     """
-    kind = dict(zip(EXECUTORS, (LocalExecutor, SlurmPipelineExecutor, RayPipelineExecutor), strict=True))[executor]
+    kind = dict(zip(EXECUTORS, (LocalExecutor, SlurmExecutor, RayExecutor), strict=True))[executor]
     previous = None
     for name, tasks, blocks in stages:
         options |= dict(tasks=tasks, workers=workers, logging_dir=f"{output}/{WORK}/logs/{name}")

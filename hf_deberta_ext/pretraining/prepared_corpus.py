@@ -95,7 +95,7 @@ def tokenizer_folder(folder: str | os.PathLike) -> str:
     """The folder of the tokenizer of a prepared folder, on this machine."""
     files, path = manifest_file(folder)
     source = path.removesuffix(MANIFEST_FILE) + TOKENIZER
-    if "file" in np.atleast_1d(files.protocol):
+    if "://" not in os.fspath(folder):
         return source
     # The same place each time: a resumed run must repeat it.
     target = os.path.join(tempfile.gettempdir(), f"{TOKENIZER}-{json_digest(os.fspath(folder))}")

@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import signal
 from types import SimpleNamespace
 
 import datasets
@@ -22,6 +23,7 @@ from hf_deberta_ext.tokenization import load_tokenizer
 
 pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
 
+import dill
 from datatrove.data import Document
 from kill_task import KilledOnce
 
@@ -82,7 +84,7 @@ def test_every_document_is_counted_and_each_token_is_in_a_row(prepared, capsys):
 
 def test_prepared_again_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
     begun = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
-    flags = dict(decontaminate=begun["request"]["decontaminate"][0])
+    flags = dict(decontaminate=dev(begun))
     prepare_corpus.main(preparing(text, prepared, workers=2, **flags))
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
@@ -179,10 +181,13 @@ def written_rows(folder, *, shards, rows):
 
 
 def training(prepared, folder, **flags):
-    common = dict(train_data=prepared, tokenizer=prepared / "tokenizer", shuffle_buffer=16)
-    argv = arguments(prepared, folder, **(common | flags))
-    place = argv.index("--validation_documents")
-    return argv[:place] + argv[place + 2 :]
+    """Without the flags of a tokenizer and of held-out documents, which the prepared folder has."""
+    argv = arguments(prepared, folder, **(dict(shuffle_buffer=16) | flags))
+    for name in ("--train_tokenizer", "--vocab_size", "--validation_documents"):
+        if name in argv:
+            place = argv.index(name)
+            argv = argv[:place] + argv[place + 2 :]
+    return argv
 
 
 @pytest.mark.parametrize("script", ["run_mlm", pytest.param("run_rtd", marks=pytest.mark.slow)])
@@ -303,22 +308,36 @@ def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
     assert len(filters) == 3
 
 
-def test_slurm_gets_a_job_for_each_stage(prepared, prepare_corpus, text, tmp_path, monkeypatch):
-    """With an sbatch that writes down what it is given."""
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ngrep job-name "$(eval echo \\${{$#}})" >> {tmp_path}/calls\n'
-        f"echo Submitted batch job $(wc -l < {tmp_path}/calls)\n",
-        encoding="utf-8",
-    )
-    sbatch.chmod(0o755)
+def test_jobs_of_slurm_make_the_same_corpus(prepared, prepare_corpus, text, tmp_path, monkeypatch, request):
+    """An sbatch writes down what it is given; then the tasks of each job run here, in the order of the jobs."""
+    calls = tmp_path / "calls"
+    for name, line in {
+        "sbatch": f'echo "$@" $(grep job-name= $(eval echo \\${{$#}})) >> {calls}; echo Submitted $(wc -l < {calls})',
+        "scontrol": "echo node",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    options = dict(executor="slurm", executor_options="partition=cpu,time=1:00:00", tokenizer=prepared / "tokenizer")
-    manifest = prepare_corpus.main(preparing(text, tmp_path / "p", **options))
-    calls = (tmp_path / "calls").read_text(encoding="utf-8")
-    names = ["documents", "exact_signatures", "minhash_clusters", "rows", "manifest"]
-    assert [name for name in names if f"job-name=prepare_{name}\n" in calls] == names and not manifest["finished"]
-    assert "--dependency=afterok:" in calls
+    whole = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    flags = dict(executor="slurm", executor_options="partition=cpu,time=1:00:00,tasks_per_job=99", decontaminate=dev(whole))
+    unfinished = prepare_corpus.main(preparing(text, tmp_path / "p", tokenizer=prepared / "tokenizer", **flags))
+    assert not unfinished["finished"]
+    lines = [line for line in calls.read_text(encoding="utf-8").splitlines() if "--export" in line]
+    names = [line.rpartition("job-name=prepare_")[2] for line in lines]
+    assert names[0] == "documents" and names[-2:] == ["rows", "manifest"] and len(names) == 8
+    assert all("--dependency=afterok:" in line for line in lines[1:])
+    for name, value in {"SLURM_ARRAY_TASK_ID": "0", "SLURM_NODELIST": "node"}.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGUSR1)
+    request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
+    for name in names:
+        dill.loads((tmp_path / f"p/work/logs/{name}/executor.pik").read_bytes()).run()
+    made = json.loads((tmp_path / "p/manifest.json").read_text(encoding="utf-8"))
+    assert made["digest"] == whole["digest"] and made["dropped"] == whole["dropped"]
+
+
+def dev(manifest):
+    return manifest["request"]["decontaminate"][0]
 
 
 @pytest.mark.slow
@@ -326,7 +345,7 @@ def test_the_digest_depends_neither_on_the_number_of_tasks_nor_on_a_killed_one(
     prepared, prepare_corpus, text, tmp_path, monkeypatch, capsys
 ):
     manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
-    flags = dict(decontaminate=manifest["request"]["decontaminate"][0])
+    flags = dict(decontaminate=dev(manifest))
     for workers in (2, 4):
         other = prepare_corpus.main(preparing(text, tmp_path / str(workers), workers=workers, **flags))
         assert other["digest"] == manifest["digest"] and other["dropped"] == manifest["dropped"]
