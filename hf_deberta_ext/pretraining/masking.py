@@ -211,9 +211,7 @@ class RowGenerator:
     """Uniform random numbers for each row of a batch, from its own seed: SplitMix64 (Steele, Lea and Flood 2014).
 
     A number depends on the seed of its row, its column and the number of calls before, not on other rows or the width.
-
-    Args:
-        seeds (`Sequence[int]`): [B], below 2^64 and unrelated, such as those of `spread_seed`.
+    The seeds must be unrelated, such as those of `spread_seed`.
     """
 
     def __init__(self, seeds: Sequence[int]):
@@ -239,11 +237,10 @@ def mask(
     """Mask a batch of examples.
 
     Args:
-        input_ids (`torch.LongTensor`): [B, N], with their special tokens.
-        lengths (`torch.LongTensor`, *optional*): as in `choose`.
+        input_ids (`torch.LongTensor`): [B, N], with their special tokens; `lengths` as in `choose`.
     Returns:
-        `torch.LongTensor`, `torch.LongTensor`, `torch.FloatTensor`: the masked ids [B, N]; the labels [B, N], the original
-        id where the model must predict (also where the token was kept), else -100; and the rates of `choose` [B, N].
+        [B, N] each: the masked ids; the labels, which are the original id where the model must predict (also where the
+        token was kept), else -100; and the rates of `choose`.
     Raises:
         ValueError: `input_ids` is no batch, or has an id that the vocabulary lacks.
     """
@@ -269,7 +266,6 @@ def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: b
     the official policy passes over (`vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
 
     Args:
-        input_ids (`torch.LongTensor`): [B, N].
         whole_words (`bool`): units are words; else each token is one.
     Returns:
         `torch.LongTensor`: [B, N], from 0 in order of the text; -1 for special tokens and padding.
@@ -336,7 +332,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     Args:
         sizes (`torch.LongTensor`): [B, U], tokens of each unit; 0 beyond the row's last.
     Returns:
-        `torch.LongTensor`, `torch.LongTensor`: [B, W] each; numbers are from 1 on, and 0 where the row has no more units.
+        [B, U] each; numbers are from 1 on, and 0 where the row has no more units.
     """
     width = sizes.shape[1]
     U = (sizes > 0).sum(1, keepdim=True)
@@ -373,12 +369,7 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Independent lengths [B, width] until a circle of U units is full, then 0; the last is cut to fit, with its gap.
-
-    Args:
-        U, gap (`torch.LongTensor`): [B, 1].
-        draws (`torch.DoubleTensor`): [B, width], uniform.
-    """
+    """Independent lengths until a circle of U units is full, then 0; the last is cut to fit. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -387,7 +378,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Starts [B, width] of spans, each with its gap behind it, among the free units in random order; arguments as above."""
+    """Starts [B, W] of spans, each with its gap behind it, among the free units in random order; arguments as above."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -440,9 +431,7 @@ def replace(
     Decided for each token, for spans once for all tokens of a span (SpanBERT 3.1), whose random tokens then differ.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [B, N], the latter from `choose`.
-    Returns:
-        `torch.LongTensor`: [B, N].
+        input_ids, span_ids (`torch.LongTensor`): [B, N], as the result; the latter from `choose`.
     """
     N = input_ids.shape[1]
     chance = generator.uniform(N)

@@ -124,10 +124,7 @@ FLAGS = (
 )  # fmt: skip
 
 # Of a new model without a recipe. Those of Trainer are for fine-tuning: 5e-5, no warm-up, no weight decay, batches of 8.
-FROM_SCRATCH = dict(
-    learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6,
-    per_device_train_batch_size=32, gradient_accumulation_steps=2,
-)  # fmt: skip
+FROM_SCRATCH, BATCH = dict(learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6), 64
 
 
 def chosen_settings(
@@ -135,12 +132,10 @@ def chosen_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """What flags that were not given are set to, by name, and a text that says so: by --recipe, or from scratch without one.
 
-    The further training of a checkpoint without a recipe keeps Trainer's own.
+    The further training of a checkpoint without a recipe keeps Trainer's own, and a resumed run what it began with.
 
     Args:
-        given_flags (`dict`): arguments that the user gave, by name.
-        processes (`int`): that train together.
-        device (`torch.device`, *optional*): as in `recipe_arguments`.
+        given_flags, processes, device: as in `recipe_arguments`.
         rtd (`bool`): by replaced token detection, else masked-language modelling.
     Raises:
         ValueError: the recipe is not for this objective, and as `recipe_arguments`.
@@ -155,21 +150,15 @@ def chosen_settings(
         return settings, recipe_table(name, settings, flags, processes)
     if flags.get("model") is not None:
         return {}, None
+    # Of a resumed run, perhaps begun by a version with other settings.
+    resumes = flags.get("resume_from_checkpoint") is not None and "output_dir" in flags
+    begun = read_json(Path(flags["output_dir"], ARGUMENTS_FILE)) if resumes else {}
     settings = dict(FROM_SCRATCH)
-    batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
-    # As many tokens at a time as 8 examples of 512.
-    size = min(batch, max(1, CPU_MICRO_BATCH * 512 // max(1, flags.get("max_length", 512))))
-    settings |= dict(per_device_train_batch_size=size, gradient_accumulation_steps=max(1, batch // size // processes))
-    if {*HARDWARE_FLAGS[:2]} & {*flags}:
-        # A part of the batch that is given says what the batch is.
-        settings = {flag: value for flag, value in settings.items() if flag not in HARDWARE_FLAGS}
-    if flags.get("resume_from_checkpoint") is not None and "output_dir" in flags:
-        # As it began, perhaps by a version with other settings.
-        begun = read_json(Path(flags["output_dir"], ARGUMENTS_FILE))
-        if begun.get("batch_size", batch) != batch:
-            settings = {flag: value for flag, value in settings.items() if flag not in HARDWARE_FLAGS}
-        settings = {flag: begun.get(flag, value) for flag, value in settings.items()}
-    settings = {flag: value for flag, value in settings.items() if flag not in flags}
+    if not {*HARDWARE_FLAGS[:2]} & {*flags} and begun.get("batch_size", BATCH) == BATCH:
+        # As many tokens at a time as 8 examples of 512.
+        size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, flags.get("max_length", 512))))
+        settings |= dict(zip(HARDWARE_FLAGS[:2], (size, max(1, BATCH // size // processes)), strict=True))
+    settings = {flag: begun.get(flag, value) for flag, value in settings.items() if flag not in flags}
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
     return settings, f"from scratch: {text} (flags and --recipe set others)" if settings else None
 
