@@ -6,7 +6,7 @@ A tile holds BLOCK_M queries and BLOCK_N keys, o = i - j is an offset, and there
 
 * Far tiles (all o >= reach, or all o <= -reach): delta is constant, so with the end rows K_e, Q_e of the relative table
       A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_e + K_c[j]·Q_e,
-  plain attention plus one number for each query and one for each key (`disentangled_ends_kernel`).
+  plain attention plus one number for each query and one for each key (`disentangled_prepare_kernel`).
 * Near tiles touch BLOCK_M + BLOCK_N - 1 consecutive offsets. With K_x[w], Q_x[w] = rows of the table for these offsets (the
   window), c2p is the product Q_c K_x^T, each row of which is shifted by one against the row above; the shear is a gather
   along one axis inside the tile, and its inverse serves the gradients.
@@ -28,9 +28,9 @@ from .triton_backward import (
     disentangled_bwd_kernel_far,
     disentangled_bwd_kernel_fold,
 )  # fmt: skip
-from .triton_forward import disentangled_ends_kernel, disentangled_fwd_kernel
+from .triton_forward import disentangled_fwd_kernel, disentangled_prepare_kernel
 from .triton_launches import find_launches
-from .triton_tiles import INTERPRETED, dropout_mask_kernel
+from .triton_tiles import INTERPRETED, PADDING, dropout_mask_kernel
 
 try:
     import triton
@@ -78,8 +78,6 @@ class Call:
         self.reach, self.scale, self.dropout_p = reach, scale, dropout_p
         self.span = 0 if rows is None else rows.shape[0] // 2
         # An absent tensor is never read; any pointer will do.
-        self.kx = q if K_r is None else K_r.index_select(1, rows).contiguous()  # [H, 2·span + 1, d]
-        self.qx = q if Q_r is None else Q_r.index_select(1, rows).contiguous()
         self.bias = q if bias is None else bias
         self.far = 0 < reach < self.N
         self.block_d = max(16, triton.next_power_of_2(self.D))
@@ -99,15 +97,30 @@ class Call:
     def mask_strides(self):
         return (0, 0, 0, 0) if self.mask is None else self.mask.stride()
 
-    def ends(self):
-        if not self.far:
-            return self.q
-        ends = self.q.new_empty(4, self.B, self.H, self.N, dtype=torch.float32)
-        disentangled_ends_kernel[(triton.cdiv(self.N, 64) * self.B * self.H,)](
-            self.q, self.k, self.kx, self.qx, self.bias, ends, *self.q.stride()[:3], *self.k.stride()[:3], *self.sizes,
-            self.scale2, **self.terms, **self.shape, BLOCK=64,
+    def prepare(self, K_r, Q_r, rows, *, bounds=False):
+        """Makes the tables by offset, the logits of far tiles and, for the backward, the bounds of the tables' rows."""
+        q, k, tables = self.q, self.k, []
+        self.kx = self.qx = self.ends = self.bounds = q
+        self.R = 0
+        if rows is None:
+            return
+        length = 2 * self.span + 1 + 2 * PADDING
+        for x in (K_r, Q_r):
+            x = x if x is None or x.stride(-1) == 1 else x.contiguous()
+            self.R = self.R if x is None else x.shape[1]
+            tables.append((q, q, (0, 0)) if x is None else (x, q.new_empty(self.H, length, self.D), x.stride()[:2]))
+        (K_r, self.kx, key_strides), (Q_r, self.qx, query_strides) = tables
+        blocks = triton.cdiv(length, 64) * self.H
+        if self.far:
+            self.ends = q.new_empty(4, self.B, self.H, self.N, dtype=torch.float32)
+            blocks += triton.cdiv(self.N, 64) * self.B * self.H
+        if bounds:
+            self.bounds = rows.new_empty(self.R + 1, dtype=torch.int32)
+        disentangled_prepare_kernel[(blocks,)](
+            q, k, K_r, Q_r, self.bias, rows, self.kx, self.qx, self.ends, self.bounds, *q.stride()[:3], *k.stride()[:3],
+            *key_strides, *query_strides, *self.sizes, self.R, self.scale2, **self.terms, FAR=self.far, BOUNDS=bounds,
+            **self.shape, BLOCK=64,
         )  # fmt: skip
-        return ends
 
 
 def on_its_device(operator: Callable) -> Callable:
@@ -131,12 +144,12 @@ def empty_heads(x: torch.Tensor) -> torch.Tensor:
 def attend(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
     """The forward operator: out [B, H, N, d] and LSE [B, H, N] in base 2."""
     call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
+    call.prepare(K_r, Q_r, rows)
     out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    ends = call.ends()
 
     def start(config):
         disentangled_fwd_kernel[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, ends, *call.side_pointers(), out, lse,
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.mask_strides(),
             *call.sizes, reach, call.scale2, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
             BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
@@ -158,15 +171,16 @@ def attend_backward(
     call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    dq, dk, dv, ends = empty_heads(q), empty_heads(q), empty_heads(q), call.ends()
-    rowsum = torch.empty_like(lse)
+    call.prepare(K_r, Q_r, rows, bounds=positions)
+    dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
+    rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
     # Row sums of dS over o >= reach and o <= -reach, then column sums.
     sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32) if call.far else lse
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
     def start_dq(config):
         disentangled_bwd_kernel_dq[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, ends, *call.side_pointers(), out, lse, grad, rowsum, sums, dq,
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse, grad, rowsum, active, sums, dq,
             *strides, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *call.mask_strides(),
             *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
             BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
@@ -175,19 +189,20 @@ def attend_backward(
 
     def start_dkv(config):
         disentangled_bwd_kernel_dkv[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, ends, *call.side_pointers(), lse, grad, rowsum, sums, dk, dv,
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), lse, grad, rowsum, active, sums, dk, dv,
             *strides, *grad.stride()[:3], *dk.stride()[:3], *call.mask_strides(),
             *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
             BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
             num_warps=config.num_warps,
         )  # fmt: skip
 
-    # rowsum is written by the first of the two and read by the second.
+    # rowsum and active are written by the first of the two and read by the others.
     launch("dq", call, start_dq)
     launch("dkv", call, start_dkv)
-    absent = q.new_empty(0)
+    # An operator may not return one tensor twice.
+    dK_r, dQ_r, dbias = (q.new_empty(0) for _ in range(3))
     if not positions:
-        return dq, dk, dv, absent, absent.clone(), absent.clone()
+        return dq, dk, dv, dK_r, dQ_r, dbias
 
     # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
     inner = reach - 1 if call.far else call.span
@@ -203,25 +218,23 @@ def attend_backward(
         windows = q.new_empty(count, call.H, splits, bands, 2 * block, call.D, dtype=torch.float32)
         bias_windows = q.new_empty(call.H, splits, bands, 2 * block, dtype=torch.float32) if bias is not None else lse
         disentangled_bwd_kernel_bands[(bands, splits, call.H)](
-            q, k, v, call.kx, call.qx, call.bias, *call.side_pointers(), lse, grad, rowsum, windows, bias_windows,
+            q, k, v, call.kx, call.qx, call.bias, *call.side_pointers(), lse, grad, rowsum, active, windows, bias_windows,
             *strides, *grad.stride()[:3], *call.mask_strides(), *call.sizes, call.scale2, dropout_p, bands, splits,
             **call.terms, **call.switches, **call.shape, BLOCK=block, STAGES=config.near_stages, num_warps=config.num_warps,
         )  # fmt: skip
         return windows, bias_windows, block
 
     windows, bias_windows, block = launch("bands", call, start_bands)
-    dK_r, dQ_r = fold(call, windows, sums, K_r, Q_r, rows, block=block, inner=inner)
-    dbias = absent.clone()
+    if K_r is not None or Q_r is not None:
+        dK_r, dQ_r = fold(call, windows, sums, K_r, Q_r, block=block, inner=inner)
     if bias is not None:
         dbias = fold_bias(call, bias_windows, sums, block=block, inner=inner)
-    return dq, dk, dv, absent if dK_r is None else dK_r, absent.clone() if dQ_r is None else dQ_r, dbias
+    return dq, dk, dv, dK_r, dQ_r, dbias
 
 
-def fold(call, windows, sums, K_r, Q_r, rows, *, block, inner):
-    """Gradients of K_r and Q_r, [H, R, d] each or None, from the windows of the bands and the sums over far pairs."""
-    if K_r is None and Q_r is None:
-        return None, None
-    (terms, H, splits, bands), R = windows.shape[:4], (Q_r if K_r is None else K_r).shape[1]
+def fold(call, windows, sums, K_r, Q_r, *, block, inner):
+    """Gradients of K_r and Q_r, [H, R, d] each or empty, from the windows of the bands and the sums over far pairs."""
+    terms, H, splits, bands = windows.shape[:4]
     far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
     far = windows
     if call.far:
@@ -230,17 +243,13 @@ def fold(call, windows, sums, K_r, Q_r, rows, *, block, inner):
             call.q, call.k, sums, far, *call.q.stride()[:3], *call.k.stride()[:3], H, call.N, call.B, far_splits,
             C2P=call.terms["C2P"], **call.shape, BLOCK=64,
         )  # fmt: skip
-    # The offsets that read row r are rows[bounds[r]] ... rows[bounds[r + 1] - 1], since delta does not decrease.
-    bounds = torch.searchsorted(rows, torch.arange(R + 1, device=rows.device))
-    grads = call.q.new_empty(terms, H, R, call.D)
-    disentangled_bwd_kernel_fold[(R, H, terms)](
-        windows, far, bounds, grads, H, R, call.span, inner, bands, splits, far_splits, call.scale, FAR=call.far,
-        **call.shape, BLOCK=block, SPLITS=triton.next_power_of_2(splits), FAR_SPLITS=16, WIDEN=INTERPRETED, num_warps=1,
+    grads = [call.q.new_empty(0 if x is None else x.shape) for x in (K_r, Q_r)]
+    disentangled_bwd_kernel_fold[(call.R, H, terms)](
+        windows, far, call.bounds, *(grads if terms == 2 else [max(grads, key=len)] * 2), H, call.R, call.span, inner, bands,
+        splits, far_splits, call.scale, FAR=call.far, **call.shape, BLOCK=block, SPLITS=triton.next_power_of_2(splits),
+        FAR_SPLITS=16, WIDEN=INTERPRETED, num_warps=1,
     )  # fmt: skip
-    if K_r is not None and Q_r is not None:
-        # An operator may not return two views of one tensor.
-        return grads[0].clone(), grads[1].clone()
-    return (grads[0], None) if Q_r is None else (None, grads[0])
+    return grads
 
 
 def fold_bias(call, windows, sums, *, block, inner):

@@ -3,8 +3,11 @@
 """The backward kernels: gradients of queries, of keys and values, and of the relative tables."""
 
 from .triton_tiles import (
+    PAD,
+    any_flag,
     dot,
     dropout_keep,
+    flagged_range,
     kernel,
     key_logits,
     load_rows,
@@ -14,18 +17,17 @@ from .triton_tiles import (
     near_range,
     near_scores,
     near_scores_turned,
-    pick_inside,
+    pick,
     store_rows,
     tl,
     visible_range,
-    window_rows,
 )
 
 
 @kernel
 def disentangled_bwd_kernel_dq(
     q_ptr, k_ptr, v_ptr, kx_ptr, qx_ptr, bias_ptr, ends_ptr, mask_ptr, document_ptr, seed_ptr, out_ptr, lse_ptr,
-    do_ptr, rowsum_ptr, sums_ptr, dq_ptr,
+    do_ptr, rowsum_ptr, active_ptr, sums_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, stride_db, stride_dh, stride_dn, stride_gb, stride_gh, stride_gn,
     stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, reach, scale2, scale, dropout_p,
@@ -43,14 +45,14 @@ def disentangled_bwd_kernel_dq(
     plane = batch.to(tl.int64) * H * N
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
-    kx_ptr += h * (2 * span + 1) * D
-    qx_ptr += h * (2 * span + 1) * D
+    kx_ptr += h * (2 * span + 1 + 2 * PAD) * D
+    qx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     bias_ptr += h * (2 * span + 1)
     ends_ptr += bh.to(tl.int64) * N
     mask_ptr += b * stride_mb + h * stride_mh
-    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, stride_qn, N, D, BLOCK_D)
-    do = load_rows(do_ptr + b * stride_db + h * stride_dh, rows, stride_dn, N, D, BLOCK_D)
-    out = load_rows(out_ptr + b * stride_ob + h * stride_oh, rows, stride_on, N, D, BLOCK_D)
+    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, m0, stride_qn, N, BLOCK_M, D, BLOCK_D)
+    do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
+    out = load_rows(out_ptr + b * stride_ob + h * stride_oh, m0, stride_on, N, BLOCK_M, D, BLOCK_D)
     rowsum = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(rowsum_ptr + bh.to(tl.int64) * N + rows, rowsum, mask=rows < N)
     lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
@@ -60,6 +62,12 @@ def disentangled_bwd_kernel_dq(
     high = tl.zeros([BLOCK_M], tl.float32)
     low = tl.zeros([BLOCK_M], tl.float32)
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
+    if MASK == 1:
+        lo, hi = flagged_range(mask_ptr, stride_mn, N, BLOCK_N)
+    # Queries without a gradient, of padding or of positions that no loss reads, have none to give.
+    active = tl.max((do != 0).to(tl.int32), 1)
+    tl.store(active_ptr + bh.to(tl.int64) * N + rows, active.to(tl.int8), mask=rows < N)
+    hi = tl.where(tl.max(active) != 0, hi, lo)
     first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
     for part in tl.static_range(3):
         if FAR or part == 1:
@@ -74,16 +82,16 @@ def disentangled_bwd_kernel_dq(
                 row = lse - tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)
             for n0 in tl.range(start, stop, BLOCK_N, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
                 cols = n0 + tl.arange(0, BLOCK_N)
-                k = load_rows(k_ptr, cols, stride_kn, N, D, BLOCK_D)
-                v = load_rows(v_ptr, cols, stride_vn, N, D, BLOCK_D)
+                k = load_rows(k_ptr, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
+                v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 key = key_logits(ends_ptr + (2 + part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
                 if part == 1:
-                    window = window_rows(m0 - n0 - (BLOCK_N - 1), span, BLOCK_M + BLOCK_N)
+                    window = m0 - n0 - (BLOCK_N - 1)
                     kx, qx = q, q
                     if C2P:
-                        kx = load_window(kx_ptr, window, D, BLOCK_D)
+                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     if P2C:
-                        qx = load_window(qx_ptr, window, D, BLOCK_D)
+                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
                 else:
                     s = dot(q, tl.trans(k), WIDEN)
@@ -101,8 +109,7 @@ def disentangled_bwd_kernel_dq(
                 else:
                     if C2P:
                         # dQ_c[i] += sum over the window of dS[i, i - o] K_x[o]: the shear undone.
-                        a, w = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_M + BLOCK_N)[None, :]
-                        unsheared = pick_inside(narrow(ds, k.dtype, WIDEN), a, a + (BLOCK_N - 1) - w, n0, BLOCK_M, BLOCK_N)
+                        unsheared = pick(narrow(ds, k.dtype, WIDEN), "p", "p - q", BLOCK_M, BLOCK_M + BLOCK_N, BLOCK_N, n0)
                         dq += dot(unsheared, kx, WIDEN)
                     if FAR and (C2P or P2P):
                         if m0 + BLOCK_M - 1 - n0 >= reach:
@@ -111,7 +118,7 @@ def disentangled_bwd_kernel_dq(
                             low += tl.sum(tl.where(rows[:, None] - cols[None, :] <= -reach, ds, 0.0), 1)
             if part != 1:
                 if C2P:
-                    end = tl.load(kx_ptr + (2 - part) * span * D + offs_d, mask=offs_d < D, other=0.0)
+                    end = tl.load(kx_ptr + (PAD + (2 - part) * span) * D + offs_d, mask=offs_d < D, other=0.0)
                     dq += far[:, None] * end.to(tl.float32)[None, :]
                 if part == 0:
                     high += far
@@ -128,7 +135,7 @@ def disentangled_bwd_kernel_dq(
 @kernel
 def disentangled_bwd_kernel_dkv(
     q_ptr, k_ptr, v_ptr, kx_ptr, qx_ptr, bias_ptr, ends_ptr, mask_ptr, document_ptr, seed_ptr, lse_ptr,
-    do_ptr, rowsum_ptr, sums_ptr, dk_ptr, dv_ptr,
+    do_ptr, rowsum_ptr, active_ptr, sums_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_db, stride_dh, stride_dn, stride_gb, stride_gh, stride_gn,
     stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, reach, scale2, scale, dropout_p,
@@ -146,21 +153,25 @@ def disentangled_bwd_kernel_dkv(
     plane = batch.to(tl.int64) * H * N
     q_ptr += b * stride_qb + h * stride_qh
     do_ptr += b * stride_db + h * stride_dh
-    kx_ptr += h * (2 * span + 1) * D
-    qx_ptr += h * (2 * span + 1) * D
+    kx_ptr += h * (2 * span + 1 + 2 * PAD) * D
+    qx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     bias_ptr += h * (2 * span + 1)
     ends_ptr += bh.to(tl.int64) * N
     lse_ptr += bh.to(tl.int64) * N
     rowsum_ptr += bh.to(tl.int64) * N
     mask_ptr += b * stride_mb + h * stride_mh
-    k = load_rows(k_ptr + b * stride_kb + h * stride_kh, cols, stride_kn, N, D, BLOCK_D)
-    v = load_rows(v_ptr + b * stride_vb + h * stride_vh, cols, stride_vn, N, D, BLOCK_D)
+    k = load_rows(k_ptr + b * stride_kb + h * stride_kh, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
+    v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     high = tl.zeros([BLOCK_N], tl.float32)
     low = tl.zeros([BLOCK_N], tl.float32)
     lo, hi = visible_range(document_ptr, n0, N, BLOCK_N, BLOCK_M, PACKED)
+    first_active, last_active = flagged_range(active_ptr + bh.to(tl.int64) * N, 1, N, BLOCK_M)
+    lo, hi = tl.maximum(lo, first_active), tl.minimum(hi, last_active)
+    if MASK == 1:
+        hi = tl.where(any_flag(mask_ptr, n0, stride_mn, N, BLOCK_N), hi, lo)
     first, last = near_range(n0, lo, hi, reach, BLOCK_N, BLOCK_M, FAR)
     # Tiles are [keys, queries]. part 0: queries far to the left of the keys (o <= -reach), 1: near, 2: o >= reach.
     for part in tl.static_range(3):
@@ -174,18 +185,18 @@ def disentangled_bwd_kernel_dkv(
             key = key_logits(ends_ptr + (3 - part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
             for m0 in tl.range(start, stop, BLOCK_M, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
                 rows = m0 + tl.arange(0, BLOCK_M)
-                q = load_rows(q_ptr, rows, stride_qn, N, D, BLOCK_D)
-                do = load_rows(do_ptr, rows, stride_dn, N, D, BLOCK_D)
+                q = load_rows(q_ptr, m0, stride_qn, N, BLOCK_M, D, BLOCK_D)
+                do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
                 # Beyond the last query p = exp2(s - inf) = 0.
                 row = tl.load(lse_ptr + rows, mask=rows < N, other=float("inf"))
                 rowsum = tl.load(rowsum_ptr + rows, mask=rows < N, other=0.0)
                 if part == 1:
-                    window = window_rows(m0 - n0 - (BLOCK_N - 1), span, BLOCK_M + BLOCK_N)
+                    window = m0 - n0 - (BLOCK_N - 1)
                     kx, qx = k, k
                     if C2P:
-                        kx = load_window(kx_ptr, window, D, BLOCK_D)
+                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     if P2C:
-                        qx = load_window(qx_ptr, window, D, BLOCK_D)
+                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     s = near_scores_turned(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
                 else:
                     s = dot(k, tl.trans(q), WIDEN)
@@ -207,8 +218,7 @@ def disentangled_bwd_kernel_dkv(
                 else:
                     if P2C:
                         # dK_c[j] += sum over the window of dS[j + o, j] Q_x[o].
-                        c, w = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_M + BLOCK_N)[None, :]
-                        unsheared = pick_inside(narrow(ds, q.dtype, WIDEN), c, w + c - (BLOCK_N - 1), m0, BLOCK_N, BLOCK_M)
+                        unsheared = pick(narrow(ds, q.dtype, WIDEN), "p", "p + q", BLOCK_N, BLOCK_M + BLOCK_N, BLOCK_N, m0)
                         dk += dot(unsheared, qx, WIDEN)
                     if FAR and P2C:
                         if m0 + BLOCK_M - 1 - n0 >= reach:
@@ -217,7 +227,7 @@ def disentangled_bwd_kernel_dkv(
                             low += tl.sum(tl.where(rows[None, :] - cols[:, None] <= -reach, ds, 0.0), 1)
             if part != 1:
                 if P2C:
-                    end = tl.load(qx_ptr + part * span * D + offs_d, mask=offs_d < D, other=0.0)
+                    end = tl.load(qx_ptr + (PAD + part * span) * D + offs_d, mask=offs_d < D, other=0.0)
                     dk += far[:, None] * end.to(tl.float32)[None, :]
                 if part == 0:
                     low += far
@@ -234,7 +244,7 @@ def disentangled_bwd_kernel_dkv(
 
 @kernel
 def disentangled_bwd_kernel_bands(
-    q_ptr, k_ptr, v_ptr, kx_ptr, qx_ptr, bias_ptr, mask_ptr, document_ptr, seed_ptr, lse_ptr, do_ptr, rowsum_ptr,
+    q_ptr, k_ptr, v_ptr, kx_ptr, qx_ptr, bias_ptr, mask_ptr, document_ptr, seed_ptr, lse_ptr, do_ptr, rowsum_ptr, active_ptr,
     windows_ptr, bias_windows_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_db, stride_dh, stride_dn, stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, scale2, dropout_p,
@@ -253,34 +263,36 @@ def disentangled_bwd_kernel_bands(
     count = blocks - tl.maximum(diagonal, -diagonal)
     offs_d = tl.arange(0, BLOCK_D)
     w = tl.arange(0, 2 * BLOCK)
-    kx_ptr += h * (2 * span + 1) * D
-    qx_ptr += h * (2 * span + 1) * D
+    kx_ptr += h * (2 * span + 1 + 2 * PAD) * D
+    qx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     bias_ptr += h * (2 * span + 1)
     dkx = tl.zeros([2 * BLOCK, BLOCK_D], tl.float32)
     dqx = tl.zeros([2 * BLOCK, BLOCK_D], tl.float32)
     dbias = tl.zeros([2 * BLOCK], tl.float32)
-    window = window_rows(diagonal * BLOCK - (BLOCK - 1), span, 2 * BLOCK)
+    window = diagonal * BLOCK - (BLOCK - 1)
     kx, qx = dkx, dqx
     if C2P:
-        kx = load_window(kx_ptr, window, D, BLOCK_D)
+        kx = load_window(kx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
     if P2C:
-        qx = load_window(qx_ptr, window, D, BLOCK_D)
-    i = tl.arange(0, BLOCK)
+        qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
     for item in tl.range(split, batch * count, splits, num_stages=STAGES):
         bh = (item // count) * H + h.to(tl.int32)
         b = (item // count).to(tl.int64)
         m0 = (item % count + tl.maximum(diagonal, 0)) * BLOCK
         n0 = m0 - diagonal * BLOCK
         lo, hi = visible_range(document_ptr, m0, N, BLOCK, 1, PACKED)
-        if (n0 < hi) & (n0 + BLOCK > lo):
+        visible = (n0 < hi) & (n0 + BLOCK > lo) & any_flag(active_ptr + bh.to(tl.int64) * N, m0, 1, N, BLOCK)
+        mask = mask_ptr + b * stride_mb + h * stride_mh
+        if MASK == 1:
+            visible &= any_flag(mask, n0, stride_mn, N, BLOCK)
+        if visible:
             rows, cols = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
-            q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, stride_qn, N, D, BLOCK_D)
-            k = load_rows(k_ptr + b * stride_kb + h * stride_kh, cols, stride_kn, N, D, BLOCK_D)
-            v = load_rows(v_ptr + b * stride_vb + h * stride_vh, cols, stride_vn, N, D, BLOCK_D)
-            do = load_rows(do_ptr + b * stride_db + h * stride_dh, rows, stride_dn, N, D, BLOCK_D)
+            q = load_rows(q_ptr + b * stride_qb + h * stride_qh, m0, stride_qn, N, BLOCK, D, BLOCK_D)
+            k = load_rows(k_ptr + b * stride_kb + h * stride_kh, n0, stride_kn, N, BLOCK, D, BLOCK_D)
+            v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK, D, BLOCK_D)
+            do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, stride_dn, N, BLOCK, D, BLOCK_D)
             lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
             rowsum = tl.load(rowsum_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=0.0)
-            mask = mask_ptr + b * stride_mb + h * stride_mh
             s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK, BLOCK)
             s = s * scale2 + key_logits(lse_ptr, mask, cols, N, stride_mn, False, MASK)[None, :]
             s = mask_tile(s, mask, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, False)
@@ -291,13 +303,13 @@ def disentangled_bwd_kernel_bands(
                 dp = tl.where(keep, dp / (1.0 - dropout_p), 0.0)
             ds = p * (dp - rowsum[:, None])
             # The shear undone: dS[i, i - o] for each offset o of the window, and dS[j + o, j].
-            col, query = i[None, :] + (BLOCK - 1) - w[:, None], w[:, None] + i[None, :] - (BLOCK - 1)
+            narrowed = narrow(ds, q.dtype, WIDEN)
             if C2P:
-                dkx += dot(pick_inside(narrow(ds, q.dtype, WIDEN), i[None, :], col, n0, BLOCK, BLOCK), q, WIDEN)
+                dkx += dot(pick(narrowed, "q", "q - p", 2 * BLOCK, BLOCK, BLOCK, n0), q, WIDEN)
             if P2C:
-                dqx += dot(pick_inside(narrow(ds, q.dtype, WIDEN), query, i[None, :], n0, BLOCK, BLOCK), k, WIDEN)
+                dqx += dot(pick(narrowed, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0), k, WIDEN)
             if P2P:
-                dbias += tl.sum(pick_inside(ds, query, i[None, :], n0, BLOCK, BLOCK), 1)
+                dbias += tl.sum(pick(ds, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0), 1)
 
     slot = (h * splits + split) * bands + band
     inside = (w[:, None] >= 0) & (offs_d[None, :] < D)
@@ -329,23 +341,24 @@ def disentangled_bwd_kernel_far(
     acc = tl.zeros([BLOCK_D], tl.float32)
     for item in tl.range(split, batch * blocks, far_splits):
         b = (item // blocks).to(tl.int64)
-        rows = item % blocks * BLOCK + tl.arange(0, BLOCK)
+        start = item % blocks * BLOCK
+        rows = start + tl.arange(0, BLOCK)
         weight = tl.load(sums_ptr + source * plane + (b * H + h) * N + rows, mask=rows < N, other=0.0)
         if source < 2:
-            x = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, stride_qn, N, D, BLOCK_D)
+            x = load_rows(q_ptr + b * stride_qb + h * stride_qh, start, stride_qn, N, BLOCK, D, BLOCK_D)
         else:
-            x = load_rows(k_ptr + b * stride_kb + h * stride_kh, rows, stride_kn, N, D, BLOCK_D)
+            x = load_rows(k_ptr + b * stride_kb + h * stride_kh, start, stride_kn, N, BLOCK, D, BLOCK_D)
         acc += tl.sum(x.to(tl.float32) * weight[:, None], 0)
     tl.store(far_ptr + ((side * H + h) * far_splits + split) * D + offs_d, acc, mask=offs_d < D)
 
 
 @kernel
 def disentangled_bwd_kernel_fold(
-    windows_ptr, far_ptr, bounds_ptr, grad_ptr, H, R, span, inner, bands, splits, far_splits, scale,
+    windows_ptr, far_ptr, bounds_ptr, first_grad_ptr, second_grad_ptr, H, R, span, inner, bands, splits, far_splits, scale,
     FAR: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     FAR_SPLITS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """grad[terms, H, R, D]: each row of the relative table gathers the offsets that read it, windows and far sums."""
+    """Gradients [H, R, D] of the terms' tables: each row gathers the offsets that read it, windows and far sums."""
     r, h, term = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     offs_d, offs_s = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     inside = (offs_s[:, None] < splits) & (offs_d[None, :] < D)
@@ -365,5 +378,8 @@ def disentangled_bwd_kernel_fold(
         far_ptr += ((term * 2 * H + h) * far_splits + offs_f[:, None]) * D + offs_d[None, :]
         acc += tl.sum(tl.load(far_ptr, mask=inside_far & (start <= 2 * span) & (2 * span < stop), other=0.0), 0)
         acc += tl.sum(tl.load(far_ptr + H * far_splits * D, mask=inside_far & (start == 0) & (stop > 0), other=0.0), 0)
-    grad_ptr += ((term * H + h) * R + r) * D + offs_d
+    grad_ptr = first_grad_ptr
+    if term == 1:
+        grad_ptr = second_grad_ptr
+    grad_ptr += (h * R + r) * D + offs_d
     tl.store(grad_ptr, narrow(acc * scale, grad_ptr.dtype.element_ty, WIDEN), mask=offs_d < D)

@@ -3,8 +3,10 @@
 """The forward kernels: position logits of far tiles, then softmax and its product with the values."""
 
 from .triton_tiles import (
+    PAD,
     dot,
     dropout_keep,
+    flagged_range,
     kernel,
     key_logits,
     load_rows,
@@ -16,44 +18,78 @@ from .triton_tiles import (
     store_rows,
     tl,
     visible_range,
-    window_rows,
 )
 
 
 @kernel
-def disentangled_ends_kernel(
-    q_ptr, k_ptr, kx_ptr, qx_ptr, bias_ptr, ends_ptr,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, H, N, batch, span, scale2,
-    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+def disentangled_prepare_kernel(
+    q_ptr, k_ptr, K_r_ptr, Q_r_ptr, bias_ptr, rows_ptr, kx_ptr, qx_ptr, ends_ptr, bounds_ptr,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_krh, stride_krn, stride_qrh, stride_qrn,
+    H, N, batch, span, R, scale2,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, BOUNDS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ends[4, B, H, N], float32: the position logits of far tiles in base 2; c2p (with p2p) for o >= reach and for
-    o <= -reach, p2c likewise."""
-    blocks = tl.cdiv(N, BLOCK)
-    bh = tl.program_id(0) // blocks
-    b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
-    rows = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    """All that the other kernels read of tables and end rows, by one launch.
+
+    kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables by offset. ends [4, B, H, N], float32, FAR: the position logits of far
+    tiles in base 2; c2p (with p2p) for o >= reach and for o <= -reach, p2c likewise. bounds [R + 1], BOUNDS: the offsets
+    that read row r are rows[bounds[r]] ... rows[bounds[r + 1] - 1], since delta does not decrease.
+    """
+    length = 2 * span + 1 + 2 * PAD
+    table_blocks = tl.cdiv(length, BLOCK)
+    block = tl.program_id(0)
     offs_d = tl.arange(0, BLOCK_D)
-    ends_ptr += bh.to(tl.int64) * N + rows
-    plane = batch.to(tl.int64) * H * N
-    table = h * (2 * span + 1) * D
-    high, low = 2 * span * D + offs_d, offs_d
-    c2p_high = tl.zeros([BLOCK], tl.float32)
-    c2p_low, p2c_high, p2c_low = c2p_high, c2p_high, c2p_high
-    if C2P:
-        q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, stride_qn, N, D, BLOCK_D).to(tl.float32)
-        c2p_high += tl.sum(q * tl.load(kx_ptr + table + high, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
-        c2p_low += tl.sum(q * tl.load(kx_ptr + table + low, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
-    if P2C:
-        k = load_rows(k_ptr + b * stride_kb + h * stride_kh, rows, stride_kn, N, D, BLOCK_D).to(tl.float32)
-        p2c_high += tl.sum(k * tl.load(qx_ptr + table + high, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
-        p2c_low += tl.sum(k * tl.load(qx_ptr + table + low, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
-    if P2P:
-        c2p_high += tl.load(bias_ptr + h * (2 * span + 1) + 2 * span)
-        c2p_low += tl.load(bias_ptr + h * (2 * span + 1))
-    tl.store(ends_ptr, c2p_high * scale2, mask=rows < N)
-    tl.store(ends_ptr + plane, c2p_low * scale2, mask=rows < N)
-    tl.store(ends_ptr + 2 * plane, p2c_high * scale2, mask=rows < N)
-    tl.store(ends_ptr + 3 * plane, p2c_low * scale2, mask=rows < N)
+    if block < table_blocks * H:
+        h = (block // table_blocks).to(tl.int64)
+        x = block % table_blocks * BLOCK + tl.arange(0, BLOCK)
+        row = tl.load(rows_ptr + tl.minimum(tl.maximum(x - PAD, 0), 2 * span))
+        inside = (x[:, None] < length) & (offs_d[None, :] < D)
+        target = h * length * D + x[:, None] * D + offs_d[None, :]
+        if C2P:
+            source = K_r_ptr + h * stride_krh + row[:, None] * stride_krn + offs_d[None, :]
+            tl.store(kx_ptr + target, tl.load(source, mask=inside, other=0.0), mask=inside)
+        if P2C:
+            source = Q_r_ptr + h * stride_qrh + row[:, None] * stride_qrn + offs_d[None, :]
+            tl.store(qx_ptr + target, tl.load(source, mask=inside, other=0.0), mask=inside)
+        if BOUNDS:
+            r = block * BLOCK + tl.arange(0, BLOCK)
+            if block * BLOCK <= R:
+                # The first x with rows[x] >= r.
+                first, last = r * 0, r * 0 + 2 * span + 1
+                for _ in range(32):
+                    middle = (first + last) // 2
+                    less = (first < last) & (tl.load(rows_ptr + tl.minimum(middle, 2 * span)) < r)
+                    last = tl.where(less | (first >= last), last, middle)
+                    first = tl.where(less, middle + 1, first)
+                tl.store(bounds_ptr + r, first, mask=r <= R)
+    elif FAR:
+        block -= table_blocks * H
+        bh = block // tl.cdiv(N, BLOCK)
+        b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
+        start = block % tl.cdiv(N, BLOCK) * BLOCK
+        rows = start + tl.arange(0, BLOCK)
+        place = ends_ptr + bh.to(tl.int64) * N + rows
+        plane = batch.to(tl.int64) * H * N
+        high, low = tl.load(rows_ptr + 2 * span), tl.load(rows_ptr)
+        c2p_high = tl.zeros([BLOCK], tl.float32)
+        c2p_low, p2c_high, p2c_low = c2p_high, c2p_high, c2p_high
+        if C2P:
+            q = load_rows(q_ptr + b * stride_qb + h * stride_qh, start, stride_qn, N, BLOCK, D, BLOCK_D).to(tl.float32)
+            table = K_r_ptr + h * stride_krh + offs_d
+            c2p_high += tl.sum(q * tl.load(table + high * stride_krn, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
+            c2p_low += tl.sum(q * tl.load(table + low * stride_krn, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
+        if P2C:
+            k = load_rows(k_ptr + b * stride_kb + h * stride_kh, start, stride_kn, N, BLOCK, D, BLOCK_D).to(tl.float32)
+            table = Q_r_ptr + h * stride_qrh + offs_d
+            p2c_high += tl.sum(k * tl.load(table + high * stride_qrn, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
+            p2c_low += tl.sum(k * tl.load(table + low * stride_qrn, mask=offs_d < D, other=0.0).to(tl.float32)[None, :], 1)
+        if P2P:
+            c2p_high += tl.load(bias_ptr + h * (2 * span + 1) + 2 * span)
+            c2p_low += tl.load(bias_ptr + h * (2 * span + 1))
+        tl.store(place, c2p_high * scale2, mask=rows < N)
+        tl.store(place + plane, c2p_low * scale2, mask=rows < N)
+        tl.store(place + 2 * plane, p2c_high * scale2, mask=rows < N)
+        tl.store(place + 3 * plane, p2c_low * scale2, mask=rows < N)
 
 
 @kernel
@@ -74,17 +110,19 @@ def disentangled_fwd_kernel(
     plane = batch.to(tl.int64) * H * N
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
-    kx_ptr += h * (2 * span + 1) * D
-    qx_ptr += h * (2 * span + 1) * D
+    kx_ptr += h * (2 * span + 1 + 2 * PAD) * D
+    qx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     bias_ptr += h * (2 * span + 1)
     ends_ptr += bh.to(tl.int64) * N
     mask_ptr += b * stride_mb + h * stride_mh
-    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, stride_qn, N, D, BLOCK_D)
+    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, m0, stride_qn, N, BLOCK_M, D, BLOCK_D)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
+    if MASK == 1:
+        lo, hi = flagged_range(mask_ptr, stride_mn, N, BLOCK_N)
     first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
     # part 0: keys far to the left (o >= reach), 1: near keys, 2: keys far to the right.
     for part in tl.static_range(3):
@@ -100,15 +138,15 @@ def disentangled_fwd_kernel(
                 row = tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)
             for n0 in tl.range(start, stop, BLOCK_N, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
                 cols = n0 + tl.arange(0, BLOCK_N)
-                k = load_rows(k_ptr, cols, stride_kn, N, D, BLOCK_D)
+                k = load_rows(k_ptr, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
                 key = key_logits(ends_ptr + (2 + part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
                 if part == 1:
-                    window = window_rows(m0 - n0 - (BLOCK_N - 1), span, BLOCK_M + BLOCK_N)
+                    window = m0 - n0 - (BLOCK_N - 1)
                     kx, qx = q, q
                     if C2P:
-                        kx = load_window(kx_ptr, window, D, BLOCK_D)
+                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     if P2C:
-                        qx = load_window(qx_ptr, window, D, BLOCK_D)
+                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
                     s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
                 else:
                     s = dot(q, tl.trans(k), WIDEN)
@@ -124,7 +162,7 @@ def disentangled_fwd_kernel(
                 top = new_top
                 if DROPOUT:
                     p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N), p, 0.0)
-                v = load_rows(v_ptr, cols, stride_vn, N, D, BLOCK_D)
+                v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 acc = acc * alpha[:, None] + dot(narrow(p, v.dtype, WIDEN), v, WIDEN)
 
     empty = total == 0.0

@@ -18,6 +18,10 @@ except ImportError:
 RUN_TIME = ["H", "N", "R", "batch", "span", "reach", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
 
+# Rows before and after the offsets -span ... span in a table by offset, copies of its ends: two blocks of at most 128.
+PADDING = 256
+PAD = tl.constexpr(PADDING)
+
 
 def kernel(function):
     if triton is None:
@@ -53,32 +57,75 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @device_function
-def pick(x, rows, cols, start):
-    """x[rows, cols], rows and cols broadcast to [P, Q]; through shared memory. start >= 0 belongs to the loop around.
+def flatten(x, BITS: tl.constexpr):
+    """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp hold of a product, 8 rows by 4 pairs of columns, lies in
+    32 words side by side: in 32 banks of shared memory. An even and an odd column of 16 bits share a word."""
+    if BITS == 16:
+        x = tl.permute(x, (0, 2, 1, 3, 4))
+    else:
+        x = tl.permute(x, (0, 2, 4, 1, 3))
+    return tl.reshape(x, (x.numel,))
 
-    The gather is flat, since one along an axis of a matrix becomes warp shuffles, several for each element.
+
+@device_function
+def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
+    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1)."""
+    if AXIS == "p":
+        eights, ones = p, p_one
+    elif AXIS == "q":
+        eights, ones = q, q_one
+    else:
+        if AXIS == "p - q":
+            eights, ones = p - q + (BLOCK // 8 - 1), p_one - q_one + 7
+        elif AXIS == "q - p":
+            eights, ones = q - p + (BLOCK // 8 - 1), q_one - p_one + 7
+        else:
+            eights, ones = p + q - BLOCK // 8, p_one + q_one + 1
+        eights, ones = eights + (ones >> 3), ones & 7
+    return eights, ones
+
+
+@device_function
+def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start):
+    """[P, Q] with x[row, col] at [p, q], zero where that is outside of x; ROW and COL are an `AXIS` of `coordinate`.
+
+    Through shared memory, without bank conflicts. Indices are made of eights and ones, so that the compiler sees what is the
+    same in all registers of a lane. The gather is flat: one along an axis becomes warp shuffles, several for each element.
+    start >= 0 belongs to the loop around.
     """
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
     # start >> 31 is zero, which the compiler cannot know: it would keep all indices in registers across the loop.
-    index = rows * x.shape[1] + cols + (start >> 31)
-    flat = tl.gather(tl.reshape(x, (x.shape[0] * x.shape[1],)), tl.reshape(index, (index.shape[0] * index.shape[1],)), 0)
-    return tl.reshape(flat, (index.shape[0], index.shape[1]))
+    p = tl.reshape(tl.arange(0, P // 8) + (start >> 31), (P // 8, 1, 1, 1, 1))
+    p_one = tl.reshape(tl.arange(0, 8), (1, 8, 1, 1, 1))
+    q = tl.reshape(tl.arange(0, Q // 8), (1, 1, Q // 8, 1, 1))
+    q_one = tl.reshape(tl.arange(0, 4), (1, 1, 1, 4, 1)) * 2 + tl.reshape(tl.arange(0, 2), (1, 1, 1, 1, 2))
+    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK)
+    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK)
+    ROWS: tl.constexpr = x.shape[0] // 8
+    COLS: tl.constexpr = x.shape[1] // 8
+    inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
+    if BITS == 16:
+        word = row_one * 8 + col_one
+    else:
+        word = (col_one & 1) * 32 + row_one * 4 + (col_one >> 1)
+    index = ((row & (ROWS - 1)) * COLS + (col & (COLS - 1))) * 64 + word
+    picked = tl.gather(flatten(tl.reshape(x, (ROWS, 8, COLS, 4, 2)), BITS), flatten(index, BITS), 0)
+    picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
+    if BITS == 16:
+        picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 8, 4, 2)), (0, 2, 1, 3, 4))
+    else:
+        picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 2, 8, 4)), (0, 3, 1, 4, 2))
+    return tl.reshape(picked, (P, Q))
 
 
 @device_function
-def pick_inside(x, rows, cols, start, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The same with zero outside of [0, ROWS) x [0, COLS)."""
-    rows, cols = rows + (start >> 31), cols + (start >> 31)
-    inside = (rows >= 0) & (rows < ROWS) & (cols >= 0) & (cols < COLS)
-    picked = pick(x, tl.minimum(tl.maximum(rows, 0), ROWS - 1), tl.minimum(tl.maximum(cols, 0), COLS - 1), start)
-    return tl.where(inside, picked, 0.0).to(x.dtype)
-
-
-@device_function
-def load_rows(ptr, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """x[rows], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
-    offs_d = tl.arange(0, BLOCK_D)
-    inside = (rows[:, None] < N) & (offs_d[None, :] < D)
-    return tl.load(ptr + rows[:, None].to(tl.int64) * stride + offs_d[None, :], mask=inside, other=0.0)
+def load_rows(ptr, start, stride, N, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """x[start : start + BLOCK], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
+    # start >> 31 is zero: as in `pick`.
+    offs, offs_d = tl.arange(0, BLOCK) + (start >> 31), tl.arange(0, BLOCK_D)
+    inside = (offs[:, None] < N - start) & (offs_d[None, :] < D)
+    ptr += tl.cast(start, tl.int64) * stride
+    return tl.load(ptr + offs[:, None] * stride + offs_d[None, :], mask=inside, other=0.0)
 
 
 @device_function
@@ -91,16 +138,12 @@ def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 
 @device_function
-def window_rows(start, span, W: tl.constexpr):
-    """Rows of the expanded table for the W offsets from `start` on, clamped to its ends."""
-    return tl.minimum(tl.maximum(start + tl.arange(0, W), -span), span) + span
-
-
-@device_function
-def load_window(ptr, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[W, BLOCK_D] rows of the expanded table."""
+def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[W, BLOCK_D] rows of a table by offset, from offset `first` on."""
     offs_d = tl.arange(0, BLOCK_D)
-    return tl.load(ptr + rows[:, None] * D + offs_d[None, :], mask=offs_d[None, :] < D, other=0.0)
+    # The padding holds what near tiles reach; the limits keep any other read inside of the table.
+    first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)
+    return tl.load(ptr + first * D + tl.arange(0, W)[:, None] * D + offs_d[None, :], mask=offs_d[None, :] < D, other=0.0)
 
 
 @device_function
@@ -134,6 +177,25 @@ def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexp
         lo = tl.load(document_ptr + start) // STEP * STEP
         hi = tl.load(document_ptr + N + tl.minimum(start + BLOCK, N) - 1)
     return lo, hi
+
+
+@device_function
+def flagged_range(flags_ptr, stride, N, STEP: tl.constexpr):
+    """[lo, hi) with all places whose flag is set; lo is a multiple of STEP."""
+    lo, hi = N, 0
+    for start in tl.range(0, N, 1024):
+        x = start + tl.arange(0, 1024)
+        flags = tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < N, other=0)
+        lo = tl.minimum(lo, tl.min(tl.where(flags != 0, x, N)))
+        hi = tl.maximum(hi, tl.max(tl.where(flags != 0, x + 1, 0)))
+    return lo // STEP * STEP, hi
+
+
+@device_function
+def any_flag(flags_ptr, start, stride, N, BLOCK: tl.constexpr):
+    """Whether a flag of [start, start + BLOCK) is set."""
+    x = start + tl.arange(0, BLOCK)
+    return tl.max(tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < N, other=0).to(tl.int32)) != 0
 
 
 @device_function
@@ -185,9 +247,9 @@ def near_scores(
     a, b = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
     s = dot(q, tl.trans(k), WIDEN)
     if C2P:
-        s += pick(dot(q, tl.trans(kx), WIDEN), a, a - b + (BLOCK_N - 1), n0)
+        s += pick(dot(q, tl.trans(kx), WIDEN), "p", "p - q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
     if P2C:
-        s += pick(dot(qx, tl.trans(k), WIDEN), a - b + (BLOCK_N - 1), b, n0)
+        s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
     if P2P:
         s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
     return s
@@ -203,9 +265,9 @@ def near_scores_turned(
     a, b = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
     s = dot(k, tl.trans(q), WIDEN)
     if C2P:
-        s += pick(dot(kx, tl.trans(q), WIDEN), a - b + (BLOCK_N - 1), a, m0)
+        s += pick(dot(kx, tl.trans(q), WIDEN), "q - p", "q", BLOCK_N, BLOCK_M, BLOCK_N, m0)
     if P2C:
-        s += pick(dot(k, tl.trans(qx), WIDEN), b, a - b + (BLOCK_N - 1), m0)
+        s += pick(dot(k, tl.trans(qx), WIDEN), "p", "q - p", BLOCK_N, BLOCK_M, BLOCK_N, m0)
     if P2P:
         s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
     return s

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -167,6 +168,36 @@ def test_any_mask_equals_eager(mask, relative_error):
     out, grads = compare(relative_error, tensors, reach=8, mask=mask.to(DEVICE), **kwargs)
     rows = mask.expand(-1, out.shape[1], 35, 35).any(-1).to(DEVICE)
     assert not out[~rows].any() and not grads[0][~rows].any()
+
+
+def test_tiles_of_padding_are_not_read():
+    """Keys that a [B, 1, 1, N] mask hides, and queries whose output has no gradient: NaN there would spread."""
+    (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(70, B=2)
+    mask = padding(70, [70, 20]).to(DEVICE)
+    expected, _ = disentangled_attention_eager(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs)
+    grad = torch.randn(2, 1, 70, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    grad[1, :, 32:] = 0
+    references = torch.autograd.grad(expected, (Q_c, K_c, V_c, K_r, Q_r), grad)
+    with torch.no_grad():
+        V_c[1, :, 32:] = math.nan
+        inputs = (
+            Q_c,
+            K_c,
+            V_c,
+            K_r,
+            Q_r,
+            kwargs["delta"][61:78],
+            None,
+            mask.view(torch.uint8).expand(2, 1, 70, 70),
+            None,
+            None,
+        )
+        out, lse = attention_triton.attend_op(*inputs, 8, kwargs["scale"], 0.0)
+        assert torch.allclose(out, expected, atol=1e-5)
+        out[1, :, 32:] = math.nan
+        grads = attention_triton.attend_backward_op(grad, *inputs, out, lse, 8, kwargs["scale"], 0.0, True)
+    for x, y in zip(grads, references, strict=False):
+        assert torch.allclose(x, y, rtol=1e-4, atol=1e-5) and x.any()
 
 
 @pytest.mark.slow
@@ -367,7 +398,10 @@ def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
             torch.library.opcheck(attention_triton.attend_backward_op, args, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_a_second_copy_of_the_file_has_operators_of_its_own():
+def test_a_second_copy_of_the_file_has_operators_of_its_own(monkeypatch):
+    package = types.ModuleType("copy_from_the_hub")
+    package.__path__ = [os.path.dirname(attention_triton.__file__)]
+    monkeypatch.setitem(sys.modules, "copy_from_the_hub", package)
     spec = importlib.util.spec_from_file_location("copy_from_the_hub.attention_triton", attention_triton.__file__)
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
