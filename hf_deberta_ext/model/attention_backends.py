@@ -43,6 +43,7 @@ class Backend(NamedTuple):
         unavailable (`Callable`, *optional*): takes the arguments of `backend_unavailable` and returns the reason why the
             backend cannot serve such a call, or None; without it the backend serves every call.
         best_on (`tuple[str, ...]`): devices on which it is chosen by itself, where it can serve the call.
+        not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is chosen nowhere by itself.
         returns_probs (`bool`): the function returns the probabilities as well.
         takes_query_positions (`bool`): the function computes queries at chosen positions alone; otherwise all positions are
             computed, and those at other positions are dropped.
@@ -53,6 +54,7 @@ class Backend(NamedTuple):
     description: str
     unavailable: Callable[..., str | None] | None = None
     best_on: tuple[str, ...] = ()
+    not_best_for: tuple[torch.dtype, ...] = ()
     returns_probs: bool = False
     takes_query_positions: bool = False
     takes_cu_seqlens: bool = False
@@ -89,6 +91,8 @@ BACKENDS = {
         "documents in one stream",
         triton_unavailable,
         best_on=("cuda",),
+        # Its exact float32 products run outside of the tensor cores and spill registers, also as three products of TF32.
+        not_best_for=(torch.float32,),
         takes_cu_seqlens=True,
     ),
     "native": Backend(
@@ -168,8 +172,8 @@ def choose_backend(requested: str | None, *, query_share: float = 1.0, served: s
         return "eager", "nothing is computed"
     few = query_share < FEW_QUERIES
     for name, backend in reversed(BACKENDS.items()):
-        serves = device.type in backend.best_on and (backend.takes_query_positions or not few)
-        if serves and backend_unavailable(name, **call) is None:
+        serves = device.type in backend.best_on and call["dtype"] not in backend.not_best_for
+        if serves and (backend.takes_query_positions or not few) and backend_unavailable(name, **call) is None:
             return name, f"best on {device.type}"
     if few:
         return "eager", "few queries"

@@ -58,10 +58,16 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 @device_function
 def flatten(x, BITS: tl.constexpr):
-    """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp hold of a product, 8 rows by 4 pairs of columns, lies in
-    32 words side by side: in 32 banks of shared memory. An even and an odd column of 16 bits share a word."""
+    """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp store or read lies in different banks of shared memory.
+
+    32 bits: lanes hold 8 rows by 4 pairs of columns, the layout of products, and these are 32 words side by side. 16 bits:
+    stored in that layout, but read along diagonals of 32 columns; of two rows by 32 columns, pairs of columns are words.
+    """
     if BITS == 16:
-        x = tl.permute(x, (0, 2, 1, 3, 4))
+        P: tl.constexpr = x.shape[0] * 8
+        Q: tl.constexpr = x.shape[2] * 8
+        W: tl.constexpr = min(Q, 32)
+        x = tl.permute(tl.reshape(x, (P // 2, 2, Q // W, W)), (0, 2, 1, 3))
     else:
         x = tl.permute(x, (0, 2, 4, 1, 3))
     return tl.reshape(x, (x.numel,))
@@ -104,15 +110,18 @@ def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constex
     ROWS: tl.constexpr = x.shape[0] // 8
     COLS: tl.constexpr = x.shape[1] // 8
     inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
+    row, col = row & (ROWS - 1), col & (COLS - 1)
     if BITS == 16:
-        word = row_one * 8 + col_one
+        EIGHTS: tl.constexpr = min(COLS, 4)
+        index = ((row * 4 + (row_one >> 1)) * (COLS // EIGHTS) + col // EIGHTS) * 2 + (row_one & 1)
+        index = index * (8 * EIGHTS) + col % EIGHTS * 8 + col_one
     else:
-        word = (col_one & 1) * 32 + row_one * 4 + (col_one >> 1)
-    index = ((row & (ROWS - 1)) * COLS + (col & (COLS - 1))) * 64 + word
+        index = (row * COLS + col) * 64 + (col_one & 1) * 32 + row_one * 4 + (col_one >> 1)
     picked = tl.gather(flatten(tl.reshape(x, (ROWS, 8, COLS, 4, 2)), BITS), flatten(index, BITS), 0)
     picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
     if BITS == 16:
-        picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 8, 4, 2)), (0, 2, 1, 3, 4))
+        W: tl.constexpr = min(Q, 32)
+        picked = tl.permute(tl.reshape(picked, (P // 2, Q // W, 2, W)), (0, 2, 1, 3))
     else:
         picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 2, 8, 4)), (0, 3, 1, 4, 2))
     return tl.reshape(picked, (P, Q))
