@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frequency_text", nargs="+", help="texts whose word frequencies are the baseline, best those of the training"
     )
     parser.add_argument("--max_pairs_per_phenomenon", type=int, help="a quick look: so many, evenly spread; default: all")
-    parser.add_argument("--batch_size", type=int, default=128, help="rows that run together; default: 128")
+    parser.add_argument("--batch_size", type=int, default=64, help="rows that run together; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
     parser.add_argument("--card", action="store_true", help="put table and figure into the README.md of --model, a folder")
 
