@@ -22,12 +22,11 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy.stats import ttest_ind
+from scipy.stats import t as student_t
 
 from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.finetuning.arguments import parse
@@ -223,8 +222,13 @@ def difference(values: list[float], first: list[float]) -> str:
     gap = f"{statistics.mean(values) - statistics.mean(first):+.2f}"
     if min(len(values), len(first)) < 2:
         return f"{gap} (one seed: noise unknown)"
-    p = ttest_ind(values, first).pvalue if len({*values}) + len({*first}) > 2 else math.nan
-    return f"{gap} (p = {p:.2g})" if math.isfinite(p) else f"{gap} (seeds do not differ)"
+    freedom = len(values) + len(first) - 2
+    squares = (len(values) - 1) * statistics.variance(values) + (len(first) - 1) * statistics.variance(first)
+    if not squares:
+        return f"{gap} (seeds do not differ)"
+    error = (squares / freedom * (1 / len(values) + 1 / len(first))) ** 0.5
+    p = 2 * student_t.sf(abs(statistics.mean(values) - statistics.mean(first)) / error, freedom)
+    return f"{gap} (p = {p:.2g})"
 
 
 if __name__ == "__main__":

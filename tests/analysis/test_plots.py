@@ -16,6 +16,7 @@ from hf_deberta_ext.analysis.plots import (
     plot_comparison,
     plot_curves,
     plot_embedding_similarity,
+    plot_minimal_pairs,
     plot_position_profile,
     plot_replacement_probabilities,
     readable_tokens,
@@ -102,6 +103,13 @@ def test_plot_curves_draw_baselines_in_the_panels_of_their_metric(tmp_path, draw
     loss, accuracy = drawn_axes
     assert len(loss.lines) == 1 and [*accuracy.lines[1].get_ydata()] == [0.25, 0.25]
     assert labels_of(accuracy.get_legend().get_texts()) == ["held-out accuracy", "majority class (0.25)"]
+
+
+def test_plot_minimal_pairs_sorts_phenomena_by_the_first_way_of_scoring(tmp_path, drawn_axes):
+    plot_minimal_pairs({"pll": dict(a_b=0.75, c=0.5), "word frequency": dict(c=0.5, a_b=0.25)}, tmp_path / "pairs.png")
+    axes = drawn_axes[0]
+    assert labels_of(axes.get_yticklabels()) == ["c", "a b"]
+    assert [[*line.get_xdata()] for line in axes.lines[:2]] == [[50, 75], [50, 25]]
 
 
 def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(tmp_path, drawn_axes):
@@ -374,6 +382,7 @@ CANNOT_BE_DRAWN = [
     (plot_embedding_similarity, [{"ES": {"generator": NAN}}], {}, r"of 'ES' must be in \[-1, 1\], got nan"),
     (plot_embedding_similarity, [{"ES": {"generator": 7.0}}], {}, "got 7.0"),
     (plot_comparison, [{}], dict(label="accuracy"), "nothing to draw"),
+    (plot_minimal_pairs, [{"pll": {}}], {}, "nothing to draw"),
     (plot_comparison, [{"a": []}], dict(label="accuracy"), "'a' needs finite scores"),
     (plot_comparison, [{"a": [1.0, float("inf")]}], dict(label="accuracy"), "got .*inf"),
     (plot_attention, [parts_of(), TOKENS[:3]], {}, "the attention is that of 4 tokens, got 3"),

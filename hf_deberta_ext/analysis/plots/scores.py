@@ -133,8 +133,10 @@ def plot_minimal_pairs(
     figure = new_figure(7, 0.32 * len(names) + 1.4)
     axes = figure.subplots()
     for index, (method, values) in enumerate(accuracies.items()):
-        style = dict(marker=("o", "D", "s", "v")[index % 4], color=COLOURS[index % len(COLOURS)], markersize=6)
-        axes.plot([100 * values[name] for name in names], range(len(names)), linestyle="none", label=method, **style)
+        # The first on top, and the others larger, so that equal values are seen.
+        style = dict(marker=("o", "D", "s", "v")[index % 4], markersize=5 + 2 * index, zorder=9 - index, linestyle="none")
+        percent = [100 * values[name] for name in names]
+        axes.plot(percent, range(len(names)), color=COLOURS[index % len(COLOURS)], label=method, **style)
     axes.axvline(50, color="0.35", linestyle=":", linewidth=1.2)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=9)
     axes.set_ylim(-0.6, len(names) - 0.4)
