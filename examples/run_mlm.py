@@ -8,7 +8,7 @@ of the Hub):
         --packing full_sentences --max_length 512 --masking ngram --max_steps 100000 --warmup_steps 0.06 \\
         --learning_rate 5e-4 --per_device_train_batch_size 32 --bf16 --output_dir mine
 
-A small model on some ten million words, on a CPU, by settings that were measured:
+A small model on some ten million words, on a CPU:
 
     python examples/run_mlm.py --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe --vocab_size 8000 \\
         --output_dir small

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of pre-trainings by name, published or measured here, fitted to the hardware at hand; and those without a name.
+"""Settings of pre-trainings by name, published or of this project, fitted to the hardware at hand; and those without a name.
 
 A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the
 micro-batch and the precision of the arithmetic, and flags of the user win over both:
@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
     "official-small-continue": _official("v3-small", 256, 5e-5, 100_000, "microsoft/deberta-v3-small"),
     "small-cpu": Recipe(
         "a model of 4 layers x 256 on some ten million words, on a CPU or any accelerator",
-        source="short runs of this project", preset="electra-small",
+        source="this project, after LTG-BERT", preset="electra-small",
         config_overrides="num_hidden_layers=4,embedding_size=256", batch=64, max_steps=None, num_train_epochs=10.0,
         learning_rate=1e-3, warmup_steps=0.02, lr_scheduler_type="cosine", rtd_lambda=50.0, stepping="joint", max_length=128,
         weight_decay=0.1, adam_beta2=0.98, masking="word", masking_rate=0.3, final_masking_rate=0.15,
