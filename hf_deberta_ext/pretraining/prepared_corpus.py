@@ -2,8 +2,8 @@
 """Prepared corpora: folders of shards of packed rows with a manifest, and the order in which a training reads them.
 
 A shard is an Arrow file, memory-mapped, with a digest in each of its record batches of at most `BATCH_ROWS` rows. The order
-of an epoch permutes the shards, deals their rows to lanes, and permutes them within windows of a lane; batch number i is of
-lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads lanes of its own.
+of an epoch permutes the shards, deals ranges of their rows to lanes, and permutes within each of these windows. Batch number
+i is of lane i % lanes. A process, and each of its workers, takes batches at regular distances: it reads lanes of its own.
 """
 
 import json
@@ -235,13 +235,14 @@ class ShardOrder(Sampler):
         for start in range(0, len(self), size):
             rows = min(size, len(self) - start)
             batches = -(-rows // self.batch)
-            lanes = []
-            for lane in range(self.lanes):
+            lanes = {}
+            # Neighbours among the lanes, whose batches make a step, are of places far apart.
+            for lane in draws.permutation(self.lanes).tolist():
                 count = len(range(lane, batches, self.lanes)) * self.batch
                 # The last batch of all may be short.
                 count -= (batches * self.batch - rows) if lane == (batches - 1) % self.lanes else 0
                 places = start + draws.permutation(count)
-                lanes.append(places + shifts[np.searchsorted(ends, places, side="right")])
+                lanes[lane] = places + shifts[np.searchsorted(ends, places, side="right")]
                 start += count
             for number in range(batches):
                 first = number // self.lanes * self.batch
