@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs and all gradients of every backend against float64, worst row: real shapes on a GPU, tiny ones elsewhere.
+
+examples/gpu_study.py names a file in DEBERTA_EXT_STUDY: each case is written there at once, and not run again.
+"""
+
+import importlib
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_deberta_ext import ATTENTION_BACKENDS
+from hf_deberta_ext.model.attention_backends import backend_unavailable
+from hf_deberta_ext.model.relative_position import RelativePosition
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+pytestmark = pytest.mark.gpu if GPU else []
+TENSORS = ("out", "Q_c", "K_c", "V_c", "K_r", "Q_r")
+MAX_DISTANCE = 512 if GPU else 8
+D = 64 if GPU else 16
+LENGTHS = {"near": (63, 128, 512), "far": (513, 700, 1100, 2048, 8192)} if GPU else {"near": (7,), "far": (37,)}
+# Those first that training and inference use most: a study that is cut has them.
+CASES = [("bfloat16", mask, dropout, D) for mask in ("none", "padding", "packed", "pairs") for dropout in (0.0, 0.1)]
+CASES += [("float16", "none", 0.0, D), ("float16", "none", 0.1, D), ("float16", "padding", 0.1, D)]
+CASES += [("bfloat16", "none", 0.1, 2 * D), ("float32", "none", 0.0, D), ("float32", "padding", 0.1, D)]
+CASES = [(*case, reach) for case, reach in itertools.product(CASES, LENGTHS)]
+
+
+def documents(N):
+    """[N], for each token the number of its document; five of them, of uneven lengths."""
+    ends = torch.tensor([N // 11, N // 5, N // 2, N // 2 + 1])
+    return torch.bucketize(torch.arange(N), ends, right=True)
+
+
+def mask_of(kind, B, N):
+    """[B, 1, 1 or N, N]; True = may attend."""
+    if kind == "none":
+        return None
+    if kind == "packed":
+        return documents(N)[:, None].eq(documents(N))[None, None]
+    if kind == "pairs":
+        return torch.rand(B, 1, N, N, generator=torch.Generator().manual_seed(5)) < 0.7
+    return (torch.arange(N) < torch.tensor([N, N // 2 + 1])[:B, None])[:, None, None]
+
+
+def replayed(Q_c, K_c, V_c, *, keep=None, dropout_p=0.0, **options):
+    """Eager, with a dropout mask that is given."""
+    eager = ATTENTION_BACKENDS["eager"].function
+    if keep is None:
+        return eager(Q_c, K_c, V_c, **options)[0]
+    identity = torch.eye(V_c.shape[2], device=V_c.device, dtype=V_c.dtype).expand(*V_c.shape[:2], -1, -1)
+    probs, _ = eager(Q_c, K_c, identity, **options)
+    return (probs * keep / (1 - dropout_p)).to(V_c.dtype) @ V_c
+
+
+def out_and_gradients(function, leaves, **options):
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    Q_c, K_c, V_c, K_r, Q_r = leaves
+    out = function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options)
+    out = out[0] if isinstance(out, tuple) else out
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def worst_rows(results, references):
+    """By tensor, the largest |difference| of a row over its |reference|, or over that of a usual row where it cancels, as
+    the gradients of a document of one token do."""
+    errors = {}
+    for name, x, reference in zip(TENSORS, results, references, strict=True):
+        sizes = reference.norm(dim=-1)
+        usual = sizes.square().mean().sqrt()
+        errors[name] = ((x.double() - reference).norm(dim=-1) / sizes.clamp(min=usual)).max().item()
+    return errors
+
+
+def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
+    """A row of errors for each backend that serves the case, eager first."""
+    dtype = getattr(torch, dtype_name)
+    B, H = (1, 1 if N > 4096 else 4) if kind == "packed" or N > 4096 else (2, 3)
+    generator = torch.Generator().manual_seed(N)
+    R = 256 if MAX_DISTANCE == 512 else 4
+    leaves = [torch.randn(B, N, H, d, generator=generator).to(DEVICE, dtype).transpose(1, 2) for _ in range(3)]
+    leaves += [torch.randn(H, 2 * R, d, generator=generator).to(DEVICE, dtype) for _ in range(2)]
+    delta = RelativePosition(buckets=R, max_distance=MAX_DISTANCE)(N).to(DEVICE)
+    options = dict(delta=delta, terms=("c2p", "p2c"), scale=1 / math.sqrt(3 * d))
+    mask = mask_of(kind, B, N)
+    mask = mask if mask is None else mask.to(DEVICE)
+    keep = None
+    if dropout_p:
+        # Only Triton's kernels say which probabilities they keep.
+        triton = importlib.import_module("hf_deberta_ext.model.attention_triton")
+        seed = torch.tensor([7], device=DEVICE)
+        monkeypatch.setattr(triton, "draw_seed", lambda device: seed)
+        keep = triton.dropout_mask(seed, B, H, N, dropout_p)
+    replay = dict(mask=mask, keep=keep, dropout_p=dropout_p)
+    exact = out_and_gradients(replayed, [x.double() for x in leaves], **options, **replay)
+    rows = [dict(backend="eager", N=N, **worst_rows(out_and_gradients(replayed, leaves, **options, **replay), exact))]
+    call = dict(device=DEVICE, dtype=dtype, head_size=d, needs_grad=True, dropout_p=dropout_p)
+    for name in ["triton"] if dropout_p else [name for name in ATTENTION_BACKENDS if name != "eager"]:
+        if backend_unavailable(name, **call):
+            continue
+        backend, how = ATTENTION_BACKENDS[name], dict(mask=mask, reach=MAX_DISTANCE, dropout_p=dropout_p)
+        if kind == "packed" and backend.takes_cu_seqlens:
+            ends = documents(N).bincount().cumsum(0)
+            how |= dict(mask=None, cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int().to(DEVICE))
+        errors = worst_rows(out_and_gradients(backend.function, leaves, **options, **how), exact)
+        # A row may be worse than eager's worst by chance; another result is worse by orders of magnitude.
+        bounds = {key: 4 * max(rows[0][key], torch.finfo(dtype).eps) for key in errors}
+        rows.append(dict(backend=name, N=N, **errors, ok=all(errors[key] <= bounds[key] for key in errors)))
+    return rows
+
+
+@pytest.mark.criterion("A1.1", "A1.3")
+@pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "reach"), CASES)
+def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, kind, dropout_p, d, reach, monkeypatch):
+    file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
+    if file and case in {row["case"] for row in map(json.loads, Path(file).read_text().splitlines()) if row.get("rows")}:
+        pytest.skip("the study has it")
+    serve = dict(device=DEVICE, dtype=getattr(torch, dtype), head_size=d, needs_grad=True, dropout_p=dropout_p)
+    if dropout_p and backend_unavailable("triton", **serve):
+        pytest.skip("no backend here says which probabilities its dropout keeps")
+    labels, rows = dict(dtype=dtype, mask=kind, dropout=dropout_p, d=d), []
+    for N in LENGTHS[reach]:
+        # Dense masks of float64 at 8,192 tokens need tens of gigabytes.
+        if N < 4096 or (kind, d) == ("none", D):
+            rows += [labels | row for row in rows_of(N, dtype, kind, dropout_p, d, monkeypatch)]
+    if file:
+        with open(file, "a", encoding="utf-8") as study:
+            study.write(json.dumps(dict(stage="correctness", case=case, state="done", rows=rows)) + "\n")
+    assert len({row["backend"] for row in rows}) > 1
+    wrong = [row for row in rows if not row.get("ok", True)]
+    assert not wrong, wrong
