@@ -20,32 +20,16 @@ ModernBERT, and the packages disentangled-flash and flashdeberta, which need CUD
 
 import argparse
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+import measuring
 import numpy as np
-import pandas as pd
 import torch
 import transformers
-from matplotlib.ticker import ScalarFormatter
-from measuring import (
-    BATCH,
-    LONGEST,
-    add_flags,
-    claim_output_dir,
-    environment,
-    equal_far_rows,
-    first_line,
-    peak_bytes,
-    random_batch,
-    same_size,
-    spread,
-    stock_model,
-    take_turns,
-    text_lengths,
-)
+from measuring import BATCH, CELLS, LONGEST
 from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -58,7 +42,6 @@ from hf_deberta_ext import (
     DisentangledSelfAttention,
     RelativePosition,
 )
-from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -88,7 +71,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=DTYPES, default="float32")
     add("--compile", action="store_true", help="torch.compile around every side of `model`")
-    add_flags(parser, repeats=11, output_dir="benchmark_output")
+    measuring.add_flags(parser, repeats=11, output_dir="benchmark_output")
     args = parser.parse_args(argv)
     args.parts = args.parts or ["attention", "model", *(["padded"] if args.lengths_from else [])]
     if ("padded" in args.parts) != (args.lengths_from is not None):
@@ -102,7 +85,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     try:
         sizes = dict(num_hidden_layers=args.layers, vocab_size=args.vocab_size)
         args.config = DebertaExtConfig.from_preset(args.preset, **sizes)
-        args.lengths = text_lengths(args.lengths_from, args.tokenizer) if args.lengths_from else []
+        args.lengths = measuring.text_lengths(args.lengths_from, args.tokenizer) if args.lengths_from else []
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return args
@@ -128,7 +111,7 @@ def attempt(build: Callable[[], Side]) -> Side:
     try:
         return build()
     except Exception as error:  # of whatever package
-        reason = first_line(error)
+        reason = measuring.first_line(error)
 
     def refuse(**inputs):
         raise RuntimeError(reason)
@@ -155,7 +138,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     options = dict(device=args.device, dtype=DTYPES[args.dtype])
     Q, K, V = (nn.Parameter(torch.randn(B, N, config.hidden_size, **options)) for _ in range(3))
     P = nn.Parameter(torch.randn(config.relative_table_size, config.hidden_size, **options))
-    equal_far_rows(P)
+    measuring.equal_far_rows(P)
 
     def side(module: nn.Module, call: Callable[[nn.Module], torch.Tensor]) -> Side:
         module.query_proj, module.key_proj, module.value_proj = map(ConstantProjection, (Q, K, V))
@@ -208,8 +191,11 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
     compiled = (lambda module: torch.compile(module, dynamic=False)) if args.compile else (lambda module: module)
-    model = DebertaExtModel(config)
-    stock = stock_model(model, transformers.DebertaV2Model).to(**options)
+    # Random weights of this size take a GPU no time.
+    with torch.device(args.device):
+        model = DebertaExtModel(config)
+        stock = measuring.stock_model(model, transformers.DebertaV2Model).to(**options)
+        bert = measuring.same_size("Bert", config, longest).to(**options)
     model = model.to(**options)
 
     def side(module: nn.Module, prepare: Callable[[dict], dict] = dict) -> Side:
@@ -255,9 +241,9 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
         module.set_unpadding(unpadding)
         sides[name] = side(module, pack if "packed" in name else dict)
     builders = {FLASH: flash, FLASH_DEBERTA: flash_deberta}
-    builders[MODERN] = lambda: side(same_size("ModernBert", config, longest).to(**options))
+    builders[MODERN] = lambda: side(measuring.same_size("ModernBert", config, longest).to(**options))
     sides |= {name: attempt(build) for name, build in builders.items() if name in args.peers}
-    return sides | {BERT: side(same_size("Bert", config, longest).to(**options))}
+    return sides | {BERT: side(bert)}
 
 
 def pack(inputs: dict, row: int = LONGEST) -> dict[str, torch.Tensor]:
@@ -339,10 +325,11 @@ def measure(
             try:
                 outputs[name] = [*map(real_tokens, step(side, mode, inputs[name]), inputs[name])]
                 if mode in args.modes and name not in wrong:
-                    calls[name] = lambda side=side, batches=inputs[name], mode=mode: step(side, mode, batches)
-                    memory[name] = max(peak_bytes(lambda: step(side, mode, [x]), args.device) for x in inputs[name])  # noqa: B023
+                    call = functools.partial(step, side, mode)
+                    memory[name] = max(measuring.peak_bytes(functools.partial(call, [x]), args.device) for x in inputs[name])
+                    calls[name] = functools.partial(call, inputs[name])
             except Exception as error:  # of whatever package
-                skipped[name] = first_line(error)
+                skipped[name] = measuring.first_line(error)
                 outputs.pop(name, None)
                 calls.pop(name, None)
                 side.module.zero_grad()
@@ -356,7 +343,7 @@ def measure(
         del outputs
         if mode not in args.modes:
             continue
-        times = take_turns(calls, args.repeats, device=args.device, after=bar.update)
+        times = measuring.take_turns(calls, args.repeats, device=args.device, after=bar.update)
         for name in sides:
             row = labels | dict(mode=mode, side=name, skipped=skipped.get(name, ""), backend="")
             if name in times:
@@ -373,52 +360,13 @@ def measure(
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
     """Median seconds of a side, speedup over transformers, and time over that of the floor."""
-    result = dict(seconds=spread(times[name])[0])
+    result = dict(seconds=measuring.spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
     for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):
         if above and below:
-            ratios = spread(np.divide(above, below))
+            ratios = measuring.spread(np.divide(above, below))
             result |= dict(zip((column, f"{column}_p10", f"{column}_p90"), ratios, strict=True))
     return result
-
-
-def table(frame: pd.DataFrame) -> str:
-    def ratios(column: str) -> list[str]:
-        values = frame[[column, f"{column}_p10", f"{column}_p90"]].itertuples(index=False)
-        return ["-" if pd.isna(middle) else f"{middle:.2f} ({low:.2f}-{high:.2f})" for middle, low, high in values]
-
-    columns = {
-        "ms": (1000 * frame.seconds).map("{:.1f}".format),
-        "times faster": ratios("speedup"),
-        "over floor": ratios("over_floor"),
-        "extra MiB": (frame.extra_bytes.astype(float) / 2**20).map("{:.1f}".format),
-        "of eager's": frame.bytes_over_eager.map("{:.3f}".format),
-    }
-    cells = frame[["shape", "mode", "side", "backend"]].assign(**columns).replace("nan", "-")
-    reasons = frame[frame.skipped != ""].apply(lambda row: f"not measured: {row.side}, {row['mode']}: {row.skipped}", axis=1)
-    return "\n".join([cells.to_string(index=False), *dict.fromkeys(reasons.to_numpy().flatten())])
-
-
-def draw(frame: pd.DataFrame, path: Path, title: str):
-    """Ratio against shape, one panel for each mode."""
-    modes, shapes = frame["mode"].unique(), [*frame["shape"].unique()]
-    figure = new_figure(1.5 + 4.6 * len(modes), 4)
-    for axes, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-        for index, side in enumerate(frame["side"].unique()):
-            points = frame[(frame["mode"] == mode) & (frame["side"] == side)].dropna(subset="speedup")
-            errors = [points.speedup - points.speedup_p10, points.speedup_p90 - points.speedup]
-            places = [shapes.index(shape) for shape in points["shape"]]
-            style = dict(fmt=f"C{index % 10}o-", markersize=4, capsize=2)
-            axes.errorbar(places, points.speedup, errors, label=side, **style)
-        axes.set_xticks(range(len(shapes)), shapes)
-        unit = "batches x texts" if title == "padded" else "batch x length"
-        axes.set(title=f"{title}, {mode}", xlabel=unit, ylabel="times faster than transformers", yscale="log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(ScalarFormatter())
-        axes.grid(alpha=0.3)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8)
-    save_figure(figure, path)
 
 
 def run_shapes(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
@@ -439,7 +387,7 @@ def run_shapes(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
 
 def run_padded(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
     chosen = torch.tensor(args.lengths)[torch.randint(len(args.lengths), (args.batches, BATCH))]
-    batches = [random_batch(lengths, args.vocab_size) for lengths in chosen]
+    batches = [measuring.random_batch(lengths, args.vocab_size) for lengths in chosen]
     batches = [{name: x.to(args.device) for name, x in inputs.items()} for inputs in batches]
     tokens, places = int(chosen.sum()), sum(batch["input_ids"].numel() for batch in batches)
     name, padding = args.backends[0], 1 - tokens / places
@@ -461,19 +409,21 @@ def run_part(part: str, args) -> Iterator[list[dict]]:
 def main():
     args = parse_args()
     with ExitOnUserError(expected=(ValueError, OSError)):
-        claim_output_dir(args.output_dir, args.overwrite)
+        measuring.claim_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
-    print(environment(args), flush=True)
-    (args.output_dir / "environment.txt").write_text(environment(args) + "\n", encoding="utf-8")
+    print(measuring.environment(args), flush=True)
+    (args.output_dir / "environment.txt").write_text(measuring.environment(args) + "\n", encoding="utf-8")
     for part in args.parts:
         rows = []
         for measured in run_part(part, args):
-            rows += measured
-            frame = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"repeats": "Int64", "extra_bytes": "Int64"})
-            frame.to_csv(args.output_dir / f"{part}.csv", index=False)
-        print(f"\n{part}\n{table(frame)}", flush=True)
-        draw(frame, args.output_dir / f"{part}.png", part)
+            rows += [dict.fromkeys(COLUMNS) | row for row in measured]
+            measuring.write_csv(args.output_dir / f"{part}.csv", rows)
+        print(f"\n{part}\n{CELLS}")
+        for mode in args.modes:
+            print(f"\n{mode}\n{measuring.sides_table([row for row in rows if row['mode'] == mode])}", flush=True)
+        label = "times faster than transformers"
+        measuring.draw_sides([row | {"part": part} for row in rows], "speedup", label, args.output_dir / f"{part}.png")
 
 
 if __name__ == "__main__":

@@ -23,24 +23,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import measuring
 import numpy as np
 import torch
 import transformers
-from measuring import (
-    BATCH,
-    LONGEST,
-    add_flags,
-    claim_output_dir,
-    environment,
-    equal_far_rows,
-    first_line,
-    random_batch,
-    same_size,
-    spread,
-    stock_model,
-    take_turns,
-    text_lengths,
-)
+from measuring import BATCH, LONGEST
 from torch import nn
 from tqdm import tqdm
 
@@ -56,7 +43,7 @@ STOCK, BERT = "stock DeBERTa", "BERT, SDPA"
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
-    add_flags(parser, repeats=7, output_dir="serving_output")
+    measuring.add_flags(parser, repeats=7, output_dir="serving_output")
     args = parser.parse_args(argv)
     args.device, args.dtype, args.compile = "cpu", "float32", False
     if args.tokenizer and not args.lengths_from:
@@ -79,7 +66,7 @@ def own_model(args: argparse.Namespace) -> DebertaExtForSequenceClassification:
     torch.manual_seed(args.seed)
     model = DebertaExtForSequenceClassification(config_of(args)).eval()
     if model.config.relative_table_size:
-        equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
+        measuring.equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
     return model
 
 
@@ -95,13 +82,13 @@ def ours(args: argparse.Namespace, folder: Path, *, backend: str | None = None, 
 
 
 def stock(args: argparse.Namespace) -> nn.Module:
-    return stock_model(own_model(args), transformers.DebertaV2ForSequenceClassification).eval()
+    return measuring.stock_model(own_model(args), transformers.DebertaV2ForSequenceClassification).eval()
 
 
 def other_architecture(args: argparse.Namespace, folder: Path, *, name: str) -> Answer:
     longest = max(LONGEST, *(length for _, length in args.shapes))
     torch.manual_seed(args.seed)
-    return logits_of(same_size(name, config_of(args), longest, "ForSequenceClassification").eval())
+    return logits_of(measuring.same_size(name, config_of(args), longest, "ForSequenceClassification").eval())
 
 
 def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool) -> Path:
@@ -186,12 +173,12 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
     generator = torch.Generator().manual_seed(args.seed)
     columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
     if args.lengths_from is not None:
-        lengths = torch.tensor(text_lengths(args.lengths_from, args.tokenizer))
+        lengths = torch.tensor(measuring.text_lengths(args.lengths_from, args.tokenizer))
         chosen = lengths[torch.randint(len(lengths), (args.batches * BATCH,), generator=generator)]
         columns[f"{args.batches * BATCH} texts"] = [*chosen.sort(descending=True).values.split(BATCH)]
 
     return {
-        column: [random_batch(lengths, args.vocab_size, generator) for lengths in groups]
+        column: [measuring.random_batch(lengths, args.vocab_size, generator) for lengths in groups]
         for column, groups in columns.items()
     }
 
@@ -228,19 +215,19 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
             sides[name](dict(input_ids=torch.full((1, 8), 5), attention_mask=torch.ones(1, 8, dtype=torch.long)))
         except Exception as error:  # of whatever library
             sides.pop(name, None)
-            row["skipped"] = first_line(error)
+            row["skipped"] = measuring.first_line(error)
     for column, group in batches(args).items():
         outputs = {name: torch.cat([answer(inputs).float() for inputs in group]) for name, answer in sides.items()}
         calls = {name: lambda answer=answer, group=group: [*map(answer, group)] for name, answer in sides.items()}
         with tqdm(total=args.repeats, desc=column, file=sys.stderr) as bar:
-            times = take_turns(calls, args.repeats, after=bar.update)
+            times = measuring.take_turns(calls, args.repeats, after=bar.update)
         for row in rows:
             name = row["side"]
             if name not in sides:
                 continue
-            row[column] = dict(seconds=spread(times[name])[0])
+            row[column] = dict(seconds=measuring.spread(times[name])[0])
             if STOCK in sides:
-                row[column]["speedup"] = spread(np.divide(times[STOCK], times[name]))[0]
+                row[column]["speedup"] = measuring.spread(np.divide(times[STOCK], times[name]))[0]
                 if outputs[STOCK].shape == outputs[name].shape and not name.startswith((BERT, "ModernBERT")):
                     difference = (outputs[name] - outputs[STOCK]).abs().max().item()
                     row["difference"] = max(row.get("difference", 0.0), difference)
@@ -268,13 +255,13 @@ def main(argv: list[str] | None = None):
     with ExitOnUserError(expected=(ValueError, OSError)):
         config_of(args)
         columns = list(batches(args))
-        claim_output_dir(args.output_dir, args.overwrite)
+        measuring.claim_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
-    print(environment(args), flush=True)
+    print(measuring.environment(args), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, Path(folder))
-    report = dict(environment=environment(args), rows=rows)
+    report = dict(environment=measuring.environment(args), rows=rows)
     (args.output_dir / "serving.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print("\n" + table(rows, columns))
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks beside this file share: flags, sides that take turns, ratios, peak memory, models of equal size."""
+"""What the benchmarks beside this file share: flags, sides that take turns, peak memory, models of equal size, tables."""
 
 import argparse
+import csv
 import json
 import os
 import platform
@@ -18,9 +19,12 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 import numpy as np
 import torch
 import transformers
+from matplotlib.ticker import ScalarFormatter
 from torch import nn
 
+from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
+from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_vocabulary
 
 # Texts of a batch, and tokens of the longest one.
@@ -151,6 +155,57 @@ def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
 def first_line(error: BaseException) -> str:
     """The reason for a side that could not be measured, for a cell of a table."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def write_csv(path: Path, rows: list[dict]):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+# Head of `sides_table`.
+CELLS = "ms; times as fast as transformers (10th to 90th percentile); share of the peak; MiB beyond weights and inputs"
+
+
+def sides_table(rows: list[dict]) -> str:
+    """Sides by shapes in Markdown, cells as `CELLS` says, and below it why sides were not measured."""
+
+    def cell(row: dict) -> str:
+        if row["skipped"]:
+            return "-"
+        faster = f"{row['speedup']:.2f} ({row['speedup_p10']:.2f}-{row['speedup_p90']:.2f})" if row.get("speedup") else ""
+        share = f"{row['share']:.1%}" if row.get("share") else ""
+        parts = (f"{1000 * row['seconds']:.2f}", faster, share, f"{row['extra_bytes'] / 2**20:,.1f}")
+        return "; ".join(filter(None, parts))
+
+    cells = {(row["side"], row["shape"]): cell(row) for row in rows}
+    names = {row["side"]: f"{row['side']} ({row['backend']})" if row["backend"] else row["side"] for row in rows}
+    shapes = dict.fromkeys(row["shape"] for row in rows)
+    lines = [(name, *(cells.get((side, shape), "") for shape in shapes)) for side, name in names.items()]
+    skipped = [row for row in rows if row["skipped"]]
+    reasons = dict.fromkeys(f"not measured: {row['side']}, {row['mode']}: {row['skipped']}" for row in skipped)
+    return "\n\n".join([markdown_table(("side", *shapes), *lines), *reasons])
+
+
+def draw_sides(rows: list[dict], key: str, label: str, path: Path):
+    """A column of the rows against shape, a panel for each part and mode, with its outer tenths where they are known."""
+    rows = [row | {"panel": f"{row['part']}, {row['mode']}"} for row in rows if row.get(key)]
+    panels, shapes, sides = (list(dict.fromkeys(row[name] for row in rows)) for name in ("panel", "shape", "side"))
+    figure = new_figure(1.5 + 4.6 * len(panels), 4)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for index, side in enumerate(sides):
+            points = [row for row in rows if (row["panel"], row["side"]) == (panel, side)]
+            places, middle = [shapes.index(row["shape"]) for row in points], np.array([row[key] for row in points])
+            ends = [np.array([row.get(f"{key}_{end}", row[key]) for row in points]) for end in ("p10", "p90")]
+            style = dict(fmt=f"C{index % 10}o-", markersize=4, capsize=2)
+            axes.errorbar(places, middle, [middle - ends[0], ends[1] - middle], label=side, **style)
+        axes.set_xticks(range(len(shapes)), shapes)
+        axes.set(title=panel, xlabel="batch x length", ylabel=label, yscale="log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.grid(alpha=0.3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    save_figure(figure, path)
 
 
 def equal_far_rows(P: torch.Tensor):

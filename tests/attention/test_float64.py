@@ -4,6 +4,7 @@
 examples/gpu_study.py names a file in DEBERTA_EXT_STUDY: each case is written there at once, and not run again.
 """
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -116,11 +117,18 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
     return rows
 
 
+def study_lines(file):
+    """Lines of a study's results; one that a kill has cut is left out."""
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
 @pytest.mark.criterion("A1.1", "A1.3")
 @pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "reach"), CASES)
 def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, kind, dropout_p, d, reach, monkeypatch):
     file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
-    if file and case in {row["case"] for row in map(json.loads, Path(file).read_text().splitlines()) if row.get("rows")}:
+    if file and any(case == row["case"] and "rows" in row for row in study_lines(file)):
         pytest.skip("the study has it")
     serve = dict(device=DEVICE, dtype=getattr(torch, dtype), head_size=d, needs_grad=True, dropout_p=dropout_p)
     if dropout_p and backend_unavailable("triton", **serve):

@@ -8,7 +8,6 @@ import io
 import sys
 from pathlib import Path
 
-import measuring
 import pytest
 import torch
 from scripts import module_of
@@ -20,6 +19,7 @@ WAYS = ("padded", "unpadded", "packed")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "benchmark_attention.py"
 benchmark = module_of("benchmark_attention")
+measuring = benchmark.measuring
 TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab-size", "100", "--repeats", "1", "--threads", "1"]
 
 

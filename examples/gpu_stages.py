@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of gpu_study.py: what each measures. A stage has cases, and a function that returns the rows of one."""
+
+import argparse
+import copy
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import benchmark_attention as benchmark
+import torch
+import transformers
+from docstring_corpus import collect_docstrings, pack_blocks
+from measuring import spread, take_turns
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
+from hf_deberta_ext.model import attention_triton, triton_launches
+from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.pretraining import train_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = [benchmark.FLASH, benchmark.FLASH_DEBERTA]
+# Words of a text at the deciles of SST-2 and MNLI (validation) and of SQuAD 1.1 (question and context).
+WORDS = {
+    "SST-2": (2, 9, 11, 14, 16, 19, 21, 24, 27, 31, 47),
+    "MNLI": (2, 12, 16, 20, 23, 26, 30, 35, 40, 48, 209),
+    "SQuAD": (28, 84, 96, 104, 113, 122, 134, 147, 165, 197, 651),
+}
+# Tokens of a batch, whatever their length.
+TOKENS, LENGTHS = 16_384, (128, 512, 1024, 2048, 4096, 8192)
+KERNELS = ("forward", "dq", "dkv", "bands")
+# Block, warps, stages of the loops over far and near tiles.
+CANDIDATES = ["64 4 2 1", "64 4 2 2", "64 4 3 1", "64 4 3 2", "64 8 2 1", "32 4 2 1", "32 4 2 2"]
+
+
+class Stage(NamedTuple):
+    """cases(args) names what is to be done, run(case, args) does it and returns rows.
+
+    Attributes:
+        warm_up (`bool`): run(case, args, warm_up=True) first, of all cases in several processes: it compiles the kernels.
+    """
+
+    cases: Callable[[argparse.Namespace], list[str]]
+    run: Callable[..., list[dict]]
+    warm_up: bool = False
+
+
+def measure_machine(dtype: str, args: argparse.Namespace) -> list[dict]:
+    n = 64 if args.dry_run else 8192
+    a, b = torch.randn(2, n, n, device=args.device, dtype=getattr(torch, dtype))
+    seconds = spread(take_turns({dtype: lambda: a @ b}, 9, device=args.device)[dtype])[0]
+    name = "CPU" if args.dry_run else torch.cuda.get_device_name()
+    versions = [f"{module.__name__} {module.__version__}" for module in (torch, transformers, attention_triton.triton)]
+    return [dict(dtype=dtype, tflops=2 * n**3 / seconds / 1e12, device=name, versions=", ".join(versions))]
+
+
+def run_pytest(selection: str, args: argparse.Namespace) -> list[dict]:
+    """Run tests, with several processes; those of the stage `correctness` add their own rows to the results."""
+    workers = [] if args.dry_run else ["-n", str(args.jobs), "--dist", "worksteal"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *shlex.split(selection)]
+    environment = os.environ | {"DEBERTA_EXT_STUDY": str(args.results.resolve())}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    outcome = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1].strip("= ")
+    if done.returncode:
+        raise RuntimeError(f"pytest {selection}: {outcome}")
+    return [dict(outcome=outcome)]
+
+
+def cases_of_times(args: argparse.Namespace) -> list[str]:
+    """Flags of benchmark_attention.py; what a reader asks for first comes first."""
+    if args.dry_run:
+        # Triton's interpreter takes a minute for a table of this size; the stages correctness and tuning try the kernels.
+        tiny = "--shapes 1x16 --dtype float32 --backends auto"
+        return [f"--parts attention {tiny}", f"--parts model {tiny}", f"--parts model {tiny} --modes inference --compile"]
+    names = {"attention": "auto eager sdpa blocked flex", "model": "auto eager sdpa blocked"}
+    every = [
+        f"--parts {part} --shapes {TOKENS // N}x{N} --dtype {dtype} --backends {names[part]}"
+        for dtype in ("bfloat16", "float16") for part in names for N in LENGTHS
+    ]  # fmt: skip
+    # Compiling six sides takes minutes.
+    return [*every, "--parts model --layers 2 --shapes 32x512 --dtype bfloat16 --backends auto --compile"]
+
+
+def run_benchmark(flags: str, args: argparse.Namespace) -> list[dict]:
+    sizes = "--layers 12 --vocab_size 128100 --repeats 5"
+    if args.dry_run:
+        sizes = "--preset v3-xsmall --layers 1 --vocab_size 100 --repeats 1"
+    words = shlex.split(f"{sizes} --device {args.device} {flags}")
+    # Another process for each case would take longer than the measuring.
+    asked = benchmark.parse_args([*words, "--peers", benchmark.MODERN, *PEERS])
+    rows = [row for measured in benchmark.run_part(asked.parts[0], asked) for row in measured]
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
+    part = f"{asked.layers}-layer model" if asked.parts == ["model"] else asked.parts[0]
+    return [dict(part=part, dtype=asked.dtype, compiled=asked.compile) | row for row in rows]
+
+
+def cases_of_lengths(args: argparse.Namespace) -> list[str]:
+    cases = []
+    for name, deciles in WORDS.items():
+        file = args.output_dir / f"lengths_{name}.txt"
+        if args.dry_run:
+            deciles = (1, 3, 9)
+        # As many texts between two deciles as between any other two.
+        counts = [low + (high - low) * i // 50 for low, high in itertools.pairwise(deciles) for i in range(50)]
+        file.write_text("\n".join("word " * count for count in counts) + "\n", encoding="utf-8")
+        dtype = "float32 --batches 1" if args.dry_run else "bfloat16"
+        cases.append(f"--parts padded --lengths_from {shlex.quote(str(file))} --dtype {dtype} --backends auto")
+    return cases[: 1 if args.dry_run else None]
+
+
+def cases_of_tuning(args: argparse.Namespace) -> list[str]:
+    if args.dry_run:
+        return ["bands 16 16 4 1 1"]
+    return [f"{kernel} 64 {candidate}" for kernel in KERNELS for candidate in CANDIDATES]
+
+
+def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
+    """Time a kernel's launch parameters beside those of the table, at each length, in the pass that it is a part of."""
+    kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
+    buckets, reach = (4, 8) if args.dry_run else (256, 512)
+    candidate, table, rows = triton_launches.Launch(*choice), dict(triton_launches.LAUNCHES), []
+    for N in (16,) if args.dry_run else (128, 1024) if warm_up else LENGTHS:
+        shape = (1, N, 2, d) if args.dry_run or warm_up else (TOKENS // N, N, 12, d)
+        half = dict(device=args.device, dtype=torch.float16, requires_grad=kernel != "forward")
+        tensors = [torch.randn(size, **half) for size in (shape,) * 3 + ((shape[2], 2 * buckets, d),) * 2]
+        delta = RelativePosition(buckets=buckets, max_distance=reach)(N).to(args.device)
+        options = dict(K_r=tensors[3], Q_r=tensors[4], delta=delta, terms=("c2p", "p2c"), scale=(3 * d) ** -0.5, reach=reach)
+
+        def call(launches, tensors=tensors, options=options):
+            triton_launches.LAUNCHES.update(launches)
+            Q, K, V = (x.transpose(1, 2) for x in tensors[:3])
+            out = attention_triton.disentangled_attention_triton(Q, K, V, **options)
+            return torch.autograd.grad(out, tensors, out) if kernel != "forward" else out
+
+        sides = dict(table=lambda: call(table), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
+        sides["candidate"]()
+        if any(key[0] == kernel and key[-1] == candidate for key in attention_triton.TOO_LARGE):
+            raise RuntimeError("it needs more shared memory than this GPU has")
+        if warm_up:
+            continue
+        times = take_turns(sides, 1 if args.dry_run else 5, device=args.device)
+        triton_launches.LAUNCHES.update(table)
+        capability = attention_triton.capability(tensors[0].device)
+        usual = triton_launches.find_launches(kernel, torch.float16, d, N, capability)[0]
+        row = dict(kernel=kernel, d=d, N=N, launch=[*candidate], usual=[*usual], capability=10 * capability[0])
+        rows.append(row | dict(seconds=spread(times["candidate"])[0], seconds_of_table=spread(times["table"])[0]))
+    return rows
+
+
+def training_texts(args: argparse.Namespace) -> tuple[Path, Path]:
+    """A file of docstrings of Python's standard library, and the folder of a tokenizer trained on them."""
+    file, folder = args.output_dir / "docstrings.txt", args.output_dir / "tokenizer"
+    if not folder.exists():
+        texts = [" ".join(docstring.text.split()) for docstring in collect_docstrings()][: 300 if args.dry_run else None]
+        file.write_text("\n".join(texts) + "\n", encoding="utf-8")
+        train_tokenizer("byte-level-bpe", texts, 300 if args.dry_run else 8192, show_progress=False).save_pretrained(folder)
+    return file, folder
+
+
+TINY = ",num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=32"
+SCRIPTS = ("run_mlm", "run_rtd")
+
+
+def train(case: str, args: argparse.Namespace) -> list[dict]:
+    """Tokens per second without evaluation, memory, and the curve of a run of v3-xsmall's shape."""
+    file, tokenizer = training_texts(args)
+    rows, length, steps = (2, 32, 2) if args.dry_run else (32, 512, 150)
+    with tempfile.TemporaryDirectory() as folder:
+        shared = dict(
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=rows, learning_rate=5e-4, warmup_steps=0.1,
+            logging_steps=1 if args.dry_run else 10, save_strategy="no", report_to="none", disable_tqdm=True, seed=0,
+            bf16=not args.dry_run, use_cpu=args.dry_run,
+        )  # fmt: skip
+        if case in SCRIPTS:
+            # Neither EMD nor shared embeddings, which transformers has not.
+            overrides = "emd_layers=1,emd_input=hidden" + TINY * args.dry_run
+            own = dict(train_data=file, documents="line", tokenizer=tokenizer, max_length=length, preset="v3-xsmall")
+            own |= dict(masking="token", max_eval_samples=8, config_overrides=overrides)
+            own |= dict(embedding_sharing="nes") if case == "run_rtd" else {}
+            flags = [str(word) for name, value in (shared | own).items() for word in (f"--{name}", value)]
+            __import__(case).main(flags)
+            history = json.loads(Path(folder, "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        else:
+            history = train_stock(case, shared, file, tokenizer, length, args)
+    seconds = next(entry["train_runtime"] for entry in history if "train_runtime" in entry)
+    row = dict(run=case, tokens_per_second=rows * length * steps / seconds)
+    row["peak_bytes"] = torch.cuda.max_memory_allocated() if args.device == "cuda" else None
+    curve = [dict(step=entry["step"], loss=entry["loss"]) for entry in history if "loss" in entry]
+    return [row | dict(last_loss=curve[-1]["loss"], curve=curve)]
+
+
+def train_stock(case: str, shared: dict, file: Path, tokenizer_folder: Path, length: int, args) -> list[dict]:
+    """The log of transformers' Trainer, collator and DeBERTa classes on the same texts in rows of the same length."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    sizes = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2) if args.dry_run else {}
+    config = to_deberta_v2_config(DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes))
+    transformers.set_seed(0)
+    detection = case == "run_rtd in transformers"
+    model = StockPair(config) if detection else transformers.DebertaV2ForMaskedLM(config)
+    shares = dict(mask_replace_prob=1.0, random_replace_prob=0.0) if detection else {}
+    trainer = transformers.Trainer(
+        model, transformers.TrainingArguments(**shared),
+        train_dataset=pack_blocks(file.read_text(encoding="utf-8").splitlines(), tokenizer, length),
+        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, **shares),
+    )  # fmt: skip
+    trainer.train()
+    return trainer.state.log_history
+
+
+class StockPair(torch.nn.Module):
+    """A generator of half the layers and a discriminator, without shared embeddings; loss = generator + 50 discriminator."""
+
+    def __init__(self, config: transformers.DebertaV2Config):
+        super().__init__()
+        half = copy.deepcopy(config)
+        half.num_hidden_layers //= 2
+        self.generator = transformers.DebertaV2ForMaskedLM(half)
+        self.discriminator = transformers.DebertaV2ForTokenClassification(config)
+
+    def forward(self, input_ids, attention_mask, labels):
+        generated, masked = self.generator(input_ids, attention_mask, labels=labels), labels >= 0
+        samples = torch.distributions.Categorical(logits=generated.logits[masked].detach().float()).sample()
+        corrupted = input_ids.masked_scatter(masked, samples)
+        replaced = corrupted != torch.where(masked, labels, input_ids)
+        detected = self.discriminator(corrupted, attention_mask, labels=replaced.long())
+        return {"loss": generated.loss + 50 * detected.loss}
+
+
+def pytest_cases(selection: str, tiny: str) -> Callable[[argparse.Namespace], list[str]]:
+    return lambda args: [tiny if args.dry_run else selection]
+
+
+FLOAT64 = "tests/attention/test_float64.py"
+STAGES = {
+    "machine": Stage(lambda args: ["bfloat16", "float16", "float32"], measure_machine),
+    "correctness": Stage(pytest_cases(f"{FLOAT64} -m gpu", f"{FLOAT64} -k bfloat16-packed-0.1-16-near"), run_pytest),
+    "times": Stage(cases_of_times, run_benchmark),
+    "lengths": Stage(cases_of_lengths, run_benchmark),
+    "tuning": Stage(cases_of_tuning, tune, warm_up=True),
+    "training": Stage(lambda args: [*SCRIPTS, *(f"{name} in transformers" for name in SCRIPTS)], train),
+    "tests": Stage(
+        pytest_cases(f"tests/attention -m gpu --deselect {FLOAT64}", "tests/attention/test_attention_triton.py -m gpu"),
+        run_pytest,
+    ),
+}

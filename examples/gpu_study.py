@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that this package claims of a GPU, shown and timed by one command, and the kernels tuned for that GPU.
+
+    # one GPU, nine minutes; the same command again goes on with what is missing
+    python examples/gpu_study.py --output_dir study
+    # every stage with tiny shapes on a CPU, under a minute; Triton's interpreter runs the kernels
+    python examples/gpu_study.py --output_dir tried --dry_run
+
+Stages, each in a process with a time limit of its own: `machine` (rate of matrix products), `correctness` (every backend
+against float64), `times` (attention and whole models beside transformers, BERT, ModernBERT, disentangled-flash and
+flashdeberta where they are installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch
+parameters of the kernels), `training` (run_mlm.py and run_rtd.py beside transformers' classes), `tests` (those marked gpu).
+
+A result is a line of results.jsonl as soon as it is known. After each stage report.md, CSV files and figures are written
+anew, and triton_launches.py, which takes the place of the file of that name in hf_deberta_ext/model/. Each case of `times`
+and `lengths` is the flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was
+cut. Linux, about 40 GB of GPU memory; on smaller ones the largest cases say that they do not fit.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ["torch", "triton", "transformers", "numpy", "matplotlib", "tqdm", "accelerate", "datasets", "pytest"]
+PACKAGES += ["pytest-xdist", "hypothesis"]
+OPTIONAL = ["disentangled-flash", "flashdeberta"]
+# Shares of the minutes; what a stage leaves is for the others.
+STAGES = dict(machine=0.3, correctness=3, times=4, lengths=1, tuning=3, training=1.5, tests=3)
+# Packages are imported once, for all processes.
+FORK = multiprocessing.get_context("fork")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("study"), help="of this run, or one to go on with")
+    parser.add_argument("--minutes", type=float, default=9, help="for all stages (default 9)")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all, in this order")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="processes that compile"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="every stage with tiny shapes on a CPU")
+    args = parser.parse_args(argv)
+    if not args.minutes > 0:
+        parser.error(f"--minutes must be positive, got {args.minutes}")
+    missing = check_packages()
+    if missing:
+        parser.error(f"install {', '.join(missing)}")
+    args.device, args.results = "cpu" if args.dry_run else "cuda", args.output_dir / "results.jsonl"
+    if args.dry_run:
+        # Compiling takes longer than all the rest.
+        os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+        args.jobs = 1
+    # CUDA does not survive a fork; so torch asks NVML whether it is there.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import gpu_stages
+
+    if not args.dry_run:
+        child = FORK.Process(target=gpu_stages.torch.zeros, args=(1,), kwargs=dict(device="cuda"))
+        child.start()
+        child.join()
+        if child.exitcode:
+            parser.error("torch sees no CUDA device here; --dry_run tries every stage on a CPU")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    with args.results.open("a", encoding="utf-8") as file:
+        # Ends a line that was cut.
+        file.write("\n")
+    # Ends the process of a stage too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    problems, end = [], time.monotonic() + 60 * args.minutes
+    for place, name in enumerate(args.stages):
+        left = sum(STAGES[later] for later in args.stages[place:])
+        problems += run_stage(name, max(1.0, end - time.monotonic()) * STAGES[name] / left, args)
+        try:
+            write_report(args, problems)
+        except Exception:
+            traceback.print_exc()
+            problems.append("report: not written")
+    for problem in problems:
+        print(f"gpu_study: {problem}", file=sys.stderr)
+    print(f"{args.output_dir / 'report.md'} has the tables.")
+    return 1 if problems else 0
+
+
+def check_packages() -> list[str]:
+    """Print a line for each package; return those that are missing and needed."""
+    missing = []
+    for name in (*PACKAGES, *OPTIONAL):
+        try:
+            print(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{name}: not installed{', so it is not timed' if name in OPTIONAL else ''}")
+            missing += [name] * (name in PACKAGES)
+    return missing
+
+
+def note(results: Path, **line):
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def latest(results: Path, offset: int = 0) -> dict[tuple[str, str], dict]:
+    """The last line of each case, by stage and case, of those from `offset` on; a line that was cut is left out."""
+    lines = {}
+    with results.open(encoding="utf-8") as file:
+        file.seek(offset)
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            lines[line["stage"], line["case"]] = line
+    return lines
+
+
+def work(name: str, cases: list[str], args: argparse.Namespace):
+    """The process of a stage: a line of the results when a case begins, and when it is done or has failed."""
+    import gpu_stages
+
+    # One signal ends this process and all that it starts.
+    os.setsid()
+    with (args.output_dir / f"{name}.log").open("a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    stage = gpu_stages.STAGES[name]
+    if stage.warm_up:
+        shares = [cases[job :: args.jobs] for job in range(args.jobs)]
+        children = [FORK.Process(target=warm_up, args=(name, share, args)) for share in shares]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+    for case in cases:
+        note(args.results, stage=name, case=case, state="began")
+        began = time.monotonic()
+        try:
+            rows = stage.run(case, args)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            note(args.results, stage=name, case=case, state="failed", error=reason)
+            if "CUDA error" in str(error):
+                # Nothing works any more in this process.
+                os._exit(1)
+        else:
+            seconds = round(time.monotonic() - began, 1)
+            note(args.results, stage=name, case=case, state="done", seconds=seconds, rows=rows)
+
+
+def warm_up(name: str, cases: list[str], args: argparse.Namespace):
+    import gpu_stages
+
+    for case in cases:
+        try:
+            gpu_stages.STAGES[name].run(case, args, warm_up=True)
+        except Exception:
+            # The case itself will say so.
+            traceback.print_exc()
+
+
+def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
+    """Do what is missing of a stage, in at most `limit` seconds; return what went wrong, a line each."""
+    import gpu_stages
+
+    deadline, offset, before = time.monotonic() + limit, args.results.stat().st_size, latest(args.results)
+    missing = [case for case in gpu_stages.STAGES[name].cases(args) if before.get((name, case), {}).get("state") != "done"]
+    # What failed or was cut before comes last.
+    missing.sort(key=lambda case: (name, case) in before)
+    print(f"{name}: {len(missing)} to do, {limit:.0f} s", flush=True)
+    problems = []
+    while missing:
+        child = FORK.Process(target=work, args=(name, missing, args))
+        child.start()
+        try:
+            child.join(max(0.1, deadline - time.monotonic()))
+        finally:
+            cut = child.is_alive()
+            if cut:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.kill()
+                child.join()
+        tried = latest(args.results, offset)
+        for case in [case for case in missing if tried.get((name, case), {}).get("state") == "began"]:
+            error = f"cut at the limit of {limit:.0f} s" if cut else f"its process ended with status {child.exitcode}"
+            note(args.results, stage=name, case=case, state="failed", error=error)
+        left = [case for case in missing if (name, case) not in tried]
+        if left and (cut or left == missing):
+            reason = f"cut at its limit of {limit:.0f} s" if cut else f"its process ended with status {child.exitcode}"
+            problems.append(f"{name}: {reason}, {len(left)} cases are missing; the same command goes on with them")
+            break
+        missing = left
+    lines = latest(args.results).values()
+    failed = [line for line in lines if line["state"] == "failed" and line["stage"] == name]
+    return problems + [f"{name}: {line['case']}: {line['error']}" for line in failed]
+
+
+def write_report(args: argparse.Namespace, problems: list[str]):
+    """report.md, a CSV file for each stage, figures, and triton_launches.py, from all that results.jsonl holds."""
+    from measuring import CELLS, draw_sides, markdown_table, sides_table, write_csv
+
+    from hf_deberta_ext.analysis.plots import plot_curves
+
+    rows = {name: [] for name in STAGES}
+    for (name, case), line in latest(args.results).items():
+        rows[name] += [{"case": case} | row for row in line.get("rows", ())]
+    for name in filter(rows.get, rows):
+        write_csv(args.output_dir / f"{name}.csv", rows[name])
+    peak = {row["dtype"]: row["tflops"] for row in rows["machine"]}
+    for row in rows["times"] + rows["lengths"]:
+        if row.get("tflops") and row["dtype"] in peak:
+            row["share"] = row["tflops"] / peak[row["dtype"]]
+    first = rows["machine"][0] if rows["machine"] else {}
+    parts = [f"# {first.get('device', 'GPU')}", first.get("versions", "")]
+    peaks = ", ".join(f"{rate:.3g} TFLOP/s ({dtype})" for dtype, rate in peak.items())
+    parts.append(f"The peak is that of products of large matrices here: {peaks}.")
+    parts += ["## Where we lose", "\n".join(f"- {line}" for line in losses(rows)) or "Nowhere in what was measured."]
+    if problems:
+        parts += ["## What failed or is missing", "\n".join(f"- {problem}" for problem in problems)]
+    checked = [row for row in rows["correctness"] if "backend" in row]
+    if checked:
+        cells = [("case", "tokens", "backend", "output", "gradients", "as exact as eager")]
+        for row in checked:
+            worst = max(value for name, value in row.items() if name[1:] in ("_c", "_r"))
+            verdict = {True: "yes", False: "**no**"}.get(row.get("ok"), "")
+            cells.append((row["case"], str(row["N"]), row["backend"], f"{row['out']:.1e}", f"{worst:.1e}", verdict))
+        parts += ["## Error of the worst row against float64", markdown_table(*cells)]
+    groups: dict[str, list[dict]] = {}
+    for row in rows["times"]:
+        title = f"{row['part']}, {row['mode']}, {row['dtype']}{', torch.compile' if row['compiled'] else ''}"
+        groups.setdefault(title, []).append(row)
+    for row in rows["lengths"]:
+        row["shape"] = Path(row["case"].split()[3]).stem.removeprefix("lengths_")
+        groups.setdefault(f"texts of real lengths, {row['mode']}, {row['dtype']}", []).append(row)
+    parts += [CELLS] * bool(groups)
+    for title, group in groups.items():
+        parts += [f"## {title}", sides_table(group)]
+    if rows["tuning"]:
+        parts += ["## Launch parameters: block, warps, stages of the far and the near loops"]
+        parts += [write_launches(rows["tuning"], args.output_dir)]
+    if rows["training"]:
+        cells = [("run", "tokens/s", "last loss", "peak MiB")]
+        for row in rows["training"]:
+            memory = f"{row['peak_bytes'] / 2**20:,.0f}" if row["peak_bytes"] else ""
+            cells.append((row["run"], f"{row['tokens_per_second']:,.0f}", f"{row['last_loss']:.3f}", memory))
+        curves = {row["run"]: row["curve"] for row in rows["training"]}
+        plot_curves(curves, args.output_dir / "training.png")
+        parts += ["## Training", markdown_table(*cells), "![Losses](training.png)"]
+    parts += [f"`pytest {row['case']}`: {row['outcome']}" for row in rows["correctness"] + rows["tests"] if "outcome" in row]
+    times = [row for row in rows["times"] if row["dtype"] == rows["times"][0]["dtype"] and not row["compiled"]]
+    figures = dict(time=("seconds", "seconds"), share=("share", "share of the peak"), memory=("extra_bytes", "bytes"))
+    for name, (key, label) in figures.items() if times else ():
+        draw_sides(times, key, label, args.output_dir / f"{name}.png")
+        parts.append(f"![{label}]({name}.png)")
+    (args.output_dir / "report.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+
+
+def losses(rows: dict[str, list[dict]]) -> list[str]:
+    """Where another side takes less time or memory than what this package takes by itself, in sentences."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows["times"] + rows["lengths"]:
+        groups.setdefault((row["case"], row["shape"], row["mode"]), []).append(row)
+    found = []
+    for (case, _, mode), group in groups.items():
+        measured = [row for row in group if not row["skipped"]]
+        ours = [row for row in measured if row["side"].startswith("auto")]
+        for row in measured if ours else ():
+            for key, word in (("seconds", "time"), ("extra_bytes", "memory")):
+                least = min(own[key] for own in ours)
+                if row not in ours and "without positions" not in row["side"] and row[key] < 0.98 * least:
+                    found.append(f"{mode}, `{case}`: {least / row[key]:.2f} times the {word} of {row['side']}")
+    speeds = {row["run"]: row["tokens_per_second"] for row in rows["training"]}
+    for run in speeds:
+        if speeds[run] < speeds.get(f"{run} in transformers", 0):
+            found.append(f"{run}: {speeds[f'{run} in transformers'] / speeds[run]:.2f} times the time of transformers")
+    wrong = [row for row in rows["correctness"] if row.get("ok") is False]
+    return found + [f"{row['case']}, {row['backend']}, {row['N']} tokens: inexact" for row in wrong]
+
+
+def write_launches(rows: list[dict], folder: Path) -> str:
+    """Write triton_launches.py with the fastest parameters of each kernel and length; return a table of them."""
+    from hf_deberta_ext.model import triton_launches
+    from hf_deberta_ext.publishing.results import markdown_table
+
+    cells, table = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")], dict(triton_launches.LAUNCHES)
+    for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):
+        of_kernel = [row for row in rows if (row["kernel"], row["d"]) == (kernel, d)]
+        best = {}
+        for N in sorted({row["N"] for row in of_kernel}):
+            of_length = [row for row in of_kernel if row["N"] == N]
+            ratios = [row["seconds"] / row["seconds_of_table"] for row in of_length]
+            ratio, fastest = min(ratios), of_length[ratios.index(min(ratios))]
+            best[N] = tuple(fastest["launch"] if ratio < 0.98 else fastest["usual"])
+            cells.append((kernel, str(d), str(N), str(fastest["usual"]), str(best[N]), f"{min(ratio, 1):.2f}"))
+        # Of neighbouring lengths with the same parameters, the longest; the last one serves all that are longer.
+        ends = [N for N, longer in zip(best, [*list(best)[1:], None], strict=True) if best[N] != best.get(longer)]
+        capability = of_kernel[0]["capability"]
+        measured = [(capability, None if N == max(best) else N, triton_launches.Launch(*best[N])) for N in ends]
+        others = [entry for entry in table.get((kernel, "half", d), ()) if entry[0] != capability]
+        table[kernel, "half", d] = sorted(measured + others, key=lambda entry: -entry[0])
+    lines = [f"    {key!r}: {[(*entry[:2], tuple(entry[2])) for entry in entries]!r}," for key, entries in table.items()]
+    lines = [re.sub(r"\((\d+, \d+, \d+, \d+)\)", r"Launch(\1)", line) for line in lines]
+    source = Path(triton_launches.__file__).read_text(encoding="utf-8")
+    head, _, rest = source.partition("\nLAUNCHES: ")
+    signature, rest = rest.split("\n", 1)
+    text = "\n".join([f"{head}\nLAUNCHES: {signature}", *lines, rest[rest.index("}\n") :]])
+    (folder / "triton_launches.py").write_text(text, encoding="utf-8")
+    return markdown_table(*cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of a GPU without one: every stage by --dry_run; crashes, time limits and resuming; tables from made-up times."""
+
+import argparse
+import csv
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+
+import gpu_study as study
+import pytest
+import torch
+from scripts import EXAMPLES, start
+
+from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch
+
+for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
+    pytest.importorskip(package)
+
+stages = importlib.import_module("gpu_stages")
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """A dry run: its folder, and what a second one printed."""
+    folder, printed = tmp_path_factory.mktemp("study"), []
+    for _ in range(2):
+        process = start(sys.executable, EXAMPLES["gpu_study"], "--dry_run", "--minutes", "30", "--output_dir", folder)
+        printed.append(process.communicate(timeout=900)[0])
+        assert process.returncode == 0, printed[-1]
+    return folder, *printed
+
+
+@pytest.mark.criterion("A1.7", "P10")
+def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
+    folder, printed, _ = tried
+    assert f"torch {torch.__version__}" in printed and "flashdeberta" in printed
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    for name in study.STAGES:
+        with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            assert [*csv.DictReader(file)], name
+    for name in ("time", "share", "memory", "training"):
+        assert (folder / f"{name}.png").stat().st_size > 5000 and f"({name}.png)" in report
+    for text in (
+        "## Where we lose", "| bfloat16 packed dropout 0.1 d 16 near | 7 | triton |", "## 1-layer model, training, float32",
+        "## 1-layer model, inference, float32, torch.compile", "## texts of real lengths, inference, float32", "| auto, packed (",
+        "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_rtd in transformers |", " skipped",
+    ):  # fmt: skip
+        assert text in report, text
+    assert "What failed" not in report
+
+
+def test_a_second_run_finds_nothing_to_do(tried):
+    _, _, again = tried
+    assert all(f"{name}: 0 to do" in again for name in study.STAGES)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run({case: function of no arguments}, limit): the problems of a stage of these cases, and their results."""
+
+    def run(cases, limit=60.0):
+        stage = stages.Stage(lambda args: list(cases), lambda case, args: cases[case]())
+        monkeypatch.setitem(stages.STAGES, "times", stage)
+        args = argparse.Namespace(output_dir=tmp_path, results=tmp_path / "results.jsonl", jobs=1)
+        args.results.touch()
+        problems = study.run_stage("times", limit, args)
+        return problems, {case: line for (_, case), line in study.latest(args.results).items()}
+
+    return run
+
+
+def fails():
+    raise ValueError("it cannot\nat all")
+
+
+def test_an_error_and_a_crash_take_no_other_case_with_them(run):
+    cases = dict(first=lambda: [dict(x=1)], wrong=fails, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    problems, results = run(cases | dict(last=lambda: [dict(x=4)]))
+    assert {case: line["state"] for case, line in results.items()} == dict(
+        first="done", wrong="failed", crash="failed", last="done"
+    )
+    assert results["last"]["rows"] == [dict(x=4)]
+    assert problems == ["times: wrong: it cannot", "times: crash: its process ended with status -9"]
+
+
+def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(run, tmp_path):
+    def slow():
+        start(sys.executable, "-c", f"import time; time.sleep(4); open({str(tmp_path / 'alive')!r}, 'w')")
+        time.sleep(60)
+
+    cases = dict(first=lambda: [dict(x=1)], slow=slow, last=lambda: [dict(x=3)])
+    problems, results = run(cases, limit=2)
+    assert "cut at its limit of 2 s, 1 cases are missing" in problems[0]
+    assert results["slow"]["state"] == "failed" and "last" not in results and "slow: cut at the limit" in problems[1]
+    # What is done is not run again; what was cut comes last.
+    cases = {name: lambda name=name: [dict(x=name)] for name in cases}
+    problems, results = run(cases)
+    assert not problems and results["first"]["rows"] == [dict(x=1)] and list(results) == ["first", "slow", "last"]
+    lines = [line for line in (tmp_path / "results.jsonl").read_text().splitlines() if '"began"' in line]
+    order = [name for line in lines for name in cases if f'"case": "{name}"' in line]
+    assert order == ["first", "slow", "last", "slow"]
+    time.sleep(2.5)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, monkeypatch):
+    monkeypatch.setattr(study, "work", lambda *args: os._exit(3))
+    problems, _ = run(dict(first=fails))
+    assert problems == ["times: its process ended with status 3, 1 cases are missing; the same command goes on with them"]
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text('{"stage": "times", "ca\n')
+    study.note(results, stage="times", case="a", state="done")
+    assert [*study.latest(results)] == [("times", "a")]
+
+
+def test_missing_packages_are_named_before_anything_begins(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(study, "PACKAGES", ["torch", "no-such-package"])
+    with pytest.raises(SystemExit) as stopped:
+        study.main(["--output_dir", str(tmp_path / "study")])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2 and "no-such-package: not installed" in printed.out
+    assert printed.err.endswith("error: install no-such-package\n") and not (tmp_path / "study").exists()
+
+
+def timed(N, launch, seconds, **more):
+    row = dict(kernel="forward", d=64, N=N, launch=launch, usual=[64, 4, 2, 1], capability=90, case="")
+    return row | dict(seconds=seconds, seconds_of_table=1.0) | more
+
+
+def test_the_fastest_launches_are_written_as_the_file_that_the_package_reads(tmp_path):
+    rows = [timed(N, [32, 4, 2, 1], seconds) for N, seconds in ((128, 0.5), (512, 0.8), (1024, 0.99), (2048, 1.5))]
+    rows += [timed(N, [64, 8, 2, 1], 0.9) for N in (128, 512, 1024, 2048)]
+    table = study.write_launches(rows, tmp_path)
+    assert "| forward | 64 | 512 | [64, 4, 2, 1] | (32, 4, 2, 1) | 0.80 |" in table
+    spec = importlib.util.spec_from_file_location("measured_launches", tmp_path / "triton_launches.py")
+    measured = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measured)
+
+    def chosen(N, capability=(9, 0), d=64):
+        return measured.find_launches("forward", torch.float16, d, N, capability)[0]
+
+    assert [chosen(N) for N in (100, 512, 513, 9000)] == [(32, 4, 2, 1)] * 2 + [(64, 8, 2, 1)] * 2
+    # Other GPUs and kernels keep theirs.
+    usual = Launch(*LAUNCHES["forward", "half", 64][-1][-1])
+    assert chosen(512, (8, 0)) == usual and measured.LAUNCHES.keys() == LAUNCHES.keys()
+    assert measured.LAUNCHES["dq", "half", 64] == LAUNCHES["dq", "half", 64]
+
+
+def test_what_is_slower_or_larger_than_a_peer_is_said():
+    shared = dict(case="flags", shape="2x8", mode="training", skipped="")
+    sides = dict(auto=(2.0, 10), transformers=(4.0, 30), flashdeberta=(1.0, 20), eager=(3.0, 5))
+    sides["SDPA without positions"] = (0.1, 1)
+    times = [shared | dict(side=side, seconds=s, extra_bytes=size) for side, (s, size) in sides.items()]
+    training = [dict(run="run_mlm", tokens_per_second=50), dict(run="run_mlm in transformers", tokens_per_second=75)]
+    wrong = [dict(case="bfloat16", backend="flex", N=63, ok=False), dict(case="bfloat16", backend="sdpa", N=63, ok=True)]
+    rows = dict(times=times, lengths=[], training=training, correctness=wrong)
+    assert study.losses(rows) == [
+        "training, `flags`: 2.00 times the time of flashdeberta",
+        "training, `flags`: 2.00 times the memory of eager",
+        "run_mlm: 1.50 times the time of transformers",
+        "bfloat16, flex, 63 tokens: inexact",
+    ]
+
+
+def test_the_cases_for_a_gpu_are_flags_that_the_benchmark_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    args, parsed = argparse.Namespace(dry_run=False, device="cuda", output_dir=tmp_path), []
+    monkeypatch.setattr(stages.benchmark, "run_part", lambda part, asked: parsed.append(asked) or iter([]))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for case in [*stages.cases_of_times(args), *stages.cases_of_lengths(args)]:
+        assert stages.run_benchmark(case, args) == []
+    assert len({*stages.cases_of_times(args)}) == len(stages.cases_of_times(args)) == 25
+    assert all(B * N == stages.TOKENS for asked in parsed[:25] for B, N in asked.shapes)
+    assert [asked.config.num_hidden_layers for asked in parsed] == [12] * 24 + [2] + [12] * 3
+    lengths = [sorted(asked.lengths) for asked in parsed[25:]]
+    assert [values[len(values) // 2] for values in lengths] == pytest.approx([27, 36, 161], abs=2)
+    for case in stages.cases_of_tuning(args):
+        kernel, d, *launch = case.split()
+        assert (kernel, "half", int(d)) in LAUNCHES and len(Launch(*map(int, launch))) == 4
+
+
+def test_the_stock_pair_learns_from_both_losses():
+    sizes = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    config = stages.to_deberta_v2_config(stages.DebertaExtConfig.from_preset("v3-xsmall", **sizes))
+    model, ids = stages.StockPair(config), torch.arange(5, 25)[None]
+    labels = torch.where(ids % 3 == 0, ids, -100)
+    model(torch.where(labels > 0, 4, ids), torch.ones_like(ids), labels)["loss"].backward()
+    assert len(model.generator.deberta.encoder.layer) == 1
+    for half in (model.generator, model.discriminator):
+        assert half.deberta.embeddings.word_embeddings.weight.grad.any()
