@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -34,6 +35,8 @@ WORDS = {
     "MNLI": (2, 12, 16, 20, 23, 26, 30, 35, 40, 48, 209),
     "SQuAD": (28, 84, 96, 104, 113, 122, 134, 147, 165, 197, 651),
 }
+# Errors after which nothing works in a process.
+FATAL = re.compile(r"CUDA error|Triton Error \[CUDA\]")
 # Tokens of a batch, whatever their length.
 TOKENS, LENGTHS = 16_384, (128, 512, 1024, 2048, 4096, 8192)
 KERNELS = ("forward", "dq", "dkv", "bands")
@@ -100,6 +103,9 @@ def run_benchmark(flags: str, args: argparse.Namespace) -> list[dict]:
     rows = [row for measured in benchmark.run_part(asked.parts[0], asked) for row in measured]
     if args.device == "cuda":
         torch.cuda.empty_cache()
+    broken = [row["skipped"] for row in rows if FATAL.search(row["skipped"])]
+    if broken:
+        raise RuntimeError(broken[0])
     part = f"{asked.layers}-layer model" if asked.parts == ["model"] else asked.parts[0]
     return [dict(part=part, dtype=asked.dtype, compiled=asked.compile) | row for row in rows]
 

@@ -30,12 +30,13 @@ import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ["torch", "triton", "transformers", "numpy", "matplotlib", "tqdm", "accelerate", "datasets", "pytest"]
-PACKAGES += ["pytest-xdist", "hypothesis"]
-OPTIONAL = ["disentangled-flash", "flashdeberta"]
 # Shares of the minutes; what a stage leaves is for the others.
-STAGES = dict(machine=0.3, correctness=3, times=4, lengths=1, tuning=3, training=1.5, tests=3)
+STAGES = dict(machine=0.5, correctness=3, times=4, lengths=1, tuning=3, training=2, tests=3)
+# Packages, and the stages that need them.
+PACKAGES = dict.fromkeys(("torch", "triton", "transformers", "numpy", "matplotlib", "tqdm"), tuple(STAGES))
+PACKAGES |= dict.fromkeys(("accelerate", "datasets"), ("training",))
+PACKAGES |= dict.fromkeys(("pytest", "pytest-xdist"), ("correctness", "tests"))
+PACKAGES |= dict.fromkeys(("disentangled-flash", "flashdeberta"), ())
 # Packages are imported once, for all processes.
 FORK = multiprocessing.get_context("fork")
 
@@ -53,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     if not args.minutes > 0:
         parser.error(f"--minutes must be positive, got {args.minutes}")
     missing = check_packages()
-    if missing:
-        parser.error(f"install {', '.join(missing)}")
+    if missing.get("machine"):
+        parser.error(f"install {', '.join(missing['machine'])}")
     args.device, args.results = "cpu" if args.dry_run else "cuda", args.output_dir / "results.jsonl"
     if args.dry_run:
         # Compiling takes longer than all the rest.
@@ -79,6 +80,9 @@ def main(argv: list[str] | None = None) -> int:
     problems, end = [], time.monotonic() + 60 * args.minutes
     for place, name in enumerate(args.stages):
         left = sum(STAGES[later] for later in args.stages[place:])
+        if name in missing:
+            problems.append(f"{name}: left out, install {', '.join(missing[name])}")
+            continue
         problems += run_stage(name, max(1.0, end - time.monotonic()) * STAGES[name] / left, args)
         try:
             write_report(args, problems)
@@ -91,15 +95,16 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def check_packages() -> list[str]:
-    """Print a line for each package; return those that are missing and needed."""
-    missing = []
-    for name in (*PACKAGES, *OPTIONAL):
+def check_packages() -> dict[str, list[str]]:
+    """Print a line for each package; return those that are missing, by the stage that needs them."""
+    missing: dict[str, list[str]] = {}
+    for package, stages in PACKAGES.items():
         try:
-            print(f"{name} {importlib.metadata.version(name)}")
+            print(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            print(f"{name}: not installed{', so it is not timed' if name in OPTIONAL else ''}")
-            missing += [name] * (name in PACKAGES)
+            print(f"{package}: not installed, needed by {', '.join(stages) or 'nothing but its own times'}")
+            for stage in stages:
+                missing.setdefault(stage, []).append(package)
     return missing
 
 
@@ -148,7 +153,7 @@ def work(name: str, cases: list[str], args: argparse.Namespace):
             traceback.print_exc()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             note(args.results, stage=name, case=case, state="failed", error=reason)
-            if "CUDA error" in str(error):
+            if gpu_stages.FATAL.search(reason):
                 # Nothing works any more in this process.
                 os._exit(1)
         else:
@@ -184,11 +189,11 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
             child.join(max(0.1, deadline - time.monotonic()))
         finally:
             cut = child.is_alive()
-            if cut:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.kill()
-                child.join()
+            # Also what a process has left that crashed.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
+            child.join()
         tried = latest(args.results, offset)
         for case in [case for case in missing if tried.get((name, case), {}).get("state") == "began"]:
             error = f"cut at the limit of {limit:.0f} s" if cut else f"its process ended with status {child.exitcode}"
@@ -273,6 +278,9 @@ def losses(rows: dict[str, list[dict]]) -> list[str]:
     for (case, _, mode), group in groups.items():
         measured = [row for row in group if not row["skipped"]]
         ours = [row for row in measured if row["side"].startswith("auto")]
+        for row in group:
+            if row["skipped"] and row["side"].startswith("auto"):
+                found.append(f"{mode}, `{case}`: {row['side']} failed, {row['skipped']}")
         for row in measured if ours else ():
             for key, word in (("seconds", "time"), ("extra_bytes", "memory")):
                 least = min(own[key] for own in ours)

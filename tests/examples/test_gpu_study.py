@@ -46,7 +46,8 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
         assert (folder / f"{name}.png").stat().st_size > 5000 and f"({name}.png)" in report
     for text in (
         "## Where we lose", "| bfloat16 packed dropout 0.1 d 16 near | 7 | triton |", "## 1-layer model, training, float32",
-        "## 1-layer model, inference, float32, torch.compile", "## texts of real lengths, inference, float32", "| auto, packed (",
+        "## 1-layer model, inference, float32, torch.compile", "## texts of real lengths, inference, float32",
+        "| auto, packed (",
         "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_rtd in transformers |", " skipped",
     ):  # fmt: skip
         assert text in report, text
@@ -107,6 +108,15 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(ru
     assert not (tmp_path / "alive").exists()
 
 
+def test_after_an_error_of_cuda_the_others_run_in_a_new_process(run):
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    problems, results = run(dict(a=lambda: [dict(pid=os.getpid())], b=broken, c=lambda: [dict(pid=os.getpid())]))
+    assert problems == ["times: b: CUDA error: an illegal memory access was encountered"]
+    assert results["a"]["rows"] != results["c"]["rows"]
+
+
 def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, monkeypatch):
     monkeypatch.setattr(study, "work", lambda *args: os._exit(3))
     problems, _ = run(dict(first=fails))
@@ -121,12 +131,27 @@ def test_a_line_that_was_cut_is_left_out(tmp_path):
 
 
 def test_missing_packages_are_named_before_anything_begins(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(study, "PACKAGES", ["torch", "no-such-package"])
+    monkeypatch.setattr(study, "PACKAGES", {"torch": (*study.STAGES,), "no-such-package": (*study.STAGES,)})
     with pytest.raises(SystemExit) as stopped:
         study.main(["--output_dir", str(tmp_path / "study")])
     printed = capsys.readouterr()
-    assert stopped.value.code == 2 and "no-such-package: not installed" in printed.out
+    assert stopped.value.code == 2 and "no-such-package: not installed, needed by machine, " in printed.out
     assert printed.err.endswith("error: install no-such-package\n") and not (tmp_path / "study").exists()
+
+
+def test_a_stage_without_its_package_is_left_out_and_the_others_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(study, "PACKAGES", study.PACKAGES | {"no-such-package": ("training",)})
+    for name in ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK"):
+        # Set by the program, and put back by the fixture.
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    row = dict(dtype="float16", tflops=1.5, device="a GPU", versions="")
+    monkeypatch.setitem(stages.STAGES, "machine", stages.Stage(lambda args: ["one"], lambda case, args: [row]))
+    status = study.main(["--dry_run", "--stages", "training", "machine", "--output_dir", str(tmp_path)])
+    printed = capsys.readouterr()
+    assert status == 1 and "training: left out, install no-such-package" in printed.err
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "1.5 TFLOP/s (float16)" in report and "- training: left out" in report
 
 
 def timed(N, launch, seconds, **more):
@@ -157,11 +182,13 @@ def test_what_is_slower_or_larger_than_a_peer_is_said():
     shared = dict(case="flags", shape="2x8", mode="training", skipped="")
     sides = dict(auto=(2.0, 10), transformers=(4.0, 30), flashdeberta=(1.0, 20), eager=(3.0, 5))
     sides["SDPA without positions"] = (0.1, 1)
-    times = [shared | dict(side=side, seconds=s, extra_bytes=size) for side, (s, size) in sides.items()]
+    times = [shared | dict(side="auto, packed", skipped="no kernel")]
+    times += [shared | dict(side=side, seconds=s, extra_bytes=size) for side, (s, size) in sides.items()]
     training = [dict(run="run_mlm", tokens_per_second=50), dict(run="run_mlm in transformers", tokens_per_second=75)]
     wrong = [dict(case="bfloat16", backend="flex", N=63, ok=False), dict(case="bfloat16", backend="sdpa", N=63, ok=True)]
     rows = dict(times=times, lengths=[], training=training, correctness=wrong)
     assert study.losses(rows) == [
+        "training, `flags`: auto, packed failed, no kernel",
         "training, `flags`: 2.00 times the time of flashdeberta",
         "training, `flags`: 2.00 times the memory of eager",
         "run_mlm: 1.50 times the time of transformers",
