@@ -3,6 +3,7 @@
 
 import argparse
 import copy
+import importlib
 import itertools
 import json
 import os
@@ -21,12 +22,13 @@ import transformers
 from docstring_corpus import collect_docstrings, pack_blocks
 from measuring import spread, take_turns
 
-from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext import DebertaExtConfig, RelativePosition
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
-from hf_deberta_ext.model import attention_triton, triton_launches
-from hf_deberta_ext.model.relative_position import RelativePosition
 from hf_deberta_ext.pretraining import train_tokenizer
 
+# No public names: the table of launches is what the stage tuning measures.
+attention_triton = importlib.import_module("hf_deberta_ext.model.attention_triton")
+triton_launches = importlib.import_module("hf_deberta_ext.model.triton_launches")
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = [benchmark.FLASH, benchmark.FLASH_DEBERTA]
 # Words of a text at the deciles of SST-2 and MNLI (validation) and of SQuAD 1.1 (question and context).

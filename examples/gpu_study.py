@@ -296,7 +296,8 @@ def losses(rows: dict[str, list[dict]]) -> list[str]:
 
 def write_launches(rows: list[dict], folder: Path) -> str:
     """Write triton_launches.py with the fastest parameters of each kernel and length; return a table of them."""
-    from hf_deberta_ext.model import triton_launches
+    from gpu_stages import triton_launches
+
     from hf_deberta_ext.publishing.results import markdown_table
 
     cells, table = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")], dict(triton_launches.LAUNCHES)
