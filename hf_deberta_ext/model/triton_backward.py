@@ -63,7 +63,7 @@ def disentangled_bwd_kernel_dq(
     low = tl.zeros([BLOCK_M], tl.float32)
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
     if MASK == 1:
-        lo, hi = flagged_range(mask_ptr, stride_mn, N, BLOCK_N)
+        lo, hi = flagged_range(mask_ptr, stride_mn, lo, hi, BLOCK_N)
     # Queries without a gradient, of padding or of positions that no loss reads, have none to give.
     active = tl.max((do != 0).to(tl.int32), 1)
     tl.store(active_ptr + bh.to(tl.int64) * N + rows, active.to(tl.int8), mask=rows < N)
@@ -168,8 +168,7 @@ def disentangled_bwd_kernel_dkv(
     high = tl.zeros([BLOCK_N], tl.float32)
     low = tl.zeros([BLOCK_N], tl.float32)
     lo, hi = visible_range(document_ptr, n0, N, BLOCK_N, BLOCK_M, PACKED)
-    first_active, last_active = flagged_range(active_ptr + bh.to(tl.int64) * N, 1, N, BLOCK_M)
-    lo, hi = tl.maximum(lo, first_active), tl.minimum(hi, last_active)
+    lo, hi = flagged_range(active_ptr + bh.to(tl.int64) * N, 1, lo, hi, BLOCK_M)
     if MASK == 1:
         hi = tl.where(any_flag(mask_ptr, n0, stride_mn, N, BLOCK_N), hi, lo)
     first, last = near_range(n0, lo, hi, reach, BLOCK_N, BLOCK_M, FAR)

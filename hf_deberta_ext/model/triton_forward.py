@@ -122,7 +122,7 @@ def disentangled_fwd_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
     if MASK == 1:
-        lo, hi = flagged_range(mask_ptr, stride_mn, N, BLOCK_N)
+        lo, hi = flagged_range(mask_ptr, stride_mn, lo, hi, BLOCK_N)
     first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
     # part 0: keys far to the left (o >= reach), 1: near keys, 2: keys far to the right.
     for part in tl.static_range(3):

@@ -189,15 +189,15 @@ def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexp
 
 
 @device_function
-def flagged_range(flags_ptr, stride, N, STEP: tl.constexpr):
-    """[lo, hi) with all places whose flag is set; lo is a multiple of STEP."""
-    lo, hi = N, 0
-    for start in tl.range(0, N, 1024):
+def flagged_range(flags_ptr, stride, lo, hi, STEP: tl.constexpr):
+    """The part [first, last) of [lo, hi) with all places whose flag is set; first is a multiple of STEP."""
+    first, last = hi, lo
+    for start in tl.range(lo, hi, 1024):
         x = start + tl.arange(0, 1024)
-        flags = tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < N, other=0)
-        lo = tl.minimum(lo, tl.min(tl.where(flags != 0, x, N)))
-        hi = tl.maximum(hi, tl.max(tl.where(flags != 0, x + 1, 0)))
-    return lo // STEP * STEP, hi
+        flags = tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < hi, other=0)
+        first = tl.minimum(first, tl.min(tl.where(flags != 0, x, hi)))
+        last = tl.maximum(last, tl.max(tl.where(flags != 0, x + 1, lo)))
+    return first // STEP * STEP, last
 
 
 @device_function
