@@ -9,7 +9,7 @@ A tile holds BLOCK_M queries and BLOCK_N keys, o = i - j is an offset, and there
   plain attention plus one number for each query and one for each key (`disentangled_prepare_kernel`).
 * Near tiles touch BLOCK_M + BLOCK_N - 1 consecutive offsets. With K_x[w], Q_x[w] = rows of the table for these offsets (the
   window), c2p is the product Q_c K_x^T, each row of which is shifted by one against the row above; the shear is a gather
-  along one axis inside the tile, and its inverse serves the gradients.
+  inside of the tile without bank conflicts, and its inverse serves the gradients.
 
 All sums have a fixed order: two runs give the same bits. Offsets are clamped to [-span, span], where the table ends.
 """
