@@ -187,9 +187,11 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
         metrics = [key for key in scores[of_task[0].name][of_task[0].rate] if key.startswith("eval_") and key != "eval_loss"]
         own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
         titles = [key.removeprefix("eval_") for key in metrics]
+        first = max(100 * values[own]["mean"] for values in scores[runs[0].name].values())
         first_cells = (task or prepared.data.name, " / ".join(titles).replace("_", " "))
         for name, values in baselines.items():
-            lines.append((*first_cells, name, "", " / ".join(f"{100 * values[title]:.2f}" for title in titles), ""))
+            gap = f"{100 * values[own.removeprefix('eval_')] - first:+.2f}"
+            lines.append((*first_cells, name, "", " / ".join(f"{100 * values[title]:.2f}" for title in titles), gap))
         compared: dict[str, list[float]] = {}
         for name in dict.fromkeys(run.name for run in of_task):
             means = {run.rate: 100 * scores[name][run.rate][own]["mean"] for run in of_task if run.name == name}

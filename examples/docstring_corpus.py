@@ -1,28 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A text corpus that every Python has: which package of the standard library does a docstring come from?
 
-They depend on the Python version (3.11: 8,200 docstrings of 270,000 words, and 65,000 words of `pydoc` topics).
+They depend on the Python version (3.11: 8,200 docstrings of 270,000 words).
 """
 
 import ast
 import functools
-import inspect
-import json
 import random
 import re
-import statistics
-import subprocess
-import sys
 import sysconfig
-import tempfile
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-
-from hf_deberta_ext.publishing.folder_checks import clean_environment
 
 # The classes: in every Python from 3.10 on, also where tkinter, idlelib and distutils are packaged apart or gone.
 PACKAGES = (
@@ -44,15 +34,6 @@ class Docstring:
     text: str
     module: str
     package: str
-
-
-@dataclass(frozen=True)
-class Split:
-    """Texts with their labels (index into the packages), for training, choosing and reporting."""
-
-    train: list[tuple[str, int]]
-    validation: list[tuple[str, int]]
-    test: list[tuple[str, int]]
 
 
 def _stdlib() -> Path:
@@ -101,17 +82,6 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
     if not entries:
         raise ValueError(f"no docstrings below {root}; expected a standard library with its .py files")
     return list(entries.values())
-
-
-def collect_topics(root: Path | None = None) -> list[str]:
-    """The texts behind `help("topic")`, from `pydoc_data/topics.py` below `root`; empty where that is missing."""
-    path = (_stdlib() if root is None else Path(root)) / "pydoc_data" / "topics.py"
-    tree = _parse(path) if path.exists() else None
-    for node in tree.body if tree else []:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            topics = ast.literal_eval(node.value)
-            return [topics[name].strip() for name in sorted(topics)]
-    return []
 
 
 def class_names(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> set[str]:
@@ -169,136 +139,23 @@ def task_examples(
 
 
 def split_by_package(
-    examples: list[tuple[str, int]], seed: int, validation: float = 0.15, test: float = 0.45, limit: int | None = None
-) -> Split:
-    """A stratified split: every label gives the same shares, rounded, and at least one text to each part.
+    examples: list[tuple[str, int]], seed: int = 0, test: float = 0.45
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Texts to train on and texts to test, every label with the same shares, rounded, and at least one text in each.
 
     Args:
-        examples (`list[tuple[str, int]]`): texts and labels; each label needs three texts.
+        examples (`list[tuple[str, int]]`): texts and labels; each label needs two texts.
         seed (`int`): decides which text goes where.
-        validation, test (`float`): their shares, in (0, 1).
-        limit (`int`, *optional*): at most so many texts of each label.
+        test (`float`): share of the second part, in (0, 1).
     """
     rng = random.Random(seed)
-    parts = Split([], [], [])
+    to_train, to_test = [], []
     for label in sorted({label for _, label in examples}):
         group = [example for example in examples if example[1] == label]
         rng.shuffle(group)
-        group = group[:limit]
-        first, second = (max(1, round(share * len(group))) for share in (test, validation))
-        parts.test.extend(group[:first])
-        parts.validation.extend(group[first : first + second])
-        parts.train.extend(group[first + second :])
-    for part in (parts.train, parts.validation, parts.test):
+        count = max(1, round(test * len(group)))
+        to_test.extend(group[:count])
+        to_train.extend(group[count:])
+    for part in (to_train, to_test):
         rng.shuffle(part)
-    return parts
-
-
-def pretraining_texts(docstrings: list[Docstring], topics: list[str], held_out: list[tuple[str, int]]) -> list[str]:
-    """All docstrings but those in `held_out` (compared without case and spaces), then the topics; names masked alike."""
-    names = class_names(docstrings)
-    kept_apart = {" ".join(text.lower().split()) for text, _ in held_out}
-    kept = [entry.text for entry in docstrings if _key(entry.text, names) not in kept_apart]
-    return [mask_names(text, names) for text in kept + topics]
-
-
-def pack_blocks(texts: list[str], tokenizer, length: int) -> list[dict[str, list[int]]]:
-    """Texts end to end in blocks of `length` tokens: [CLS] text [SEP] text ... [SEP]. The rest is dropped."""
-    stream = []
-    for ids in tokenizer(texts, add_special_tokens=False, truncation=False)["input_ids"]:
-        stream.extend([*ids, tokenizer.sep_token_id])
-    room = length - 2
-    ends = range(room, len(stream) + 1, room)
-    blocks = [[tokenizer.cls_token_id, *stream[end - room : end], tokenizer.sep_token_id] for end in ends]
-    return [{"input_ids": block, "attention_mask": [1] * length} for block in blocks]
-
-
-def mask_blocks(blocks: list[dict[str, list[int]]], collator, seed: int) -> list[dict[str, torch.Tensor]]:
-    """The blocks as `collator` masks them, once and for all, so that every evaluation asks for the same tokens."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        batch = collator(blocks)
-    return [{name: values[i] for name, values in batch.items()} for i in range(len(blocks))]
-
-
-def majority_accuracy(train: list[tuple[str, int]], test: list[tuple[str, int]]) -> float:
-    """The accuracy on `test` of always answering the most frequent label of `train`."""
-    guess = Counter(label for _, label in train).most_common(1)[0][0]
-    return sum(label == guess for _, label in test) / len(test)
-
-
-def compare_runs(pretrained: list[float], random_weights: list[float]) -> dict[str, float | int | str]:
-    """What pre-training changed: the difference of the mean accuracies, and a verdict that says so plainly.
-
-    Args:
-        pretrained, random_weights (`list[float]`): accuracies in [0, 1], one for each seed, in the same order.
-    """
-    difference = statistics.mean(pretrained) - statistics.mean(random_weights)
-    pairs = list(zip(pretrained, random_weights, strict=True))
-    wins = sum(first > second for first, second in pairs)
-    did = "did NOT help" if difference <= 0 else "helped" if wins == len(pairs) else "helped on average only"
-    seeds = f"{wins} of {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
-    verdict = f"Pre-training {did}: {100 * difference:+.1f} points against random weights, better in {seeds}."
-    return {"difference": difference, "seeds_better": wins, "verdict": verdict}
-
-
-@torch.no_grad()
-def predict_logits(model, tokenizer, texts, batch_size=32):
-    """The logits [number of texts, number of labels] of a sequence classifier, in float32, in the order of `texts`."""
-    model.eval()
-    rows = []
-    for start in range(0, len(texts), batch_size):
-        batch = tokenizer(texts[start : start + batch_size], truncation=True, padding=True, return_tensors="pt")
-        rows.append(model(**batch.to(model.device)).logits.float().cpu())
-    return torch.cat(rows)
-
-
-_FRESH_PROCESS = """
-import json, sys
-
-# Neither can be imported.
-sys.modules.update(hf_deberta_ext=None, triton=None)
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-{predict_logits}
-
-folder, texts_file, logits_file = sys.argv[1:]
-model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-with open(texts_file, encoding="utf-8") as file:
-    logits = predict_logits(model, tokenizer, json.load(file))
-with open(logits_file, "w", encoding="utf-8") as file:
-    json.dump(logits.tolist(), file)
-"""
-
-
-def check_reload(folder: Path | str, texts: list[str], logits: torch.Tensor) -> dict[str, float | int | bool]:
-    """Load a saved classifier in a fresh process that cannot import hf_deberta_ext, and compare its answers.
-
-    The process runs elsewhere, offline, without PYTHONPATH, and with an empty cache of remote code.
-
-    Args:
-        folder (`Path`): a saved sequence classifier with its code and its tokenizer.
-        texts (`list[str]`): what to classify.
-        logits (`torch.Tensor`): [number of texts, number of labels], the logits of `predict_logits` in this process.
-    Returns:
-        texts (how many), same_predictions, max_logit_difference, and passed: same predictions, logits equal to 1e-5.
-    Raises:
-        RuntimeError: the fresh process failed; with the end of what it said.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        texts_file, logits_file = Path(scratch, "texts.json"), Path(scratch, "logits.json")
-        texts_file.write_text(json.dumps(texts), encoding="utf-8")
-        code = _FRESH_PROCESS.replace("{predict_logits}", inspect.getsource(predict_logits))
-        command = [sys.executable, "-c", code, str(Path(folder).resolve()), str(texts_file), str(logits_file)]
-        run = subprocess.run(command, cwd=scratch, env=clean_environment(scratch), capture_output=True, text=True)
-        if run.returncode:
-            raise RuntimeError(f"the saved folder did not load in a fresh process:\n{run.stderr[-2000:]}")
-        reloaded = torch.tensor(json.loads(logits_file.read_text(encoding="utf-8")))
-    if reloaded.shape != logits.shape:
-        raise RuntimeError(f"expected logits {list(logits.shape)} from the fresh process, got {list(reloaded.shape)}")
-    same = bool((reloaded.argmax(-1) == logits.argmax(-1)).all())
-    difference = (reloaded - logits).abs().max().item()
-    passed = same and difference <= 1e-5
-    return {"texts": len(texts), "same_predictions": same, "max_logit_difference": difference, "passed": passed}
+    return to_train, to_test

@@ -120,6 +120,8 @@ def test_each_task_has_the_best_of_its_rates_and_its_baselines(task, tmp_path):
         [line] = [line for line in lines if f"| {name} |" in line and " MLM |" in line]
         assert f"| 0.02 (1e-09: {100 * means['1e-09']:.2f}) | {100 * means['0.02']:.2f}" in line
         assert found["baselines"][name]["TF-IDF + logistic regression"][metric.removeprefix("eval_")] == 1
+        [line] = [line for line in lines if f"| {name} |" in line and "| TF-IDF" in line]
+        assert line.endswith(f"| {100 - 100 * means['0.02']:+.2f} |")
         assert (tmp_path / "out" / f"{name}.png").is_file()
     assert "mrpc/train.jsonl" in refused(flags | {"--tasks": ["mrpc"]})
 
