@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None):
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
     with ExitOnUserError():
+        claim_folder(args)
         files = [args.train_file, args.validation_file] if args.validation_file else split_data(args)
     model = pretrain(args) if args.from_text else args.model or MODEL
     flags = [*FINETUNING, *DROPOUT, *(SHORT if args.short else []), *flags]
@@ -71,6 +72,28 @@ def main(argv: list[str] | None = None):
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]
     check_reload(folder, first_texts(files[1]))
     print(f"\n{folder} holds a classifier, which gave the same answers in a fresh process without hf_deberta_ext.")
+
+
+def claim_folder(args: argparse.Namespace):
+    """Make the output folder, with what decides about its content.
+
+    Raises:
+        ValueError: it holds something else, or the results of another command.
+    """
+    names = ("model", "from_text", "pretrain_steps", "train_file", "validation_file", "short")
+    command = {name: None if (value := getattr(args, name)) is None else str(value) for name in names}
+    file = args.output_dir / "quickstart.json"
+    if file.is_file():
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        changed = [
+            f"--{name} {earlier.get(name)}, not {command[name]}" for name in names if earlier.get(name) != command[name]
+        ]
+        if changed:
+            raise ValueError(f"{args.output_dir} was made with {', '.join(changed)}: choose another --output_dir")
+    elif args.output_dir.exists() and (not args.output_dir.is_dir() or any(args.output_dir.iterdir())):
+        raise ValueError(f"{args.output_dir} is not empty, and no quickstart made it: choose another --output_dir")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
 
 
 def split_data(args: argparse.Namespace) -> list[Path]:

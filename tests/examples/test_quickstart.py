@@ -77,6 +77,19 @@ def test_the_same_command_again_trains_nothing_twice(finished, capsys):
     assert weights.stat().st_mtime_ns == before and "random weights" in capsys.readouterr().out
 
 
+def test_folders_of_others_and_of_other_commands_are_left_alone(finished, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    arguments = finished[0]
+    for flags, message in (
+        ([*arguments, "--output_dir", str(tmp_path)], "not empty"),
+        (["--from_text", "a.txt", *arguments[2:]], "was made with --model"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            quickstart.main(flags)
+        assert exit.value.code == 2 and message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 @pytest.mark.slow
 def test_from_a_text_to_a_classifier_of_docstrings(own_csv, tmp_path):
     text = tmp_path / "text.txt"
