@@ -89,8 +89,8 @@ def save_model(run: Path, folder: Path):
     facts = card | dict(
         license="cc-by-sa-4.0",
         parameters=model.num_parameters(),
-        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, lower "
-        "case, pre-trained on CPU cores with hf_deberta_ext. It is for trying things out on a laptop, and for small tasks.",
+        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, "
+        "lower case, pre-trained on CPU cores with hf_deberta_ext. It is for trying things on a laptop, and small tasks.",
         limits=["Its text is encyclopedic and technical, its longest training input 128 tokens."],
     )
     write_run_card(folder, RunFacts(**facts))
