@@ -22,7 +22,8 @@ ENTRY, CONFIGURATION = "modeling_deberta_ext", "configuration_deberta_ext"
 TABLE = "attention_backends"
 BACKENDS = [name for name in MODEL if name.startswith("attention_") and name != TABLE]
 MODULES = sorted(PACKAGE.rglob("*.py"))
-EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+# Without the copies of the model's code beside shipped weights.
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "models").glob("*.py"))]
 
 # transformers itself requires all of these.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}

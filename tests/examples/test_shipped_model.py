@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that the repository ships: its code is the package's, its card whole, and it fills masks."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from transformers import pipeline
+
+import hf_deberta_ext.model.remote_code as remote_code
+from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
+from hf_deberta_ext.publishing.folder_checks import check_folder
+from hf_deberta_ext.publishing.published_files import published_files
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-ext-small-en"
+
+
+def test_its_code_is_that_of_the_package(tmp_path):
+    remote_code.copy_code(tmp_path, loaded_from="")
+    shipped, current = ({file.name: file.read_text("utf-8") for file in folder.glob("*.py")} for folder in (FOLDER, tmp_path))
+    assert shipped == current, "python examples/models/small_english.py code examples/models/deberta-ext-small-en"
+
+
+def test_its_card_names_sources_and_licences_and_its_weights_are_small():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert card_problems(text, FOLDER) == [] and missing_metadata(text) == []
+    assert all(source in text for source in ("wikipedia_en", "squad_v1", "manuals_en", "CC BY-SA", "GPL"))
+    weights = FOLDER / "model.safetensors"
+    assert {str(tensor.dtype) for tensor in load_file(weights).values()} == {"torch.float16"}
+    assert weights.stat().st_size <= 25e6
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"), [("The president of the United [MASK].", "states"), ("He lived in New [MASK] City.", "york")]
+)
+def test_it_fills_masks(text, answer):
+    assert pipeline("fill-mask", str(FOLDER))(text)[0]["token_str"].strip() == answer
+
+
+@pytest.mark.slow
+def test_it_passes_the_checks_of_a_published_folder():
+    assert check_folder(FOLDER, published_files(FOLDER)[0]) == []
