@@ -81,10 +81,10 @@ def save_model(run: Path, folder: Path):
     model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
     model.half().save_pretrained(folder)
     load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
-    for name in ("curves.png", "all_results.json", "run_arguments.json"):
+    for name in ("curves.png", "all_results.json"):
         shutil.copyfile(run / name, folder / name)
     card = report["card"]
-    card["training"]["data"] = SOURCES
+    card["training"] |= dict(data=SOURCES, tokenizer="unigram, 16,000 pieces in lower case, trained on the same text")
     millions = model.num_parameters() / 1e6
     facts = card | dict(
         license="cc-by-sa-4.0",
@@ -98,11 +98,12 @@ def save_model(run: Path, folder: Path):
 
 def renew_code(folder: Path):
     """Write the package's model code into the folder, in place of an older version's."""
-    from hf_deberta_ext.model.remote_code import copy_code
+    from hf_deberta_ext import DebertaExtConfig
 
+    config = DebertaExtConfig.from_pretrained(folder)
     for file in folder.glob("*.py"):
         file.unlink()
-    copy_code(folder, loaded_from="")
+    config.save_pretrained(folder)
 
 
 if __name__ == "__main__":

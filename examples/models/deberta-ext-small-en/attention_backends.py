@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""The table of attention backends, and the choice of one for a call."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .attention_blocked import blocked_unavailable, disentangled_attention_blocked
+from .attention_eager import disentangled_attention_eager
+from .attention_flex import disentangled_attention_flex, flex_unavailable
+from .attention_native import disentangled_attention_native, native_unavailable
+from .attention_sdpa import disentangled_attention_sdpa
+from .input_validation import is_traced
+
+__all__ = ["BACKENDS", "Backend", "backend_unavailable", "check_backend", "choose_backend"]
+
+# With fewer queries than this share of the keys, computing all queries costs more than the gathers of "eager"; backends that
+# take query positions compute no others.
+FEW_QUERIES = 0.3
+
+
+def disentangled_attention_triton(*tensors, **options) -> torch.Tensor:
+    """Import Triton at the first call."""
+    from .attention_triton import disentangled_attention_triton
+
+    return disentangled_attention_triton(*tensors, **options)
+
+
+def triton_unavailable(**call) -> str | None:
+    from .attention_triton import triton_unavailable
+
+    return triton_unavailable(**call)
+
+
+class Backend(NamedTuple):
+    """One implementation of disentangled attention.
+
+    Attributes:
+        function (`Callable`): takes the arguments of `disentangled_attention_eager` and returns its first result.
+        description (`str`): one line for the README.
+        unavailable (`Callable`, *optional*): takes the arguments of `backend_unavailable` and returns the reason why the
+            backend cannot serve such a call, or None; without it the backend serves every call.
+        best_on (`tuple[str, ...]`): devices on which it is chosen by itself, where it can serve the call.
+        not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is chosen nowhere by itself.
+        returns_probs (`bool`): the function returns the probabilities as well.
+        takes_query_positions (`bool`): the function computes queries at chosen positions alone; otherwise all positions are
+            computed, and those at other positions are dropped.
+        takes_cu_seqlens (`bool`): the function serves a stream of documents; otherwise documents are padded.
+    """
+
+    function: Callable[..., torch.Tensor]
+    description: str
+    unavailable: Callable[..., str | None] | None = None
+    best_on: tuple[str, ...] = ()
+    not_best_for: tuple[torch.dtype, ...] = ()
+    returns_probs: bool = False
+    takes_query_positions: bool = False
+    takes_cu_seqlens: bool = False
+
+
+# Where several are the best on a device, the last one is chosen.
+BACKENDS = {
+    "eager": Backend(
+        disentangled_attention_eager,
+        "the equation with gathers, the reference for all others; the only one that returns probabilities",
+        returns_probs=True,
+        takes_query_positions=True,
+    ),
+    "sdpa": Backend(
+        disentangled_attention_sdpa,
+        "the position bias made once, then torch's SDPA",
+        takes_query_positions=True,
+    ),
+    "blocked": Backend(
+        disentangled_attention_blocked,
+        "pure PyTorch: position scores as strided views of matrix products, one number a row where distances are beyond the "
+        "table; blocks of queries, forward and backward keep no [B, H, N, N] tensor; dropout",
+        blocked_unavailable,
+        best_on=("cpu", "cuda"),
+    ),
+    "flex": Backend(
+        disentangled_attention_flex,
+        "torch's `flex_attention`; on CPU inference only, without dropout, from torch 2.13 on",
+        flex_unavailable,
+    ),
+    "triton": Backend(
+        disentangled_attention_triton,
+        "flash-style kernels for CUDA (triton 3.4 or newer, which torch 2.8 brings), head sizes 16 to 128, dropout, "
+        "documents in one stream",
+        triton_unavailable,
+        best_on=("cuda",),
+        # Its exact float32 products run outside of the tensor cores and spill registers, also as three products of TF32.
+        not_best_for=(torch.float32,),
+        takes_cu_seqlens=True,
+    ),
+    "native": Backend(
+        disentangled_attention_native,
+        "a fused C++ kernel for CPUs with AVX2, AVX-512 or NEON, which `pip install` builds where a compiler is; float32 "
+        "and bfloat16, head sizes 16 to 128, dropout, documents in one stream",
+        native_unavailable,
+        best_on=("cpu",),
+        takes_query_positions=True,
+        takes_cu_seqlens=True,
+    ),
+}
+
+
+def backend_unavailable(
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    needs_probs: bool = False,
+    needs_grad: bool = False,
+    dropout_p: float = 0.0,
+) -> str | None:
+    """Return the reason why a backend cannot serve a call, or None if it can."""
+    backend = BACKENDS[name]
+    if needs_probs and not backend.returns_probs:
+        return "it does not return attention probabilities"
+    if backend.unavailable is None:
+        return None
+    return backend.unavailable(device=device, dtype=dtype, head_size=head_size, needs_grad=needs_grad, dropout_p=dropout_p)
+
+
+def check_backend(name: str):
+    """
+    Raises:
+        ValueError: there is no backend of this name.
+    """
+    if name not in BACKENDS:
+        raise ValueError(
+            f"attn_implementation = {name!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the best one is "
+            "chosen for each call"
+        )
+
+
+def choose_backend(requested: str | None, *, query_share: float = 1.0, served: str = "this", **call) -> tuple[str, str]:
+    """Return the name of the backend for a call, and the reason for the choice.
+
+    Args:
+        requested (`str`, *optional*): a name in `BACKENDS`; None or "auto": the best for this call, which never fails.
+        query_share (`float`): queries / keys where queries stand at chosen positions.
+        served (`str`): name of the call for the error message.
+        call: arguments of `backend_unavailable`.
+
+    Raises:
+        ValueError: the backend that was asked for by name does not exist or cannot serve the call.
+    """
+    if requested not in (None, "auto"):
+        check_backend(requested)
+        reason = backend_unavailable(requested, **call)
+        if reason is None:
+            return requested, "asked for"
+        able = [name for name in BACKENDS if name != requested and backend_unavailable(name, **call) is None]
+        raise ValueError(
+            f"attn_implementation = {requested!r} cannot serve {served}: {reason}; {', '.join(map(repr, able))} can, and "
+            "without attn_implementation the best one is chosen for each call"
+        )
+    if call.get("needs_probs"):
+        return "eager", "attention probabilities were asked for"
+    device, compiling = call["device"], torch.compiler.is_compiling()
+    # Not in torch 2.6.
+    if compiling and getattr(torch.compiler, "is_exporting", bool)():
+        return "eager", "exported: these operations go into any format"
+    if not compiling and is_traced():
+        return "eager", "traced or transformed"
+    if device.type == "meta":
+        return "eager", "nothing is computed"
+    few = query_share < FEW_QUERIES
+    for name, backend in reversed(BACKENDS.items()):
+        serves = device.type in backend.best_on and call["dtype"] not in backend.not_best_for
+        if serves and (backend.takes_query_positions or not few) and backend_unavailable(name, **call) is None:
+            return name, f"best on {device.type}"
+    if few:
+        return "eager", "few queries"
+    return "sdpa", "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"

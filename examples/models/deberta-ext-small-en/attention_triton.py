@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Disentangled attention as Triton kernels: no [N, N] tensor, position scores inside the tile, no look-up in far tiles.
+
+A tile holds BLOCK_M queries and BLOCK_N keys, o = i - j is an offset, and there are three kinds of tiles.
+
+* Far tiles (all o >= reach, or all o <= -reach): delta is constant, so with the end rows K_e, Q_e of the relative table
+      A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_e + K_c[j]·Q_e,
+  plain attention plus one number for each query and one for each key (`disentangled_prepare_kernel`).
+* Near tiles touch BLOCK_M + BLOCK_N - 1 consecutive offsets. With K_x[w], Q_x[w] = rows of the table for these offsets (the
+  window), c2p is the product Q_c K_x^T, each row of which is shifted by one against the row above; the shear is a gather
+  inside of the tile without bank conflicts, and its inverse serves the gradients.
+
+All sums have a fixed order: two runs give the same bits. Offsets are clamped to [-span, span], where the table ends.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+
+import torch
+
+from .triton_backward import (
+    disentangled_bwd_kernel_bands,
+    disentangled_bwd_kernel_dkv,
+    disentangled_bwd_kernel_dq,
+    disentangled_bwd_kernel_far,
+    disentangled_bwd_kernel_fold,
+)  # fmt: skip
+from .triton_forward import disentangled_fwd_kernel, disentangled_prepare_kernel
+from .triton_launches import find_launches
+from .triton_tiles import INTERPRETED, PADDING, dropout_mask_kernel
+
+try:
+    import triton
+    from triton.runtime.errors import OutOfResources
+except ImportError:
+    triton = None
+
+    class OutOfResources(Exception):  # noqa: N818
+        pass
+
+
+__all__ = ["disentangled_attention_triton", "dropout_mask", "triton_unavailable"]
+
+# Launches that this GPU's shared memory does not hold, by kernel and kind of call: a failure is not repeated at each call.
+TOO_LARGE: set = set()
+
+
+def launch(kernel: str, call: "Call", start: Callable):
+    """start(launch parameters), the first of the table that this GPU can hold."""
+    launches = find_launches(kernel, call.q.dtype, call.block_d, call.N, capability(call.q.device))
+    for parameters in launches:
+        key = (kernel, *call.key, parameters)
+        if key in TOO_LARGE:
+            continue
+        try:
+            return start(parameters)
+        except OutOfResources:
+            if parameters is launches[-1]:
+                raise
+            TOO_LARGE.add(key)
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    # The interpreter takes what Hopper does.
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+class Call:
+    """Arguments that all kernels of one forward or backward share: pointers, strides, lengths and switches."""
+
+    def __init__(self, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
+        self.q, self.k, self.v, self.mask, self.documents, self.seed = q, k, v, mask, documents, seed
+        self.B, self.H, self.N, self.D = q.shape
+        self.reach, self.scale, self.dropout_p = reach, scale, dropout_p
+        self.span = 0 if rows is None else rows.shape[0] // 2
+        # An absent tensor is never read; any pointer will do.
+        self.bias = q if bias is None else bias
+        self.far = 0 < reach < self.N
+        self.block_d = max(16, triton.next_power_of_2(self.D))
+        self.terms = dict(C2P=K_r is not None, P2C=Q_r is not None, P2P=bias is not None)
+        kind = 0 if mask is None else 1 if mask.stride(2) == 0 else 2
+        self.switches = dict(MASK=kind, PACKED=documents is not None, DROPOUT=dropout_p > 0, WIDEN=INTERPRETED)
+        self.shape = dict(D=self.D, BLOCK_D=self.block_d)
+        self.key = (q.device, q.dtype, self.D, self.far, *self.terms.values(), *self.switches.values())
+        self.sizes = (self.H, self.N, self.B, self.span)
+        # softmax in base 2
+        self.scale2 = scale * math.log2(math.e)
+
+    def side_pointers(self):
+        """mask, documents, seed."""
+        return tuple(self.q if x is None else x for x in (self.mask, self.documents, self.seed))
+
+    def mask_strides(self):
+        return (0, 0, 0, 0) if self.mask is None else self.mask.stride()
+
+    def prepare(self, K_r, Q_r, rows, *, bounds=False):
+        """Makes the tables by offset, the logits of far tiles and, for the backward, the bounds of the tables' rows."""
+        q, k, tables = self.q, self.k, []
+        self.kx = self.qx = self.ends = self.bounds = q
+        self.R = 0
+        if rows is None:
+            return
+        length = 2 * self.span + 1 + 2 * PADDING
+        for x in (K_r, Q_r):
+            x = x if x is None or x.stride(-1) == 1 else x.contiguous()
+            self.R = self.R if x is None else x.shape[1]
+            tables.append((q, q, (0, 0)) if x is None else (x, q.new_empty(self.H, length, self.D), x.stride()[:2]))
+        (K_r, self.kx, key_strides), (Q_r, self.qx, query_strides) = tables
+        blocks = triton.cdiv(length, 64) * self.H
+        if self.far:
+            self.ends = q.new_empty(4, self.B, self.H, self.N, dtype=torch.float32)
+            blocks += triton.cdiv(self.N, 64) * self.B * self.H
+        if bounds:
+            self.bounds = rows.new_empty(self.R + 1, dtype=torch.int32)
+        disentangled_prepare_kernel[(blocks,)](
+            q, k, K_r, Q_r, self.bias, rows, self.kx, self.qx, self.ends, self.bounds, *q.stride()[:3], *k.stride()[:3],
+            *key_strides, *query_strides, *self.sizes, self.R, self.scale2, **self.terms, FAR=self.far, BOUNDS=bounds,
+            **self.shape, BLOCK=64,
+        )  # fmt: skip
+
+
+def on_its_device(operator: Callable) -> Callable:
+    """Triton launches on the current CUDA device: makes that the one of the first tensor."""
+
+    @functools.wraps(operator)
+    def run(*args):
+        with torch.cuda.device_of(args[0]):
+            return operator(*args)
+
+    return run
+
+
+def empty_heads(x: torch.Tensor) -> torch.Tensor:
+    """[B, H, N, d], laid out as [B, N, H, d], so that the heads join without a copy."""
+    B, H, N, d = x.shape
+    return x.new_empty(B, N, H, d).transpose(1, 2)
+
+
+@on_its_device
+def attend(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
+    """The forward operator: out [B, H, N, d] and LSE [B, H, N] in base 2."""
+    call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
+    call.prepare(K_r, Q_r, rows)
+    out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+    def start(config):
+        disentangled_fwd_kernel[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.mask_strides(),
+            *call.sizes, reach, call.scale2, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
+            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+
+    launch("forward", call, start)
+    return out, lse
+
+
+@on_its_device
+def attend_backward(
+    grad, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, out, lse, reach, scale, dropout_p, positions
+):  # fmt: skip
+    """The backward operator: gradients of q, k, v, K_r, Q_r and bias; an empty tensor for what is absent.
+
+    positions (`bool`): whether the gradients of K_r, Q_r and bias are wanted.
+    """
+    call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    call.prepare(K_r, Q_r, rows, bounds=positions)
+    dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
+    rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
+    # Row sums of dS over o >= reach and o <= -reach, then column sums.
+    sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32) if call.far else lse
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+
+    def start_dq(config):
+        disentangled_bwd_kernel_dq[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse, grad, rowsum, active, sums, dq,
+            *strides, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *call.mask_strides(),
+            *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
+            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+
+    def start_dkv(config):
+        disentangled_bwd_kernel_dkv[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
+            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), lse, grad, rowsum, active, sums, dk, dv,
+            *strides, *grad.stride()[:3], *dk.stride()[:3], *call.mask_strides(),
+            *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
+            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+
+    # rowsum and active are written by the first of the two and read by the others.
+    launch("dq", call, start_dq)
+    launch("dkv", call, start_dkv)
+    # An operator may not return one tensor twice.
+    dK_r, dQ_r, dbias = (q.new_empty(0) for _ in range(3))
+    if not positions:
+        return dq, dk, dv, dK_r, dQ_r, dbias
+
+    # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
+    inner = reach - 1 if call.far else call.span
+
+    def start_bands(config):
+        # Bands of tiles with an offset in [-inner, inner].
+        block = config.BLOCK
+        blocks = triton.cdiv(call.N, block)
+        farthest = min(blocks, triton.cdiv(inner + block, block)) - 1
+        bands = 2 * farthest + 1
+        splits = max(1, min(1024 // (bands * call.H), triton.cdiv(call.B * blocks, 4)))
+        count = call.terms["C2P"] + call.terms["P2C"]
+        windows = q.new_empty(count, call.H, splits, bands, 2 * block, call.D, dtype=torch.float32)
+        bias_windows = q.new_empty(call.H, splits, bands, 2 * block, dtype=torch.float32) if bias is not None else lse
+        disentangled_bwd_kernel_bands[(bands, splits, call.H)](
+            q, k, v, call.kx, call.qx, call.bias, *call.side_pointers(), lse, grad, rowsum, active, windows, bias_windows,
+            *strides, *grad.stride()[:3], *call.mask_strides(), *call.sizes, call.scale2, dropout_p, bands, splits,
+            **call.terms, **call.switches, **call.shape, BLOCK=block, STAGES=config.near_stages, num_warps=config.num_warps,
+        )  # fmt: skip
+        return windows, bias_windows, block
+
+    windows, bias_windows, block = launch("bands", call, start_bands)
+    if K_r is not None or Q_r is not None:
+        dK_r, dQ_r = fold(call, windows, sums, K_r, Q_r, block=block, inner=inner)
+    if bias is not None:
+        dbias = fold_bias(call, bias_windows, sums, block=block, inner=inner)
+    return dq, dk, dv, dK_r, dQ_r, dbias
+
+
+def fold(call, windows, sums, K_r, Q_r, *, block, inner):
+    """Gradients of K_r and Q_r, [H, R, d] each or empty, from the windows of the bands and the sums over far pairs."""
+    terms, H, splits, bands = windows.shape[:4]
+    far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
+    far = windows
+    if call.far:
+        far = windows.new_empty(terms, 2, H, far_splits, call.D)
+        disentangled_bwd_kernel_far[(H, far_splits, 2 * terms)](
+            call.q, call.k, sums, far, *call.q.stride()[:3], *call.k.stride()[:3], H, call.N, call.B, far_splits,
+            C2P=call.terms["C2P"], **call.shape, BLOCK=64,
+        )  # fmt: skip
+    grads = [call.q.new_empty(0 if x is None else x.shape) for x in (K_r, Q_r)]
+    disentangled_bwd_kernel_fold[(call.R, H, terms)](
+        windows, far, call.bounds, *(grads if terms == 2 else [max(grads, key=len)] * 2), H, call.R, call.span, inner, bands,
+        splits, far_splits, call.scale, FAR=call.far, **call.shape, BLOCK=block, SPLITS=triton.next_power_of_2(splits),
+        FAR_SPLITS=16, WIDEN=INTERPRETED, num_warps=1,
+    )  # fmt: skip
+    return grads
+
+
+def fold_bias(call, windows, sums, *, block, inner):
+    """Gradient of the p2p scores [H, 2·span + 1]."""
+    H, _, bands, _ = windows.shape
+    windows = windows.sum(1)
+    folded = windows.new_zeros(H, bands + 1, block)
+    folded[:, :-1] += windows[..., :block]
+    folded[:, 1:] += windows[..., block:]
+    middle = bands // 2 * block + block - 1
+    grad = windows.new_zeros(H, 2 * call.span + 1)
+    inside = slice(call.span - inner, call.span + inner + 1)
+    grad[:, inside] = folded.flatten(1)[:, middle - inner : middle + inner + 1]
+    if call.far:
+        grad[:, -1], grad[:, 0] = sums[0].sum((0, 2)), sums[1].sum((0, 2))
+    return grad * call.scale
+
+
+# The file may be loaded twice in one process (this package, and a copy from the Hub): each has operators of its own.
+NAMESPACE = re.sub(r"\W", "_", __name__)
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? rows, Tensor? bias, Tensor? mask, Tensor? documents, "
+    "Tensor? seed"
+)
+attend_op = torch.library.custom_op(
+    f"{NAMESPACE}::attend", attend, mutates_args=(),
+    schema=f"({ARGUMENTS}, int reach, float scale, float dropout_p) -> (Tensor, Tensor)",
+)  # fmt: skip
+attend_backward_op = torch.library.custom_op(
+    f"{NAMESPACE}::attend_backward", attend_backward, mutates_args=(),
+    schema=f"(Tensor grad, {ARGUMENTS}, Tensor out, Tensor lse, int reach, float scale, float dropout_p, bool positions) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+
+
+@attend_op.register_fake
+def _(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
+    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@attend_backward_op.register_fake
+def _(grad, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, out, lse, reach, scale, dropout_p, positions):
+    # Contiguous, as the operator gives them, whatever the strides of the tables are.
+    tables = [q.new_empty(0) if x is None or not positions else x.new_empty(x.shape) for x in (K_r, Q_r, bias)]
+    return empty_heads(q), empty_heads(q), empty_heads(q), *tables
+
+
+def _save(ctx, inputs, output):
+    *tensors, reach, scale, dropout_p = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.numbers = reach, scale, dropout_p
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx, grad, _):
+    needed = [ctx.needs_input_grad[i] for i in (3, 4, 6)]
+    grads = attend_backward_op(grad, *ctx.saved_tensors, *ctx.numbers, any(needed))
+    dq, dk, dv = grads[:3]
+    dK_r, dQ_r, dbias = (x if used else None for x, used in zip(grads[3:], needed, strict=True))
+    return dq, dk, dv, dK_r, dQ_r, None, dbias, *[None] * 6
+
+
+attend_op.register_autograd(_differentiate, setup_context=_save)
+
+
+def triton_unavailable(device: torch.device, head_size: int, dtype: torch.dtype, **call) -> str | None:
+    """Return the reason why the kernels cannot serve tensors like these, or None where they can."""
+    if triton is None:
+        return "the package triton is not installed"
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
+        # 3.2 has no gather; 3.3 makes the flat gather of a tile thousands of warp shuffles.
+        return f"triton 3.4 or later is needed, found {triton.__version__}"
+    if torch.device(device).type != "cuda" and not INTERPRETED:
+        return f"it runs on CUDA, not on {torch.device(device).type}"
+    if not 16 <= head_size <= 128:
+        return f"it serves head sizes from 16 to 128, not {head_size}"
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"it serves float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def dropout_mask(seed: torch.Tensor, B: int, H: int, N: int, p: float) -> torch.Tensor:
+    """True for the probabilities that the kernels keep with this seed, bool [B, H, N, N]; for tests.
+
+    Args:
+        seed (`torch.LongTensor`): [1].
+        p (`float`): dropout rate.
+    """
+    keep = torch.empty(B, H, N, N, dtype=torch.uint8, device=seed.device)
+    dropout_mask_kernel[(triton.cdiv(N, 32) ** 2, B * H)](seed, keep, N, p, BLOCK=32)
+    return keep.bool()
+
+
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """int64 [1] on `device` from the default generator: no host sync, and `torch.manual_seed` repeats it."""
+    return torch.randint(0, 2**62, (1,), device=device)
+
+
+def disentangled_attention_triton(
+    Q_c: torch.Tensor,
+    K_c: torch.Tensor,
+    V_c: torch.Tensor,
+    *,
+    K_r: torch.Tensor | None = None,
+    Q_r: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+    terms: tuple[str, ...] = (),
+    scale: float,
+    mask: torch.Tensor | None = None,
+    query_positions: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    reach: int | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Disentangled attention, DeBERTa (He et al. 2021) Eq. (4), in Triton kernels; forward and backward in O(N) memory.
+
+    A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_r[delta(i, j)] + K_c[j]·Q_r[delta(i, j)],  out = softmax(scale · A) V_c;
+    p2p adds Q_r[delta(i, j)]·K_r[delta(j, i)].
+
+    Args:
+        Q_c, K_c, V_c (`torch.Tensor`): content projections, [B, H, N, d], 16 <= d <= 128, any strides.
+        K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
+        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `cu_seqlens`, at least the tokens of
+            the longest document; delta(i, j) = delta[i - j + L - 1], in [0, R), non-decreasing.
+        terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
+        scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms.
+        mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, N, N]; True = may attend. A row with no True gives
+            zeros.
+        query_positions (`torch.LongTensor`, *optional*): not served.
+        dropout_p (`float`): dropout of the probabilities, regenerated in the backward from one seed.
+        reach (`int`, *optional*): delta(i, j) is constant for i - j >= reach and for i - j <= -reach; None: nowhere.
+        cu_seqlens (`torch.IntTensor`, *optional*): [D + 1] from 0 to N; B = 1: document n holds the tokens
+            cu_seqlens[n] ... cu_seqlens[n + 1] - 1 of one stream, and documents do not attend to each other.
+
+    Returns:
+        out [B, H, N, d] in the dtype of Q_c; logits and softmax are computed in float32.
+
+    Raises:
+        ValueError: for a device, head size or dtype that the kernels do not serve, for query_positions, and for packed
+            documents in a batch of more than one row.
+    """
+    reason = triton_unavailable(Q_c.device, Q_c.shape[-1], Q_c.dtype)
+    if reason is not None:
+        raise ValueError(f"attention 'triton' cannot serve this call: {reason}")
+    if query_positions is not None or Q_c.shape != K_c.shape:
+        raise ValueError(
+            "attention 'triton' serves queries that stand at the positions of their keys, got "
+            f"{Q_c.shape[2]} queries and {K_c.shape[2]} keys"
+            f"{'' if query_positions is None else ' with query_positions'}; the blocked backend serves it"
+        )
+    B, H, N, _ = Q_c.shape
+    if cu_seqlens is not None and B != 1:
+        raise ValueError(f"cu_seqlens describe one stream of documents, [1, H, N, d], got a batch of {B}")
+    if dropout_p == 1:
+        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
+        V_c, dropout_p = V_c * 0, 0.0
+    device_type = Q_c.device.type
+    with torch.autocast(device_type, enabled=False):
+        q, k, v = (x.to(Q_c.dtype) for x in (Q_c, K_c, V_c))
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        rows = bias = None
+        if terms:
+            # Of packed documents, the table is as long as the longest.
+            middle = delta.shape[0] // 2
+            span = min(N - 1 if reach is None else reach, N - 1, middle)
+            rows = delta[middle - span : middle + span + 1]
+            if "p2p" in terms:
+                bias = (Q_r.float()[:, rows] * K_r.float()[:, rows.flip(0)]).sum(-1)  # [H, 2·span + 1]
+        K_r = K_r.to(q.dtype) if "c2p" in terms else None
+        Q_r = Q_r.to(q.dtype) if "p2c" in terms else None
+        if mask is not None:
+            mask = mask.view(torch.uint8).expand(B, H, N, N)
+        documents = None if cu_seqlens is None else document_ranges(cu_seqlens, N)
+        seed = draw_seed(q.device) if dropout_p > 0 else None
+        # 0: no far tiles
+        far = reach if terms and reach is not None and reach <= span else 0
+        return attend_op(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, far, scale, dropout_p)[0]
+
+
+def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:
+    """int32 [2, N]: where the document of each token begins and ends."""
+    cu_seqlens = cu_seqlens.long()
+    index = torch.searchsorted(cu_seqlens, torch.arange(N, device=cu_seqlens.device), right=True)
+    return torch.stack([cu_seqlens[index - 1], cu_seqlens[index]]).int()

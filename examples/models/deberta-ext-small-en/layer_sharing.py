@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""ALBERT's cross-layer parameter sharing (Lan et al. 2020, section 3.1).
+
+The encoder runs `num_hidden_layers` layers. With `share_layers` = "all" it stores layer 0 alone, which runs every time; with
+"ffn" or "attention" it stores that half of a layer in layer 0 alone.
+"""
+
+import torch
+from torch import nn
+
+__all__ = ["owned_halves", "run_layer", "stored_layers"]
+
+
+def stored_layers(config) -> int:
+    """Number of layers that have parameters of their own."""
+    return 1 if config.share_layers == "all" else config.num_hidden_layers
+
+
+def owned_halves(config, index: int) -> tuple[bool, bool]:
+    """True for the attention, and for the feed-forward network, if layer `index` stores its own."""
+    return index == 0 or config.share_layers != "attention", index == 0 or config.share_layers != "ffn"
+
+
+def run_layer(
+    layers: nn.ModuleList,
+    index: int,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    rel_embeddings: torch.Tensor | None,
+    query_states: torch.Tensor | None = None,
+    **options,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run layer `index` of the encoder with the stored `layers`; arguments and results as in `DebertaExtLayer`."""
+    layer = layers[min(index, len(layers) - 1)]
+    if not (layer.owns_attention and layer.owns_feed_forward):
+        # As a function: accelerate moves whatever argument can be moved to the device of the layer, weights with it.
+        options["first"] = lambda: layers[0]
+    return layer(hidden_states, attention_mask, rel_embeddings, query_states, **options)

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""`DebertaExtPreTrainedModel`, which loads, saves and initialises, and the masks of all models."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from huggingface_hub import CommitInfo
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import initialization as init
+
+from .attention import DisentangledSelfAttention
+from .attention_backends import backend_unavailable, check_backend, choose_backend
+from .checkpoint_files import checkpoint_step
+from .checkpoint_layouts import LoadingReport
+from .checkpoint_loading import LoadingMixin
+from .configuration_deberta_ext import DebertaExtConfig, copy_code
+from .embedding_sharing import DeltaEmbedding
+from .enhanced_mask_decoder import LMTransform
+from .input_validation import (
+    check_batch,
+    check_embeds,
+    check_ids,
+    check_labels,
+    check_switches,
+    is_traced,
+    require_tensor,
+    values_at_hand,
+)
+from .publishing import push_model
+from .relative_position import RelativePosition
+from .unpadding import PackedSequences
+
+__all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "in_eval_mode"]
+
+PUSH_ARGUMENTS = (
+    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
+)  # fmt: skip
+
+
+class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
+    """Loading, saving and initialisation that all models share."""
+
+    config: DebertaExtConfig
+    config_class = DebertaExtConfig
+    base_model_prefix = "deberta"
+    supports_gradient_checkpointing = True
+    # Not the embeddings: the Enhanced Mask Decoder and the tied head read their tables from outside.
+    _no_split_modules = ["DebertaExtLayer"]  # noqa: RUF012
+    # Every head divides by num_items_in_batch, so Trainer must not divide by the accumulation steps as well.
+    accepts_loss_kwargs = True
+    # Whether forward reads the absolute position table even where the input does not (EMD).
+    _decodes_absolute_positions = False
+
+    def __init__(self, config: DebertaExtConfig, *args, **kwargs):
+        # By name and not by class: remote code may bring a second copy of the class.
+        if config.model_type != DebertaExtConfig.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
+                "DebertaExtConfig.from_dict(config.to_dict())"
+            )
+        # Fields may have been assigned since the config was made.
+        config.validate()
+        super().__init__(config, *args, **kwargs)
+        self.loading_report: LoadingReport | None = None
+
+    def post_init(self):
+        super().post_init()
+        self._freeze_unread_positions()
+
+    def _freeze_unread_positions(self):
+        """Leaves the table that only EMD reads without a gradient elsewhere: distributed training stops at parameters that
+        are never used. Again after loading, which replaces the parameters."""
+        embeddings = self.base_model.embeddings
+        if hasattr(embeddings, "position_embeddings") and not embeddings.position_biased_input:
+            embeddings.position_embeddings.requires_grad_(self._decodes_absolute_positions)
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, RelativePosition):
+            init.copy_(module.rows, module.compute_rows())
+        elif isinstance(module, LMTransform):
+            init.zeros_(module.bias)
+        elif isinstance(module, DeltaEmbedding):
+            init.zeros_(module.weight)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str | None:
+        """As in transformers, without its loader of kernels from the Hub: no configuration or argument chooses code."""
+        return self.get_correct_attn_implementation(attn_implementation)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
+        """Checks `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
+
+        transformers' AttentionInterface is not asked: its functions have no place for a relative table.
+
+        Raises:
+            ValueError: there is no such backend, or it can serve this model nowhere on this machine.
+        """
+        if requested_attention in (None, "auto"):
+            return None
+        # Weights come to their device after this check; what a call needs is checked when it is made.
+        check_backend(requested_attention)
+        head_size = self.config.hidden_size // self.config.num_attention_heads
+        call = dict(dtype=torch.float32, head_size=head_size)
+        if backend_unavailable(requested_attention, device=torch.device("cpu"), **call) is not None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            choose_backend(requested_attention, served="this model here", device=device, **call)
+        return requested_attention
+
+    def set_attn_implementation(self, attn_implementation: str | dict | None, *args, **kwargs):
+        """As in transformers, with the names of `BACKENDS`; None: the best is chosen for each call.
+
+        Raises:
+            TypeError: no name.
+            ValueError: there is no such backend, or it can serve this model nowhere on this machine.
+        """
+        if not (attn_implementation is None or isinstance(attn_implementation, str | dict)):
+            raise TypeError(f"attn_implementation must be a name or None, got {attn_implementation!r}")
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def attention_backends(self) -> dict[str, tuple[str, str]]:
+        """For every attention module that has run: the backend that served its last call, and why it was chosen."""
+        modules = self.named_modules()
+        attentions = {name: module for name, module in modules if isinstance(module, DisentangledSelfAttention)}
+        return {name: module.last_backend for name, module in attentions.items() if module.last_backend is not None}
+
+    def set_unpadding(self, unpadding: bool | None):
+        """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
+        on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
+        check_switches(unpadding=unpadding)
+        self.base_model.unpadding = None if unpadding is None else bool(unpadding)
+
+    def check_inputs(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ):
+        """Refuses inputs of wrong shape, dtype or range; arguments as in `DebertaExtModel`.
+
+        Raises:
+            TypeError, ValueError: they name the argument and the value.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+        embeddings, config = self.base_model.embeddings, self.config
+        if inputs_embeds is None:
+            check_batch("input_ids", input_ids, "batch, length")
+        else:
+            check_batch("inputs_embeds", inputs_embeds, "batch, length, embedding_size")
+        shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        check_embeds(inputs_embeds, config.embedding_size)
+        check_ids("input_ids", input_ids, shape, _rows(embeddings.word_embeddings), "vocab_size")
+        rows = _rows(embeddings.token_type_embeddings) if embeddings.has_token_types else None
+        check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
+        decodes = self._decodes_absolute_positions and config.has_mask_decoder and config.emd_input != "hidden"
+        reads = embeddings.position_biased_input or decodes
+        rows = embeddings.max_positions if reads else None
+        check_ids("position_ids", position_ids, shape, rows, "max_position_embeddings", one_row=True)
+
+    def pack(
+        self,
+        shape: tuple[int, int],
+        attention_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None = None,
+        output_attentions: bool = False,
+        labels: torch.Tensor | None = None,
+    ) -> PackedSequences | None:
+        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is.
+
+        Raises:
+            ValueError: `document_ids` of another shape, or together with something that a stream has not.
+        """
+        if attention_mask is not None:
+            require_tensor("attention_mask", attention_mask)
+        cannot = is_traced()
+        if document_ids is not None:
+            require_tensor("document_ids", document_ids)
+            if list(document_ids.shape) != list(shape):
+                raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
+            if attention_mask is not None and attention_mask.dim() != 2:
+                raise ValueError("document_ids say who may attend to whom; an attention_mask beside them must be [B, N]")
+            if cannot or output_attentions:
+                raise ValueError(
+                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of "
+                    "document blocks and position_ids instead of document_ids"
+                )
+            if attention_mask is not None:
+                document_ids = document_ids * attention_masks(attention_mask, shape)[1]
+            return PackedSequences.from_document_ids(document_ids)
+        unpadding = self.base_model.unpadding
+        if unpadding is False or cannot or output_attentions or attention_mask is None or attention_mask.dim() != 2:
+            return None
+        if unpadding is None and attention_mask.device.type != "cpu":
+            return None
+        _, token_mask = attention_masks(attention_mask, shape)
+        if unpadding is None and token_mask.sum() > 0.9 * token_mask.numel():
+            return None
+        if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
+            return None
+        return PackedSequences.from_mask(token_mask)
+
+    def encode(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        document_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        may_pack: bool = True,
+        **options,
+    ):
+        """Runs `self.deberta` for a head.
+
+        Args:
+            labels (`torch.Tensor`, *optional*): [B, N] or [B * N]; a batch with labels on padding stays padded.
+            may_pack (`bool`): False: the batch stays padded.
+
+        Returns:
+            its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
+        """
+        self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
+        check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        batch = input_ids if inputs_embeds is None else inputs_embeds
+        if labels is not None:
+            B, N = batch.shape[:2]
+            check_labels("labels", labels, "index", [B, N], [B * N])
+        packed = None
+        if may_pack:
+            attentions = self.config.output_attentions if output_attentions is None else output_attentions
+            packed = self.pack(batch.shape[:2], attention_mask, document_ids, attentions, labels)
+        outputs = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            # False: it was decided here that the batch stays padded.
+            packed=packed or False,
+            return_dict=True,
+            **options,
+        )
+        return outputs, packed
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.base_model.embeddings.word_embeddings = value
+
+    def extend_position_embeddings(self, length: int):
+        """Makes the absolute position table `length` rows long; old rows stay, new ones are drawn as at initialisation.
+
+        The relative table keeps its reach. The new rows know nothing until they are trained.
+
+        Raises:
+            TypeError: `length` is no integer.
+            ValueError: there is no such table, or it is longer already.
+        """
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise TypeError(f"length must be an integer, got {length!r}")
+        embeddings = self.base_model.embeddings
+        old = getattr(embeddings, "position_embeddings", None)
+        if old is None:
+            raise ValueError("this model has no absolute position table; it takes inputs of any length as it is")
+        if length <= old.num_embeddings:
+            raise ValueError(f"the position table has {old.num_embeddings} rows, so {length} would not extend it")
+        weight = old.weight
+        new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            new.weight.normal_(std=self.config.initializer_range)
+            new.weight[: old.num_embeddings] = weight
+        new.weight.requires_grad_(weight.requires_grad)
+        embeddings.position_embeddings = new
+        embeddings.max_positions = length
+        self.config.max_relative_positions = self.config.relative_distance
+        self.config.max_position_embeddings = length
+
+    def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
+        """As in transformers; the weights keep our names, and the model's code goes with them (config.save_pretrained).
+
+        With `push_to_hub`, arguments of `push_to_hub` are among `kwargs`, and `repo_id`: default is the folder's name.
+        """
+        publishing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
+        # True would write v1's fused layout, which Trainer's resume does not convert back.
+        kwargs["save_original_format"] = False
+        again = dict(kwargs)
+        if push_to_hub and kwargs.get("state_dict") is not None:
+            # Saving empties it.
+            again["state_dict"] = dict(kwargs["state_dict"])
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if not kwargs.get("is_main_process", True):
+            return
+        folder = Path(save_directory)
+        if "state_dict" in kwargs and checkpoint_step(folder) >= 0:
+            # Of Trainer, which copies weights and config.json into the folder above before it pushes that: the code belongs
+            # there as well.
+            copy_code(folder.parent, self.config.name_or_path, yielding=True)
+        if push_to_hub:
+            # transformers would write a card that says nothing, and leave old weights there.
+            token = again.pop("token", None)
+            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, **again)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        commit_message: str | None = None,
+        commit_description: str | None = None,
+        private: bool | None = None,
+        token: bool | str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "50GB",
+        tags: list[str] | None = None,
+    ) -> CommitInfo:
+        """Publishes weights, config.json, the model's code, the tokenizer and a model card in one commit.
+
+        A repository without a card gets a short one; one that somebody has written stays, with `tags` added. Weights on the
+        Hub that would be loaded instead of these are removed.
+
+        Args:
+            repo_id (`str`): "name" or "owner/name"; made if it is not there.
+            tokenizer (*optional*): goes along, with its files.
+            private (`bool`, *optional*): of a repository that is made; None: as its owner has set.
+            token (`bool` or `str`, *optional*): None: that of `hf auth login`.
+            revision (`str`, *optional*): the branch, made if it is not there; "refs/pr/N" adds to a pull request.
+            create_pr (`bool`): opens a pull request instead of committing to the branch.
+            max_shard_size (`int` or `str`): larger models are saved in several files.
+            tags (`list[str]`, *optional*): of the card's metadata.
+
+        Raises:
+            OSError: what the Hub refuses, `huggingface_hub.errors.HfHubHTTPError`; 412: somebody has pushed meanwhile.
+        """
+        return push_model(
+            self,
+            repo_id,
+            tokenizer=tokenizer,
+            commit_message=commit_message,
+            commit_description=commit_description,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+            tags=tags,
+            max_shard_size=max_shard_size,
+        )
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Context in which a model is in eval mode; afterwards each of its modules is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _rows(table) -> int | None:
+    """Rows of an embedding table; None for one that does not say."""
+    rows = getattr(table, "num_embeddings", None)
+    return rows if isinstance(rows, int) else None
+
+
+def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None):
+    """The mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool. On CPU
+    the first is None where it is True everywhere.
+
+    Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
+    With 3 or 4 dimensions a token is real if anyone may attend to it.
+
+    Args:
+        heads (`int`, *optional*): H; None: not looked at.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
+    """
+    if attention_mask is None:
+        return None, None
+    require_tensor("attention_mask", attention_mask)
+    B, N = shape
+    sizes = list(attention_mask.shape)
+    fits = {2: sizes == [B, N], 3: sizes == [B, N, N], 4: sizes[:1] == [B] and sizes[2:] in ([N, N], [1, N])}
+    if not fits.get(attention_mask.dim(), False):
+        raise ValueError(
+            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "
+            f"[{B}, {N}], got {sizes}"
+        )
+    if heads is not None and len(sizes) == 4 and sizes[1] not in (1, heads):
+        raise ValueError(f"attention_mask of shape {sizes} must have 1 or {heads} heads, got {sizes[1]}")
+    if attention_mask.is_complex():
+        raise ValueError(f"attention_mask must be of int, float or bool, got {attention_mask.dtype}")
+    mask = attention_mask != 0
+    if attention_mask.dtype != torch.bool and values_at_hand(attention_mask):
+        wrong = mask & (attention_mask != 1)
+        if bool(wrong.any()):
+            value = attention_mask[wrong][0].item()
+            problem = "has negative values" if value < 0 else f"has the value {value}"
+            raise ValueError(
+                f"attention_mask {problem}; give 1 where attention is allowed and 0 elsewhere (document_ids separate "
+                "several documents in a row)"
+            )
+    everything = values_at_hand(mask) and bool(mask.all())
+    if mask.dim() == 2:
+        return None if everything else mask[:, None, None], mask
+    mask = mask[:, None] if mask.dim() == 3 else mask
+    return None if everything else mask, mask.any(-2).any(1)
+
+
+def cls_states(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
+) -> torch.Tensor:
+    """[B, hidden], the state of each row's first real token (of each packed document's first token)."""
+    if packed is not None:
+        return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
+    if attention_mask is None or attention_mask.dim() != 2:
+        return hidden_states[:, 0]
+    first = (attention_mask != 0).int().argmax(1)
+    # Not len(first), which would make a constant of the batch in an exported graph.
+    return hidden_states[torch.arange(first.shape[0], device=first.device), first]

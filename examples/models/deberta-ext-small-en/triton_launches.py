@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Launch parameters of the Triton kernels: `LAUNCHES`, and `find_launches`, which reads it.
+
+A key of the table is a kernel ("forward", "dq", "dkv", "bands"), "half" (float16 and bfloat16) or "float32", and a head
+size (16, 32, 64, 128; others take the next one). Its value is a list of (capability, longest, Launch): the first one whose
+compute capability (80, 90) the GPU has at least, and whose length the input does not exceed (None: any), is launched. So
+higher capabilities come first and, of one capability, shorter lengths. After them, `FALLBACKS` are for a GPU whose shared
+memory does not hold the tiles.
+
+The values are chosen by what the compiled kernels take (registers, spills, shared memory), not by time. A table measured on
+a GPU takes the place of this one: an assignment to `LAUNCHES` or to one of its keys holds from the next call on.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["LAUNCHES", "Launch", "find_launches"]
+
+
+class Launch(NamedTuple):
+    """BLOCK queries by BLOCK keys, warps, stages of the loops over far and over near tiles ("bands": near alone)."""
+
+    BLOCK: int
+    num_warps: int
+    far_stages: int
+    near_stages: int
+
+
+FALLBACKS = [Launch(32, 4, 1, 1), Launch(16, 4, 1, 1)]
+
+LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
+    ("forward", "half", 16): [(80, None, Launch(64, 4, 2, 1))],
+    ("forward", "half", 32): [(80, None, Launch(64, 4, 2, 1))],
+    ("forward", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
+    ("forward", "half", 128): [(80, None, Launch(64, 4, 2, 1))],
+    ("dq", "half", 16): [(80, None, Launch(64, 4, 2, 1))],
+    ("dq", "half", 32): [(80, None, Launch(64, 4, 2, 1))],
+    ("dq", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
+    ("dq", "half", 128): [(80, None, Launch(32, 4, 2, 1))],
+    ("dkv", "half", 16): [(80, None, Launch(64, 4, 2, 1))],
+    ("dkv", "half", 32): [(80, None, Launch(64, 4, 2, 1))],
+    ("dkv", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
+    ("dkv", "half", 128): [(80, None, Launch(32, 4, 2, 1))],
+    ("bands", "half", 16): [(80, None, Launch(64, 4, 1, 1))],
+    ("bands", "half", 32): [(80, None, Launch(64, 4, 1, 1))],
+    ("bands", "half", 64): [(80, None, Launch(64, 4, 1, 1))],
+    ("bands", "half", 128): [(80, None, Launch(32, 4, 1, 1))],
+}
+
+
+def find_launches(kernel: str, dtype: torch.dtype, head_size: int, N: int, capability: tuple[int, int]) -> list[Launch]:
+    """Return the launch parameters of a kernel, the first choice first.
+
+    Args:
+        kernel (`str`): "forward", "dq", "dkv" or "bands".
+        dtype (`torch.dtype`): of Q_c.
+        head_size (`int`): d, padded to a power of two.
+        N (`int`): length of the input.
+        capability (`tuple[int, int]`): compute capability of the GPU.
+    """
+    precision = "float32" if dtype == torch.float32 else "half"
+    rows = LAUNCHES.get((kernel, precision, head_size), ())
+    number = 10 * capability[0] + capability[1]
+    chosen = (launch for least, longest, launch in rows if number >= least and (longest is None or longest >= N))
+    return [*list(chosen)[:1], *(FALLBACKS[1:] if precision == "float32" and head_size > 64 else FALLBACKS)]

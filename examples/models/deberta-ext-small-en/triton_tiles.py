@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Parts of the Triton kernels: loads, masks, dropout, and the position scores of a tile of queries and keys."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+    class tl:  # noqa: N801
+        """Lets the kernels be read where there is no triton."""
+
+        constexpr = int
+
+
+# Lengths and counts: no value of these may cause a compilation of its own.
+RUN_TIME = ["H", "N", "R", "batch", "span", "reach", "inner", "bands", "splits", "far_splits"]
+RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
+
+# Rows before and after the offsets -span ... span in a table by offset, copies of its ends: two blocks of at most 128.
+PADDING = 256
+PAD = tl.constexpr(PADDING)
+
+
+def kernel(function):
+    if triton is None:
+        return function
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return triton.jit(function, do_not_specialize=[name for name in RUN_TIME if name in parameters])
+
+
+def device_function(function):
+    return function if triton is None else triton.jit(function)
+
+
+@device_function
+def dot(a, b, WIDEN: tl.constexpr):
+    # The interpreter multiplies the bit patterns of bfloat16; float32 holds the same values.
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+# Whether kernels are interpreted (on CPU, for tests) is Triton's to decide: for its own functions when it is first imported,
+# for these when they are defined.
+INTERPRETED = triton is not None and not any(isinstance(part, triton.runtime.JITFunction) for part in (tl.sum, dot))
+
+
+@device_function
+def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
+    if WIDEN and dtype == tl.bfloat16:
+        # The interpreter cuts off the bits that a GPU rounds to nearest even.
+        bits = x.to(tl.int32, bitcast=True)
+        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@device_function
+def flatten(x, BITS: tl.constexpr):
+    """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp store or read lies in different banks of shared memory.
+
+    32 bits: lanes hold 8 rows by 4 pairs of columns, the layout of products, and these are 32 words side by side. 16 bits:
+    stored in that layout, but read along diagonals of 32 columns; of two rows by 32 columns, pairs of columns are words.
+    """
+    if BITS == 16:
+        P: tl.constexpr = x.shape[0] * 8
+        Q: tl.constexpr = x.shape[2] * 8
+        W: tl.constexpr = min(Q, 32)
+        x = tl.permute(tl.reshape(x, (P // 2, 2, Q // W, W)), (0, 2, 1, 3))
+    else:
+        x = tl.permute(x, (0, 2, 4, 1, 3))
+    return tl.reshape(x, (x.numel,))
+
+
+@device_function
+def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
+    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1)."""
+    if AXIS == "p":
+        eights, ones = p, p_one
+    elif AXIS == "q":
+        eights, ones = q, q_one
+    else:
+        if AXIS == "p - q":
+            eights, ones = p - q + (BLOCK // 8 - 1), p_one - q_one + 7
+        elif AXIS == "q - p":
+            eights, ones = q - p + (BLOCK // 8 - 1), q_one - p_one + 7
+        else:
+            eights, ones = p + q - BLOCK // 8, p_one + q_one + 1
+        eights, ones = eights + (ones >> 3), ones & 7
+    return eights, ones
+
+
+@device_function
+def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start):
+    """[P, Q] with x[row, col] at [p, q], zero where that is outside of x; ROW and COL are an `AXIS` of `coordinate`.
+
+    Through shared memory, without bank conflicts. Indices are made of eights and ones, so that the compiler sees what is the
+    same in all registers of a lane. The gather is flat: one along an axis becomes warp shuffles, several for each element.
+    start >= 0 belongs to the loop around.
+    """
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    # start >> 31 is zero, which the compiler cannot know: it would keep all indices in registers across the loop.
+    p = tl.reshape(tl.arange(0, P // 8) + (start >> 31), (P // 8, 1, 1, 1, 1))
+    p_one = tl.reshape(tl.arange(0, 8), (1, 8, 1, 1, 1))
+    q = tl.reshape(tl.arange(0, Q // 8), (1, 1, Q // 8, 1, 1))
+    q_one = tl.reshape(tl.arange(0, 4), (1, 1, 1, 4, 1)) * 2 + tl.reshape(tl.arange(0, 2), (1, 1, 1, 1, 2))
+    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK)
+    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK)
+    ROWS: tl.constexpr = x.shape[0] // 8
+    COLS: tl.constexpr = x.shape[1] // 8
+    inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
+    row, col = row & (ROWS - 1), col & (COLS - 1)
+    if BITS == 16:
+        EIGHTS: tl.constexpr = min(COLS, 4)
+        index = ((row * 4 + (row_one >> 1)) * (COLS // EIGHTS) + col // EIGHTS) * 2 + (row_one & 1)
+        index = index * (8 * EIGHTS) + col % EIGHTS * 8 + col_one
+    else:
+        index = (row * COLS + col) * 64 + (col_one & 1) * 32 + row_one * 4 + (col_one >> 1)
+    picked = tl.gather(flatten(tl.reshape(x, (ROWS, 8, COLS, 4, 2)), BITS), flatten(index, BITS), 0)
+    picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
+    if BITS == 16:
+        W: tl.constexpr = min(Q, 32)
+        picked = tl.permute(tl.reshape(picked, (P // 2, Q // W, 2, W)), (0, 2, 1, 3))
+    else:
+        picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 2, 8, 4)), (0, 3, 1, 4, 2))
+    return tl.reshape(picked, (P, Q))
+
+
+@device_function
+def load_rows(ptr, start, stride, N, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """x[start : start + BLOCK], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
+    # start >> 31 is zero: as in `pick`.
+    offs, offs_d = tl.arange(0, BLOCK) + (start >> 31), tl.arange(0, BLOCK_D)
+    inside = (offs[:, None] < N - start) & (offs_d[None, :] < D)
+    ptr += tl.cast(start, tl.int64) * stride
+    return tl.load(ptr + offs[:, None] * stride + offs_d[None, :], mask=inside, other=0.0)
+
+
+@device_function
+def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < N) & (offs_d[None, :] < D)
+    tl.store(
+        ptr + rows[:, None].to(tl.int64) * stride + offs_d[None, :], narrow(x, ptr.dtype.element_ty, WIDEN), mask=inside
+    )
+
+
+@device_function
+def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[W, BLOCK_D] rows of a table by offset, from offset `first` on."""
+    offs_d = tl.arange(0, BLOCK_D)
+    # The padding holds what near tiles reach; the limits keep any other read inside of the table.
+    first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)
+    return tl.load(ptr + first * D + tl.arange(0, W)[:, None] * D + offs_d[None, :], mask=offs_d[None, :] < D, other=0.0)
+
+
+@device_function
+def dropout_keep(seed_ptr, bh, rows, first_col, p, BLOCK_N: tl.constexpr):
+    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone."""
+    seed = tl.load(seed_ptr)
+    # One Philox call makes four numbers: those of four neighbouring columns.
+    groups = first_col // 4 + tl.arange(0, BLOCK_N // 4)
+    c0 = (rows * 0)[:, None] + groups[None, :]
+    c1 = rows[:, None] + (groups * 0)[None, :]
+    r0, r1, r2, r3 = tl.philox(seed, c0, c1, c0 * 0 + bh, c0 * 0, 7)
+    bits = tl.join(tl.join(r0, r2), tl.join(r1, r3))  # [BLOCK_M, BLOCK_N / 4, 2, 2], columns in order
+    return tl.reshape(tl.uint_to_uniform_float(bits), (rows.shape[0], BLOCK_N)) >= p
+
+
+@device_function
+def near_range(start, lo, hi, reach, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
+    """Of the tiles of STEP in [lo, hi) beside the block [start, start + BLOCK): where the near ones begin and end."""
+    first, last = lo, hi
+    if FAR:
+        first = tl.minimum(tl.maximum(tl.maximum(start - reach + 1, 0) // STEP * STEP, lo), hi)
+        last = tl.minimum(tl.maximum((start + BLOCK - 1 + reach + STEP - 1) // STEP * STEP, first), hi)
+    return first, last
+
+
+@device_function
+def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexpr, PACKED: tl.constexpr):
+    """[lo, hi): what the block [start, start + BLOCK) may see; lo is a multiple of STEP."""
+    lo, hi = 0, N
+    if PACKED:
+        lo = tl.load(document_ptr + start) // STEP * STEP
+        hi = tl.load(document_ptr + N + tl.minimum(start + BLOCK, N) - 1)
+    return lo, hi
+
+
+@device_function
+def flagged_range(flags_ptr, stride, lo, hi, STEP: tl.constexpr):
+    """The part [first, last) of [lo, hi) with all places whose flag is set; first is a multiple of STEP."""
+    first, last = hi, lo
+    for start in tl.range(lo, hi, 1024):
+        x = start + tl.arange(0, 1024)
+        flags = tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < hi, other=0)
+        first = tl.minimum(first, tl.min(tl.where(flags != 0, x, hi)))
+        last = tl.maximum(last, tl.max(tl.where(flags != 0, x + 1, lo)))
+    return first // STEP * STEP, last
+
+
+@device_function
+def any_flag(flags_ptr, start, stride, N, BLOCK: tl.constexpr):
+    """Whether a flag of [start, start + BLOCK) is set."""
+    x = start + tl.arange(0, BLOCK)
+    return tl.max(tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < N, other=0).to(tl.int32)) != 0
+
+
+@device_function
+def key_logits(ends_ptr, mask_ptr, cols, N, stride_mn, FAR: tl.constexpr, MASK: tl.constexpr):
+    """Logits of each key for its whole column: p2c in far tiles, and -inf where no query may attend to it."""
+    if FAR:
+        key = tl.load(ends_ptr + cols, mask=cols < N, other=float("-inf"))
+    else:
+        key = tl.where(cols < N, 0.0, float("-inf"))
+    if MASK == 1:
+        allowed = tl.load(mask_ptr + cols.to(tl.int64) * stride_mn, mask=cols < N, other=0)
+        key = tl.where(allowed != 0, key, float("-inf"))
+    return key
+
+
+@device_function
+def mask_tile(
+    s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn,
+    MASK: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """-inf for the pairs of a tile that may not attend; TURNED: the tile is [keys, queries]."""
+    if PACKED:
+        first = tl.load(document_ptr + rows, mask=rows < N, other=0)
+        stop = tl.load(document_ptr + N + rows, mask=rows < N, other=0)
+        if TURNED:
+            same = (cols[:, None] >= first[None, :]) & (cols[:, None] < stop[None, :])
+        else:
+            same = (cols[None, :] >= first[:, None]) & (cols[None, :] < stop[:, None])
+        s = tl.where(same, s, float("-inf"))
+    if MASK == 2:
+        row, col = rows.to(tl.int64) * stride_mq, cols.to(tl.int64) * stride_mn
+        if TURNED:
+            inside = (rows[None, :] < N) & (cols[:, None] < N)
+            allowed = tl.load(mask_ptr + row[None, :] + col[:, None], mask=inside, other=0)
+        else:
+            inside = (rows[:, None] < N) & (cols[None, :] < N)
+            allowed = tl.load(mask_ptr + row[:, None] + col[None, :], mask=inside, other=0)
+        s = tl.where(allowed != 0, s, float("-inf"))
+    return s
+
+
+@device_function
+def near_scores(
+    q, k, kx, qx, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A of a near tile, [BLOCK_M, BLOCK_N], from query m0 and key n0 on; kx, qx: windows from m0 - n0 - BLOCK_N + 1 on."""
+    a, b = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    s = dot(q, tl.trans(k), WIDEN)
+    if C2P:
+        s += pick(dot(q, tl.trans(kx), WIDEN), "p", "p - q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
+    if P2C:
+        s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
+    if P2P:
+        s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
+    return s
+
+
+@device_function
+def near_scores_turned(
+    q, k, kx, qx, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A of a near tile as [BLOCK_N, BLOCK_M]."""
+    a, b = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
+    s = dot(k, tl.trans(q), WIDEN)
+    if C2P:
+        s += pick(dot(kx, tl.trans(q), WIDEN), "q - p", "q", BLOCK_N, BLOCK_M, BLOCK_N, m0)
+    if P2C:
+        s += pick(dot(k, tl.trans(qx), WIDEN), "p", "q - p", BLOCK_N, BLOCK_M, BLOCK_N, m0)
+    if P2P:
+        s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
+    return s
+
+
+@kernel
+def dropout_mask_kernel(seed_ptr, keep_ptr, N, p, BLOCK: tl.constexpr):
+    blocks = tl.cdiv(N, BLOCK)
+    m0, n0, bh = tl.program_id(0) // blocks * BLOCK, tl.program_id(0) % blocks * BLOCK, tl.program_id(1)
+    rows, cols = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
+    keep = dropout_keep(seed_ptr, bh, rows, n0, p, BLOCK)
+    place = keep_ptr + bh.to(tl.int64) * N * N + rows[:, None].to(tl.int64) * N + cols[None, :]
+    tl.store(place, keep.to(tl.uint8), mask=(rows[:, None] < N) & (cols[None, :] < N))
