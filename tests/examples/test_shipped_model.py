@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import pipeline
 
-import hf_deberta_ext.model.remote_code as remote_code
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
 from hf_deberta_ext.publishing.folder_checks import check_folder
 from hf_deberta_ext.publishing.published_files import published_files
@@ -16,8 +16,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-
 
 
 def test_its_code_is_that_of_the_package(tmp_path):
-    remote_code.copy_code(tmp_path, loaded_from="")
-    shipped, current = ({file.name: file.read_text("utf-8") for file in folder.glob("*.py")} for folder in (FOLDER, tmp_path))
+    DebertaExtConfig.from_pretrained(FOLDER).save_pretrained(tmp_path)
+    shipped, current = ({file.name: file.read_bytes() for file in folder.glob("*.py")} for folder in (FOLDER, tmp_path))
     assert shipped == current, "python examples/models/small_english.py code examples/models/deberta-ext-small-en"
 
 
