@@ -32,7 +32,9 @@ PRETRAINING = (
     "hidden_size=192,num_hidden_layers=2,num_attention_heads=4,intermediate_size=768,max_position_embeddings=128,"
     "position_buckets=32,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 ).split()
-FINETUNING = "--learning_rate 5e-4 --num_train_epochs 3 --per_device_train_batch_size 16 --max_seq_length 64".split()
+FINETUNING = (
+    "--learning_rate 5e-4 --num_train_epochs 4 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
+).split()
 DROPOUT = "--config_overrides hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1".split()
 SHORT = "--max_train_samples 60 --max_eval_samples 60 --num_train_epochs 1".split()
 
