@@ -19,12 +19,12 @@ from typing import NamedTuple
 import benchmark_attention as benchmark
 import torch
 import transformers
-from docstring_corpus import collect_docstrings, pack_blocks
+from docstring_corpus import collect_docstrings
 from measuring import spread, take_turns
 
 from hf_deberta_ext import DebertaExtConfig, RelativePosition
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
-from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 
 # No public names: the table of launches is what the stage tuning measures.
 attention_triton = importlib.import_module("hf_deberta_ext.model.attention_triton")
@@ -216,9 +216,10 @@ def train_stock(case: str, shared: dict, file: Path, tokenizer_folder: Path, len
     detection = case == "run_rtd in transformers"
     model = StockPair(config) if detection else transformers.DebertaV2ForMaskedLM(config)
     shares = dict(mask_replace_prob=1.0, random_replace_prob=0.0) if detection else {}
+    corpus = load_corpus(str(file), documents="line")
     trainer = transformers.Trainer(
         model, transformers.TrainingArguments(**shared),
-        train_dataset=pack_blocks(file.read_text(encoding="utf-8").splitlines(), tokenizer, length),
+        train_dataset=pack(corpus, tokenizer, mode="full_sentences", max_length=length)[0],
         data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, **shares),
     )  # fmt: skip
     trainer.train()

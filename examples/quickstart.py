@@ -59,13 +59,17 @@ def main(argv: list[str] | None = None):
     # Imported this late so that --help does not wait for torch.
     import compare_checkpoints
 
+    from hf_deberta_ext.finetuning.arguments import parse
+    from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
+    flags = [*FINETUNING, *DROPOUT, *(SHORT if args.short else []), *flags]
     with ExitOnUserError():
+        # A wrong flag of run_glue.py ends the program here, and not after a pre-training.
+        parse(["--do_train", "--output_dir", str(args.output_dir), *flags], TextClassificationArguments, description="")
         claim_folder(args)
         files = [args.train_file, args.validation_file] if args.validation_file else split_data(args)
     model = pretrain(args) if args.from_text else args.model or MODEL
-    flags = [*FINETUNING, *DROPOUT, *(SHORT if args.short else []), *flags]
     compare_checkpoints.main([
         "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
         "--seeds", *(args.seeds or (["1"] if args.short else ["1", "2", "3"])),
