@@ -92,6 +92,8 @@ def main(argv: list[str] | None = None):
         for task, name, rate, prepared in runs:
             if task not in results["baselines"]:
                 results["baselines"][task] = prepared.data.baselines
+            # A cached property: the same rows give the same numbers.
+            vars(prepared.data)["baselines"] = results["baselines"][task]
             results["scores"].setdefault(task, {}).setdefault(name, {})[rate] = train_and_report(prepared)
             replace_text(file, json.dumps(results, indent=2) + "\n")
         write_report(args.output_dir, results, runs)
@@ -187,7 +189,7 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
         metrics = [key for key in scores[of_task[0].name][of_task[0].rate] if key.startswith("eval_") and key != "eval_loss"]
         own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
         titles = [key.removeprefix("eval_") for key in metrics]
-        first = max(100 * values[own]["mean"] for values in scores[runs[0].name].values())
+        first = max(100 * scores[run.name][run.rate][own]["mean"] for run in of_task if run.name == runs[0].name)
         first_cells = (task or prepared.data.name, " / ".join(titles).replace("_", " "))
         for name, values in baselines.items():
             gap = f"{100 * values[own.removeprefix('eval_')] - first:+.2f}"

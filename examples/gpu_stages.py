@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import benchmark_attention as benchmark
 import torch
@@ -136,7 +137,7 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
     """Time a kernel's launch parameters beside those of the table, at each length, in the pass that it is a part of."""
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     buckets, reach = (4, 8) if args.dry_run else (256, 512)
-    candidate, table, rows = triton_launches.Launch(*choice), dict(triton_launches.LAUNCHES), []
+    candidate, rows = triton_launches.Launch(*choice), []
     for N in (16,) if args.dry_run else (128, 1024) if warm_up else LENGTHS:
         shape = (1, N, 2, d) if args.dry_run or warm_up else (TOKENS // N, N, 12, d)
         half = dict(device=args.device, dtype=torch.float16, requires_grad=kernel != "forward")
@@ -145,19 +146,18 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
         options = dict(K_r=tensors[3], Q_r=tensors[4], delta=delta, terms=("c2p", "p2c"), scale=(3 * d) ** -0.5, reach=reach)
 
         def call(launches, tensors=tensors, options=options):
-            triton_launches.LAUNCHES.update(launches)
             Q, K, V = (x.transpose(1, 2) for x in tensors[:3])
-            out = attention_triton.disentangled_attention_triton(Q, K, V, **options)
-            return torch.autograd.grad(out, tensors, out) if kernel != "forward" else out
+            with mock.patch.dict(triton_launches.LAUNCHES, launches):
+                out = attention_triton.disentangled_attention_triton(Q, K, V, **options)
+                return torch.autograd.grad(out, tensors, out) if kernel != "forward" else out
 
-        sides = dict(table=lambda: call(table), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
+        sides = dict(table=lambda: call({}), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
         sides["candidate"]()
         if any(key[0] == kernel and key[-1] == candidate for key in attention_triton.TOO_LARGE):
             raise RuntimeError("it needs more shared memory than this GPU has")
         if warm_up:
             continue
         times = take_turns(sides, 1 if args.dry_run else 5, device=args.device)
-        triton_launches.LAUNCHES.update(table)
         capability = attention_triton.capability(tensors[0].device)
         usual = triton_launches.find_launches(kernel, torch.float16, d, N, capability)[0]
         row = dict(kernel=kernel, d=d, N=N, launch=[*candidate], usual=[*usual], capability=10 * capability[0])

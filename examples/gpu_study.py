@@ -25,6 +25,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -72,6 +73,16 @@ def main(argv: list[str] | None = None) -> int:
         if child.exitcode:
             parser.error("torch sees no CUDA device here; --dry_run tries every stage on a CPU")
     args.output_dir.mkdir(parents=True, exist_ok=True)
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    device = (
+        "CPU, dry run" if args.dry_run else subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    )
+    name_file = args.output_dir / "device.txt"
+    if name_file.is_file() and (earlier := name_file.read_text(encoding="utf-8")) != device:
+        parser.error(
+            f"{args.output_dir} holds results of another device ({earlier}, here {device}): choose another --output_dir"
+        )
+    name_file.write_text(device, encoding="utf-8")
     with args.results.open("a", encoding="utf-8") as file:
         # Ends a line that was cut.
         file.write("\n")
@@ -264,8 +275,8 @@ def write_report(args: argparse.Namespace, problems: list[str]):
     times = [row for row in rows["times"] if row["dtype"] == rows["times"][0]["dtype"] and not row["compiled"]]
     figures = dict(time=("seconds", "seconds"), share=("share", "share of the peak"), memory=("extra_bytes", "bytes"))
     for name, (key, label) in figures.items() if times else ():
-        draw_sides(times, key, label, args.output_dir / f"{name}.png")
-        parts.append(f"![{label}]({name}.png)")
+        if draw_sides(times, key, label, args.output_dir / f"{name}.png"):
+            parts.append(f"![{label}]({name}.png)")
     (args.output_dir / "report.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 

@@ -188,9 +188,15 @@ def sides_table(rows: list[dict]) -> str:
     return "\n\n".join([markdown_table(("side", *shapes), *lines), *reasons])
 
 
-def draw_sides(rows: list[dict], key: str, label: str, path: Path):
-    """A column of the rows against shape, a panel for each part and mode, with its outer tenths where they are known."""
+def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
+    """A column of the rows against shape, a panel for each part and mode, with its outer tenths where they are known.
+
+    Returns:
+        False where no row has it, and nothing is drawn.
+    """
     rows = [row | {"panel": f"{row['part']}, {row['mode']}"} for row in rows if row.get(key)]
+    if not rows:
+        return False
     panels, shapes, sides = (list(dict.fromkeys(row[name] for row in rows)) for name in ("panel", "shape", "side"))
     figure = new_figure(1.5 + 4.6 * len(panels), 4)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -206,6 +212,7 @@ def draw_sides(rows: list[dict], key: str, label: str, path: Path):
         axes.grid(alpha=0.3)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     save_figure(figure, path)
+    return True
 
 
 def equal_far_rows(P: torch.Tensor):

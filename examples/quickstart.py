@@ -16,7 +16,9 @@ results.json. The same command again goes on where it was stopped.
 """
 
 import argparse
+import dataclasses
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,7 @@ def main(argv: list[str] | None = None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output_dir", type=Path, default=Path("quickstart_output"), help="new, or of the same command")
-    parser.add_argument("--model", help="folder or Hub id of the model to fine-tune; default: that of this repository")
+    parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, at a rate of 2e-5")
     parser.add_argument("--from_text", type=Path, metavar="FILE", help="pre-train a small model on this text, and use that")
     parser.add_argument("--pretrain_steps", type=int, default=1400, help="of --from_text")
     parser.add_argument("--train_file", type=Path, help="csv, tsv, json, jsonl or parquet; default: the docstrings")
@@ -60,15 +62,19 @@ def main(argv: list[str] | None = None):
     import compare_checkpoints
 
     from hf_deberta_ext.finetuning.arguments import parse
-    from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
+    from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-    flags = [*FINETUNING, *DROPOUT, *(SHORT if args.short else []), *flags]
+    rate = ["--learning_rate", "2e-5"] if args.model else []
+    flags = [*FINETUNING, *rate, *DROPOUT, *(SHORT if args.short else []), *flags]
     with ExitOnUserError():
-        # A wrong flag of run_glue.py ends the program here, and not after a pre-training.
-        parse(["--do_train", "--output_dir", str(args.output_dir), *flags], TextClassificationArguments, description="")
+        # Wrong flags, columns and labels end the program here, and not after a pre-training.
+        checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]
+        data_args, *_ = parse(checked, TextClassificationArguments, description="")
         claim_folder(args)
-        files = [args.train_file, args.validation_file] if args.validation_file else split_data(args)
+        files = [args.train_file, args.validation_file] if args.validation_file else split_data(args, data_args.label_column)
+        train, validation = ([str(file)] for file in files)
+        TextClassificationData(dataclasses.replace(data_args, train_file=train, validation_file=validation))
     model = pretrain(args) if args.from_text else args.model or MODEL
     compare_checkpoints.main([
         "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
@@ -94,7 +100,8 @@ def claim_folder(args: argparse.Namespace):
         changed = [
             f"--{name} {earlier.get(name)}, not {command[name]}" for name in names if earlier.get(name) != command[name]
         ]
-        if changed:
+        # Nothing was made before the data were read.
+        if changed and {path.name for path in args.output_dir.iterdir()} - {file.name, "data"}:
             raise ValueError(f"{args.output_dir} was made with {', '.join(changed)}: choose another --output_dir")
     elif args.output_dir.exists() and (not args.output_dir.is_dir() or any(args.output_dir.iterdir())):
         raise ValueError(f"{args.output_dir} is not empty, and no quickstart made it: choose another --output_dir")
@@ -102,15 +109,14 @@ def claim_folder(args: argparse.Namespace):
     file.write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
 
 
-def split_data(args: argparse.Namespace) -> list[Path]:
+def split_data(args: argparse.Namespace, label_column: str) -> list[Path]:
     """Write the texts to train on and those to evaluate on into the output folder, as two files."""
     import docstring_corpus
 
     from hf_deberta_ext.data.files import read_files
 
     if args.train_file:
-        split = read_files(args.train_file, source="--train_file").train_test_split(test_size=0.2, seed=0)
-        parts = split["train"], split["test"]
+        parts = hold_out([*read_files(args.train_file, source="--train_file")], label_column)
     else:
         examples = docstring_corpus.task_examples(docstring_corpus.collect_docstrings())
         parts = [
@@ -120,8 +126,24 @@ def split_data(args: argparse.Namespace) -> list[Path]:
     files = [args.output_dir / "data" / name for name in ("train.jsonl", "validation.jsonl")]
     files[0].parent.mkdir(parents=True, exist_ok=True)
     for file, part in zip(files, parts, strict=True):
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
+        file.write_text("".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in part), encoding="utf-8")
     return files
+
+
+def hold_out(rows: list[dict], label_column: str) -> tuple[list[dict], list[dict]]:
+    """Four fifths of the rows and one: rows that differ in nothing but the label stay together, and the first part has
+    every label."""
+    groups: dict[tuple[str, ...], list[dict]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(value) for name, value in row.items() if name != label_column), []).append(row)
+    shuffled, labels = [*groups.values()], set()
+    random.Random(0).shuffle(shuffled)
+    to_train, held_out = [], []
+    for number, group in enumerate(shuffled):
+        new = {str(row.get(label_column)) for row in group} - labels
+        labels |= new
+        (to_train if new or number % 5 < 4 else held_out).extend(group)
+    return to_train, held_out
 
 
 def pretrain(args: argparse.Namespace) -> Path:

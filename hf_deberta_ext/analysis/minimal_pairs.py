@@ -23,7 +23,7 @@ class MinimalPair(NamedTuple):
 
 def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -> list[MinimalPair]:
     """Pairs of (place, row), with BLiMP's columns: sentence_good, sentence_bad and, where they are there, UID (paradigm) and
-    linguistics_term (phenomenon). Without these, `default` is the paradigm, and the paradigm the phenomenon.
+    linguistics_term (phenomenon). Without one of them it is the other, without both `default`.
 
     Raises:
         ValueError: a sentence is missing, empty or no text; names the place.
@@ -34,8 +34,9 @@ def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -
         for column, sentence in zip(("sentence_good", "sentence_bad"), sentences, strict=True):
             if not isinstance(sentence, str) or not sentence.strip():
                 raise ValueError(f"{place} needs a sentence in the column {column}, got {sentence!r}")
-        paradigm = str(row.get("UID") or default)
-        pairs.append(MinimalPair(*sentences, paradigm, str(row.get("linguistics_term") or paradigm)))
+        phenomenon = row.get("linguistics_term")
+        paradigm = str(row.get("UID") or phenomenon or default)
+        pairs.append(MinimalPair(*sentences, paradigm, str(phenomenon or paradigm)))
     return pairs
 
 

@@ -69,20 +69,23 @@ def run(arguments: argparse.Namespace) -> int | None:
     pairs = pairs if most is None else thin_out(pairs, most)
     # Pairs share sentences.
     sentences = [*dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad))]
-    results, seconds = {}, {}
-    for method in dict.fromkeys(arguments.scoring):
-        model, tokenizer = load_scorer(arguments, method)
+    # Whatever is wrong with texts, models or the folder shows before the scoring.
+    frequency, results, seconds = None, {}, {}
+    if arguments.frequency_text:
+        corpus = load_corpus(arguments.frequency_text, streaming=True)
+        frequency = pair_accuracies(pairs, word_frequency_scores(texts(corpus), sentences))
+    scorers = {method: load_scorer(arguments, method) for method in dict.fromkeys(arguments.scoring)}
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    for method, (model, tokenizer) in scorers.items():
         start = time.monotonic()
         options = dict(within_word=method == "within_word", show_progress=True)
         scores = pseudo_log_likelihood(model, tokenizer, sentences, arguments.batch_size, **options)
         totals = {sentence: score.total for sentence, score in zip(sentences, scores, strict=True)}
         results[method], seconds[method] = pair_accuracies(pairs, totals), round(time.monotonic() - start, 1)
-    if arguments.frequency_text:
-        corpus = load_corpus(arguments.frequency_text, streaming=True)
-        results[FREQUENCY] = pair_accuracies(pairs, word_frequency_scores(texts(corpus), sentences))
+    if frequency is not None:
+        results[FREQUENCY] = frequency
 
     table = section(pairs, results, arguments)
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     report = dict(
         model=folder.resolve().name if folder.is_dir() else arguments.model,
         pairs=len(pairs), sentences=len(sentences), max_pairs_per_phenomenon=most, seconds=seconds,

@@ -11,7 +11,13 @@ pytest.importorskip("datasets")
 pytest.importorskip("matplotlib")
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
-from hf_deberta_ext.analysis.minimal_pairs import MinimalPair, pair_accuracies, thin_out, word_frequency_scores
+from hf_deberta_ext.analysis.minimal_pairs import (
+    MinimalPair,
+    pair_accuracies,
+    pairs_of_rows,
+    thin_out,
+    word_frequency_scores,
+)
 from hf_deberta_ext.analysis.sentence_scoring import pseudo_log_likelihood
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
@@ -39,6 +45,12 @@ def files(tmp_path, tokenizer, tiny_config, shake):
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     (tmp_path / "text.txt").write_text("the dogs bark. the dogs sleep.\n", encoding="utf-8")
     return tmp_path
+
+
+def test_a_phenomenon_alone_is_its_paradigm():
+    rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
+    (pair,) = pairs_of_rows(rows, "file")
+    assert (pair.paradigm, pair.phenomenon) == ("x", "x")
 
 
 def test_ties_count_one_half_and_paradigms_count_alike():
@@ -124,6 +136,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
     [
         ({"--model": "rtd"}, "--scoring rtd is for discriminators"),
         ({"--scoring": "rtd"}, "has no head of replaced token detection"),
+        ({"--frequency_text": "typo.txt"}, "typo.txt"),
         ({"--pairs": "text.txt"}, "text.txt"),
         ({"--pairs": "wrong.jsonl"}, "wrong.jsonl needs a sentence in the column sentence_bad, got None"),
         ({"--pairs": "nothing.jsonl"}, "nothing.jsonl"),

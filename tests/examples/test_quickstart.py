@@ -37,7 +37,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_csv(tmp_path_factory):
-    rows = [f"{word} {number},{word}" for number in range(30) for word in ("good", "bad")]
+    # Each text stands twice, one label once.
+    rows = [f"{word} {number},{word}" for number in range(15) for word in ("good", "bad")] * 2 + ["odd,neither"]
     path = tmp_path_factory.mktemp("data") / "my.csv"
     path.write_text("\n".join(["review,stars", *rows]) + "\n", encoding="utf-8")
     return path
@@ -60,11 +61,11 @@ def test_a_run_on_own_texts_leaves_everything_that_it_promises(finished):
         assert f"| {name} |" in table
     assert (folder / "results.png").stat().st_size > 10_000
     read = [(folder / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("train", "validation")]
-    assert [len(part) for part in read] == [48, 12] and not {*read[0]} & {*read[1]}
+    assert [len(part) for part in read] == [49, 12] and not {*read[0]} & {*read[1]} and "neither" in str(read[0])
     classifier = folder / "pre-trained" / "seed-1"
     text = (classifier / "README.md").read_text(encoding="utf-8")
     assert card_problems(text, classifier) == [] and not any(place in text for place in (str(folder), sys.prefix))
-    assert pipeline("text-classification", str(classifier))("good 3")[0]["label"] in ("good", "bad")
+    assert pipeline("text-classification", str(classifier))("good 3")[0]["label"] in ("good", "bad", "neither")
     configs = [json.loads((folder / name / "seed-1" / "config.json").read_text()) for name in quickstart.NAMES]
     assert all(config["hidden_dropout_prob"] == 0.1 for config in configs)
 
@@ -116,7 +117,7 @@ def test_a_classifier_that_needs_this_package_is_refused(finished, tmp_path):
         (["--validation_file", "a.csv"], "--validation_file needs --train_file"),
         (["--from_text", "a.txt", "--model", "b"], "give one of them"),
         (["--train_file", "missing.csv"], "there is no file missing.csv"),
-        (["--train_file", "{csv}", "--label_column", "star", "--model", "{model}"], "no column 'star'"),
+        (["--train_file", "{csv}", "--label_column", "star", "--from_text", "{csv}"], "no column 'star'"),
         (["--train_file", "{csv}", "--sedes", "1", "--model", "{model}"], "--sedes"),
     ],
 )
