@@ -9,13 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from scripts import EXAMPLES, ROOT, flags_of
+from scripts import EXAMPLES, GUIDES, ROOT, flags_of
 
 for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
     pytest.importorskip(package)
 bash = shutil.which("bash")
 FOLDERS = ["", "examples/", "model_cards/", "tests/"]
-DOCUMENTS = [*(f"{folder}README.md" for folder in FOLDERS), "CONTRIBUTING.md", "examples/guides/clients.md"]
+DOCUMENTS = [*(f"{folder}README.md" for folder in FOLDERS), "CONTRIBUTING.md", *GUIDES]
 SCRIPTS = [f"examples/{name}.py" for name in EXAMPLES]
 PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)
 # Nothing is run: the programs of the documentation are functions that write down what they are given.

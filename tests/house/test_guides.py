@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guides: their commands and code run, and print what they say; they are short, and links lead somewhere."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import GUIDES, ROOT
+
+PAGES = [*GUIDES, *(f"{folder}README.md" for folder in ("", "examples/", "model_cards/", "tests/")), "CONTRIBUTING.md"]
+LONGEST = {guide: 120 for guide in GUIDES} | {"examples/guides/clients.md": 132}
+# "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; the markers of README's two commands enclose theirs.
+BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+# Python blocks are one session, shell blocks a shell each. A line with a zero byte begins the output of a block.
+READER = """
+import json, subprocess, sys
+session = {"__name__": "__main__"}
+for number, (language, code) in enumerate(json.loads(sys.argv[1])):
+    print(f"\\0{number}", flush=True)
+    if language == "python":
+        exec(compile(code, f"Python block {number}", "exec"), session)
+    else:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
+    sys.stdout.flush()
+"""
+
+
+def steps(text):
+    """([[language, code, [printed, ...]], ...] of the blocks that run here, what the others need and is missing)."""
+    run, missing = [], []
+    for block in BLOCK.finditer(text):
+        note, language, code = block["note"] or "", block["language"], block["code"]
+        needed = re.split(r",\s*", note.removeprefix("needs: ")) if note.startswith("needs: ") else []
+        absent = [
+            name for name in needed if not (os.environ.get(name) if name.isupper() else importlib.util.find_spec(name))
+        ]
+        if note == "printed":
+            if run and run[-1][0]:
+                run[-1][2].append(code)
+        elif language in ("bash", "python"):
+            # What was printed by a block that does not run belongs to no other.
+            run.append(["" if absent or note.startswith("not run: ") else language, code, []])
+            missing += absent
+    return [step for step in run if step[0]], sorted({*missing})
+
+
+def is_printed(expected, output):
+    """The first line of `expected` that is not in `output`, after the lines before it; numbers with a point may differ."""
+    lines = iter(output.splitlines())
+    for line in filter(None, map(str.strip, expected.splitlines())):
+        parts = re.split(r"(-?\d+\.\d+(?:e[-+]?\d+)?|\.{3}|\s+)", line)
+        kinds = {".": ".*", " ": r"\s+"}
+        pattern = "".join(
+            re.escape(part) if place % 2 == 0 else kinds.get(part[0], NUMBER) for place, part in enumerate(parts)
+        )
+        if not any(re.fullmatch(pattern, each.strip()) for each in lines):
+            return line
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="a shell runs the commands")
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_runs_and_prints_what_it_says(guide, tmp_path):
+    run, missing = steps((ROOT / guide).read_text(encoding="utf-8"))
+    if run:
+        (tmp_path / "examples").symlink_to(ROOT / "examples")
+        programs = tmp_path / ".programs"
+        programs.mkdir()
+        (programs / "python").symlink_to(sys.executable)
+        command = programs / "deberta-ext"
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hf_deberta_ext "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+        path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / ".cache")}
+        blocks = json.dumps([step[:2] for step in run])
+        process = subprocess.run(
+            [sys.executable, "-c", READER, blocks],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=900,
+        )
+        _, *outputs = re.split(r"^\0\d+\n", process.stdout, flags=re.MULTILINE)
+        assert process.returncode == 0, f"{guide}:\n{run[len(outputs) - 1][1]}\n{process.stdout[-3000:]}"
+        for (_, code, printed), output in zip(run, outputs, strict=True):
+            for expected in printed:
+                line = is_printed(expected, output)
+                assert line is None, f"{guide}:\n{code}\nprints no line {line!r}:\n{output[-3000:]}"
+    if missing:
+        pytest.skip(f"blocks that need {', '.join(missing)} were not run")
+
+
+def test_what_a_guide_is_read_as(monkeypatch):
+    monkeypatch.delenv("NO_SUCH_FOLDER", raising=False)
+    text = "```bash\na\n```\n<!-- printed -->\n```text\none 0.5\n```\n```text\nfree\n```\n"
+    text += "<!-- not run: network -->\n```bash\nb\n```\n<!-- printed -->\n```text\nnever\n```\n"
+    text += "<!-- needs: no_such_package, NO_SUCH_FOLDER -->\n```python\nc\n```\n<!-- needs: torch -->\n```python\nd\n```\n"
+    run, missing = steps(text)
+    assert run == [["bash", "a\n", ["one 0.5\n"]], ["python", "d\n", []]]
+    assert missing == ["NO_SUCH_FOLDER", "no_such_package"]
+    assert is_printed("loss  -0.25 of 3\n... end\n", "x\nloss 1.5e-07 of 3\n\nthe end\n") is None
+    assert is_printed("loss 0.25 of 3\n", "loss 1.5 of 4\n") == "loss 0.25 of 3"
+    assert is_printed("a\nb\n", "b\na\n") == "b"
+
+
+@pytest.mark.parametrize("guide", LONGEST)
+def test_a_guide_is_short_and_all_its_commands_are_fenced(guide):
+    """What is indented would not run."""
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST[guide]
+    unfenced = BLOCK.sub("", re.sub(r"<!-- (main job|test) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL))
+    assert "```" not in unfenced and not re.search(r"\n\n {4}\S", unfenced)
+
+
+def anchors(text):
+    """Names of the headings of a page, as GitHub and the Hub make them."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):
+        target, _, anchor = link.partition("#")
+        file = ((ROOT / page).parent / target).resolve() if target else ROOT / page
+        assert file.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"{page}: {link}"
