@@ -30,10 +30,12 @@ import json
 from dataclasses import dataclass
 
 from hf_deberta_ext.pretraining import run_arguments as flags
+from hf_deberta_ext.pretraining.corpus import File, list_files
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
 from hf_deberta_ext.pretraining.prepared_corpus import is_prepared, manifest_file, manifest_text, read_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.flags import option, overrides, parse_flags
+from hf_deberta_ext.training.run_contents import tokenizer_digest
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -62,6 +64,9 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
 
 # What may differ when a preparation goes on.
 FREE = ("output_dir", "executor", "workers", "executor_options", "max_file_bytes")
+CONTENTS = dict(
+    groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"
+)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -83,11 +88,20 @@ def run(args: PreparationArguments) -> dict:
     groups = preparation.grouped_sources(
         args.train_data, part_bytes=args.part_bytes, config=args.data_config, split=args.train_split, **common
     )
+    evaluation_files = files_of(args.decontaminate)
+    evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
     packing = dict(
         mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language,
         min_tokens=args.min_tokens, seed=args.seed if args.packing in PAIR_MODES else 0,
     )  # fmt: skip
     request = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | {"groups": groups}
+    if evaluation_files:
+        request["evaluation_files"] = evaluation_files
+    if args.tokenizer is not None:
+        tokenizer = load_tokenizer(args.tokenizer)
+        check_tokenizer(tokenizer, None, needs_mask=True)
+        check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
+        request["tokenizer_digest"] = tokenizer_digest(tokenizer)
     held_out = 100 if args.validation_documents is None else args.validation_documents
     licenses = args.licenses * (len(args.train_data) if len(args.licenses) == 1 else 1) or [None] * len(args.train_data)
     manifest = dict(
@@ -100,16 +114,13 @@ def run(args: PreparationArguments) -> dict:
     # 2. Tokenizer and evaluation sets
     trained = None
     if args.tokenizer is not None:
-        tokenizer = load_tokenizer(args.tokenizer)
-        check_tokenizer(tokenizer, None, needs_mask=True)
-        check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
         save_tokenizer(tokenizer, args.output_dir)
     else:
         trained = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
         trained |= flags.tokenizer_options(args)
     filters = preparation.document_filters(
         args.output_dir, languages=args.languages, threshold=args.language_threshold, quality=args.quality,
-        evaluation_sets=args.decontaminate, ngram=args.decontaminate_ngram,
+        evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram,
     )  # fmt: skip
 
     # 3. Stages
@@ -146,6 +157,14 @@ def check(args: PreparationArguments):
     check_packing(None, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
 
 
+def files_of(evaluation_sets: list[str]) -> list[File]:
+    """The files of --decontaminate, before anything is written."""
+    found = [(source, list_files(source)) for source in evaluation_sets]
+    if missing := [source for source, files in found if files is None]:
+        raise FileNotFoundError(f"no file or folder {missing[0]}: give --decontaminate files of the evaluation sets")
+    return [file for _, files in found for file in files]
+
+
 def begin(args: PreparationArguments, manifest: dict):
     """Write the manifest of an unfinished preparation, or compare it with the one that is there.
 
@@ -159,11 +178,9 @@ def begin(args: PreparationArguments, manifest: dict):
         return
     before, now = json.loads(files.cat_file(path)).get("request", {}), manifest["request"]
     if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
-        what = (
-            "the files of --train_data" if changed == ["groups"] else ", ".join(f"--{n}" for n in changed if n != "groups")
-        )
+        names = ", ".join(CONTENTS.get(name, f"--{name}") for name in changed)
         raise ValueError(
-            f"{args.output_dir} was begun with other values of {what}: repeat them, or give another --output_dir"
+            f"{args.output_dir} was begun with other values of {names}: repeat them, or give another --output_dir"
         )
 
 

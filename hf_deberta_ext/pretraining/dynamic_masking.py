@@ -173,6 +173,9 @@ class MaskingCollator:
             "sentence_labels" says which (1; ALBERT section 3.1).
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.
         max_length (`int`, *optional*): no example may be longer, and padding to a multiple stops there.
+
+    Attributes:
+        draws (`int`): raised with each change of the masks of a (seed, epoch, example), which no resumed run must meet.
     Raises:
         ValueError: `duplicates`, `pad_to_multiple_of` or `max_length` below 1.
     """
@@ -194,7 +197,7 @@ class MaskingCollator:
                 raise ValueError(f"{name} must be at least 1, or None, got {count}")
         self.vocabulary, self.options, self.seed = vocabulary, options, seed
         self.duplicates, self.sentence_order = duplicates, sentence_order
-        self.pad_to_multiple_of, self.max_length = pad_to_multiple_of, max_length
+        self.pad_to_multiple_of, self.max_length, self.draws = pad_to_multiple_of, max_length, 2
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Mask and pad.

@@ -17,7 +17,7 @@ import io
 import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from copy import copy, deepcopy
@@ -47,10 +47,10 @@ from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from ..data.files import STREAMED_BYTES, file_kind, read_rows
-from .corpus import file_documents, list_files, load_hub_corpus
+from .corpus import File, file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
-__all__ = ["EXECUTORS", "QUALITY", "document_filters", "grouped_sources", "prepare", "run_stages"]
+__all__ = ["EXECUTORS", "QUALITY", "document_filters", "grouped_sources", "ngram_hashes", "prepare", "run_stages"]
 
 EXECUTORS = ("local", "slurm", "ray")
 QUALITY = {
@@ -138,28 +138,31 @@ def document_filters(
     languages: Sequence[str],
     threshold: float,
     quality: Sequence[str],
-    evaluation_sets: Sequence[str],
+    evaluation_hashes: Collection[int],
     ngram: int,
 ) -> dict[str, PipelineStep]:
-    """What each filter drops -> its block; the n-grams of evaluation sets are written into the folder."""
+    """What each filter drops -> its block; the `ngram_hashes` of evaluation sets are written into the folder."""
     filters: dict[str, PipelineStep] = {}
     if languages:
         filters["other languages"] = LanguageFilter([*languages], threshold)
     filters |= {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
-    if evaluation_sets:
-        folder = f"{output}/{WORK}/contamination"
-        index_evaluation_sets(evaluation_sets, ngram, folder)
-        filters["contaminated"] = NGramsDecontFilter(
-            folder, NGramsDecontConfig(n_grams=ngram, hash_config=HASH), language=WORDS
-        )
+    if evaluation_hashes:
+        folder = get_datafolder(f"{output}/{WORK}/contamination")
+        with folder.open("evaluation.index.hashes", "wb") as file:
+            file.write(np.array(sorted(evaluation_hashes), dtype=HASH.np_descr).tobytes())
+        config = NGramsDecontConfig(n_grams=ngram, hash_config=HASH)
+        filters["contaminated"] = NGramsDecontFilter(folder, config, language=WORDS)
     return filters
 
 
-def index_evaluation_sets(files: Sequence[str], n: int, folder: str):
-    """Write the n-grams of words of the texts of evaluation sets (all columns) where `NGramsDecontFilter` reads them."""
-    config, hashes = NGramsDecontConfig(n_grams=n, hash_config=HASH), set()
-    hash_words = create_hash_func(config.hash_config)
-    for path, size, changed in (file for source in files for file in list_files(source) or []):
+def ngram_hashes(evaluation_files: Sequence[File], n: int) -> set[int]:
+    """Hashes of the n-grams of words of the texts of evaluation sets, all columns, as `NGramsDecontFilter` makes them.
+
+    Raises:
+        ValueError: no text has so many words.
+    """
+    config, hashes, hash_words = NGramsDecontConfig(), set(), create_hash_func(HASH)
+    for path, size, changed in evaluation_files:
         if file_kind(path) == "text":
             rows = file_documents([(path, size, changed)], "line", "text", STREAMED_BYTES)
         else:
@@ -167,8 +170,11 @@ def index_evaluation_sets(files: Sequence[str], n: int, folder: str):
         for text in strings_of(rows):
             words = WORDS.word_tokenize(simplify_text(text, config.norm_config))
             hashes.update(hash_words(" ".join(words_of)) for words_of in ngrams(words, n))
-    with get_datafolder(folder).open("evaluation.index.hashes", "wb") as file:
-        file.write(np.array(sorted(hashes), dtype=config.hash_config.np_descr).tobytes())
+    if evaluation_files and not hashes:
+        raise ValueError(
+            f"no text of {evaluation_files[0][0]} has {n} words, so nothing could be found: lower --decontaminate_ngram"
+        )
+    return hashes
 
 
 def strings_of(value: Any) -> Iterator[str]:

@@ -176,7 +176,7 @@ class WriteRows(PipelineStep):
         packing = {name: value for name, value in self.packing.items() if name != "seed"}
         counts = Counter()
         with self.output.open(path, "wb") as file:
-            writer = ShardWriter(file, len(tokenizer))
+            writer = ShardWriter(file, max(tokenizer.get_vocab().values()))
             for number in itertools.count():
                 if not (together := [*itertools.islice(texts, TOGETHER)]):
                     break
@@ -194,9 +194,9 @@ class WriteRows(PipelineStep):
 class ShardWriter:
     """Writes columns of rows into an Arrow file, in batches with their digests."""
 
-    def __init__(self, file: Any, vocabulary: int):
+    def __init__(self, file: Any, largest_id: int):
         self.file, self.writer, self.digests, self.rows, self.tokens = file, None, [], 0, 0
-        ids = np.uint16 if vocabulary <= 2**16 else np.int32
+        ids = np.uint16 if largest_id < 2**16 else np.int32
         self.types = dict(input_ids=ids, token_type_ids=np.int8, document_ids=np.int16)
 
     def write(self, columns: dict[str, list]):
@@ -246,6 +246,7 @@ class WriteManifest(PipelineStep):
         reports = [json.loads(self.output.cat_file(f"{WORK}/rows/{part:05d}.json")) for part in range(self.parts)]
         shards = {name: [report[name]["shard"] for report in reports if report[name]["shard"]["rows"]] for name in SHARDS}
         counts = sum((Counter(report["train"]["counts"]) for report in reports), Counter())
+        del dropped[""]
         dropped["too short"] = counts["short_documents"]
         tokens, rows = sum(report["train"]["tokens"] for report in reports), sum(shard["rows"] for shard in shards["train"])
         if not rows:
@@ -265,7 +266,7 @@ class WriteManifest(PipelineStep):
         manifest |= dict(
             finished=True,
             documents=documents,
-            dropped={reason: count for reason, count in dropped.items() if reason},
+            dropped=dict(dropped),
             report=vars(report),
             tokenizer=dict(manifest["tokenizer"], vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer)),
             digest=json_digest({name: [shard["digest"] for shard in shards[name]] for name in SHARDS}),

@@ -20,6 +20,12 @@ from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
 from hf_deberta_ext.training.distributed import spread_seed
 
 PAD, CLS, SEP, MASK, FIRST, V = 0, 1, 2, 3, 4, 200
+PLACES = {
+    "token": [2, 16, 20, 21, 32, 40],
+    "word": [3, 4, 31, 32, 39, 40],
+    "ngram": [1, 2, 21, 22, 23, 24],
+    "span": [19, 20, 21, 22, 23, 24],
+}
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +152,15 @@ def test_static_masks_recur_every_duplicates_epochs_and_differ_within(collator, 
 
 
 @pytest.mark.criterion("P11")
+@pytest.mark.parametrize("unit", PLACES)
+def test_masks_of_a_seed_an_epoch_and_an_example_are_those_of_this_number_of_draws(vocabulary, unit):
+    """Where they change on purpose, raise `MaskingCollator.draws`: a run that was begun before is then refused."""
+    collate = MaskingCollator(vocabulary, MaskingOptions(unit=unit), seed=1)
+    batch = collate([numbered({"input_ids": [CLS, *range(FIRST, FIRST + 40), SEP]}, example=3, epoch=2)])
+    places = (batch["labels"][0] != -100).nonzero()[:, 0].tolist()
+    assert collate.draws == 2 and places == PLACES[unit]
+
+
 def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
     examples = [numbered(row, i, 1) for i, row in enumerate(rows())]
     together, collate = unpadded(collator()(examples)), collator()

@@ -9,11 +9,15 @@ from types import SimpleNamespace
 import datasets
 import mlm_script
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from accumulation import exact_accumulation
 from mlm_script import TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, start
 from scripts import EXAMPLES, command_line
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from hf_deberta_ext.commands import main as deberta_ext
 from hf_deberta_ext.pretraining import NumberedExamples, pack, train_tokenizer
@@ -293,8 +297,31 @@ def test_a_preparation_that_cannot_be_is_refused(flags, message, prepared, prepa
     assert_refused(prepare_corpus, message, argv)
 
 
+def test_a_wrong_evaluation_set_or_tokenizer_leaves_the_folder_free(prepare_corpus, text, tmp_path):
+    """A name that is no file was passed over; of what begin() had written, a corrected command was refused."""
+    words = tmp_path / "dev.txt"
+    words.write_text("too few words\n", encoding="utf-8")
+    folder = tmp_path / "p"
+    for flags, message in [
+        (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
+        (dict(decontaminate=words), "has 13 words, so nothing could be found"),
+        (dict(tokenizer=tmp_path), "tokenizer"),
+    ]:
+        assert_refused(prepare_corpus, message, preparing(text, folder, **flags))
+    assert not folder.exists()
+
+
+def test_ids_beyond_the_number_of_tokens_are_kept(tmp_path):
+    """Shards were of 16 bits for a tokenizer of few tokens, whatever their ids."""
+    vocabulary = WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "far": 70_000}, unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary), cls_token="[CLS]", sep_token="[SEP]")
+    packing = dict(mode="full_sentences", max_length=8, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
+    preparation_blocks.WriteRows(str(tmp_path), packing, 0).write_shard("rows.arrow", iter(["far"]), tokenizer)
+    assert pa.ipc.open_file(tmp_path / "rows.arrow").read_all()["input_ids"].to_pylist() == [[1, 70_000, 2]]
+
+
 def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
-    options = dict(languages=[], threshold=0.5, evaluation_sets=[], ngram=13)
+    options = dict(languages=[], threshold=0.5, evaluation_hashes=[], ngram=13)
     filters = preparation.document_filters(str(tmp_path), quality=[*preparation.QUALITY], **options)
     poor = {
         "gopher_quality": "Too short for use.",

@@ -241,6 +241,13 @@ def test_a_folder_of_an_older_version_is_compared_in_what_it_has(stopped, whole)
         resume(stopped, max_grad_norm=0.5)
 
 
+def test_a_run_begun_under_other_masks_is_refused(tmp_path):
+    """Masks of a (seed, epoch, example) changed, and runs begun before went on under others without a word."""
+    begin_run(tmp_path, {"seed": 1})
+    with pytest.raises(ValueError, match=r"data_collator\.draws = 2, begun with 1"):
+        begin_run(tmp_path, {"seed": 1, "data_collator.draws": 2}, resumed=True)
+
+
 class Drawn(Dataset):
     """Rows that are made anew whenever they are read."""
 
