@@ -30,7 +30,6 @@ import json
 from dataclasses import dataclass
 
 from hf_deberta_ext.pretraining import run_arguments as flags
-from hf_deberta_ext.pretraining.corpus import File, list_files
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
 from hf_deberta_ext.pretraining.prepared_corpus import is_prepared, manifest_file, manifest_text, read_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
@@ -88,7 +87,7 @@ def run(args: PreparationArguments) -> dict:
     groups = preparation.grouped_sources(
         args.train_data, part_bytes=args.part_bytes, config=args.data_config, split=args.train_split, **common
     )
-    evaluation_files = files_of(args.decontaminate)
+    evaluation_files = preparation.evaluation_files(args.decontaminate)
     evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
     packing = dict(
         mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language,
@@ -155,14 +154,6 @@ def check(args: PreparationArguments):
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     flags.tokenizer_options(args)
     check_packing(None, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
-
-
-def files_of(evaluation_sets: list[str]) -> list[File]:
-    """The files of --decontaminate, before anything is written."""
-    found = [(source, list_files(source)) for source in evaluation_sets]
-    if missing := [source for source, files in found if files is None]:
-        raise FileNotFoundError(f"no file or folder {missing[0]}: give --decontaminate files of the evaluation sets")
-    return [file for _, files in found for file in files]
 
 
 def begin(args: PreparationArguments, manifest: dict):

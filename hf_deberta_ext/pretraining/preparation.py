@@ -50,7 +50,10 @@ from ..data.files import STREAMED_BYTES, file_kind, read_rows
 from .corpus import File, file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
-__all__ = ["EXECUTORS", "QUALITY", "document_filters", "grouped_sources", "ngram_hashes", "prepare", "run_stages"]
+__all__ = [
+    "EXECUTORS", "QUALITY", "document_filters", "evaluation_files", "grouped_sources", "ngram_hashes", "prepare",
+    "run_stages", "text_hashes",
+]  # fmt: skip
 
 EXECUTORS = ("local", "slurm", "ray")
 QUALITY = {
@@ -84,6 +87,7 @@ def document_text(document: Document) -> str:
 
 # datatrove's xxhash is not that of xxhash 4, which takes bytes alone.
 HASH = HashConfig(hash_fc="sha1")
+hash_words = create_hash_func(HASH)
 EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
 MINHASH = MinhashConfig(hash_config=HASH)
 
@@ -155,26 +159,41 @@ def document_filters(
     return filters
 
 
-def ngram_hashes(evaluation_files: Sequence[File], n: int) -> set[int]:
-    """Hashes of the n-grams of words of the texts of evaluation sets, all columns, as `NGramsDecontFilter` makes them.
+def evaluation_files(sources: Sequence[str]) -> list[File]:
+    """All files of evaluation sets.
+
+    Raises:
+        FileNotFoundError: one of them is no file or folder.
+    """
+    found = [(source, list_files(source)) for source in sources]
+    if missing := [source for source, files in found if files is None]:
+        raise FileNotFoundError(f"no file or folder {missing[0]}: give --decontaminate files of the evaluation sets")
+    return [file for _, files in found for file in files]
+
+
+def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
+    """`text_hashes` of all texts of evaluation sets, in whatever column.
 
     Raises:
         ValueError: no text has so many words.
     """
-    config, hashes, hash_words = NGramsDecontConfig(), set(), create_hash_func(HASH)
-    for path, size, changed in evaluation_files:
+    hashes = set()
+    for path, size, changed in files:
         if file_kind(path) == "text":
             rows = file_documents([(path, size, changed)], "line", "text", STREAMED_BYTES)
         else:
             rows = (row for _, row in read_rows(path))
         for text in strings_of(rows):
-            words = WORDS.word_tokenize(simplify_text(text, config.norm_config))
-            hashes.update(hash_words(" ".join(words_of)) for words_of in ngrams(words, n))
-    if evaluation_files and not hashes:
-        raise ValueError(
-            f"no text of {evaluation_files[0][0]} has {n} words, so nothing could be found: lower --decontaminate_ngram"
-        )
+            hashes.update(text_hashes(text, n))
+    if files and not hashes:
+        raise ValueError(f"no text of {files[0][0]} has {n} words, so nothing could be found: lower --decontaminate_ngram")
     return hashes
+
+
+def text_hashes(text: str, n: int) -> set[int]:
+    """Hashes of the n-grams of the words of a text; case and punctuation do not count."""
+    words = WORDS.word_tokenize(simplify_text(text, NGramsDecontConfig().norm_config))
+    return {hash_words(" ".join(ngram)) for ngram in ngrams(words, n)}
 
 
 def strings_of(value: Any) -> Iterator[str]:
