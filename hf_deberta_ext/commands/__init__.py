@@ -26,7 +26,7 @@ __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 PROGRAM = "deberta-ext"
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
-COMMANDS = ("convert", "info", "card", "push", "explain", "eval")
+COMMANDS = ("convert", "info", "card", "push", "explain", "eval", "demo")
 DESCRIPTION = "DeBERTa v1, v2, v3 and mDeBERTa for transformers: checkpoints, model cards, the Hub, and figures."
 
 

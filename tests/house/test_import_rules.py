@@ -35,9 +35,22 @@ ALLOWED = {
     "__main__": {"commands"},
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
-    "commands": {"", "analysis", "conversion", "data", "native", "pretraining", "publishing", "tokenization", "training"},
+    "commands": {
+        "",
+        "analysis",
+        "conversion",
+        "data",
+        "demo",
+        "native",
+        "pretraining",
+        "publishing",
+        "tokenization",
+        "training",
+    },
     "conversion": {"tokenization", "training"},
     "data": set(),
+    # What a Space carries: nothing but this room and what it stands on.
+    "demo": {"analysis", "tokenization"},
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
     "native": set(),
@@ -49,7 +62,7 @@ ALLOWED = {
     "training": {"publishing"},
 }
 HEAVY = {
-    "accelerate", "datasets", "evaluate", "matplotlib", "onnx", "onnxruntime", "peft", "sentence_transformers",
+    "accelerate", "datasets", "evaluate", "gradio", "matplotlib", "onnx", "onnxruntime", "peft", "sentence_transformers",
     "sentencepiece", "sklearn", "triton",
 }  # fmt: skip
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deberta-ext demo`: a page on this machine that shows a model at work."""
+
+import argparse
+
+__all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
+
+HELP = "serve a page on this machine to try a model: masked words, replaced words, classification, attention"
+EXAMPLE = """deberta-ext demo examples/models/deberta-ext-small-en
+deberta-ext demo runs/sst2 --port 7860"""
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.add_argument("model", metavar="FOLDER_OR_ID", help="an official checkpoint or one of ours, with any head")
+    parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    parser.add_argument("--port", type=int, help="default: the first that is free from 7860")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Load the model, print the address, and serve until Ctrl-C.
+
+    Raises:
+        ImportError: gradio is not installed.
+        ValueError, OSError: the model cannot be loaded, or the port is taken.
+    """
+    from ..demo.page import build_page, launch
+
+    launch(build_page(arguments.model, arguments.revision), host="127.0.0.1", port=arguments.port)

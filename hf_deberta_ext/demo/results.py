@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of the page with every head that its checkpoint has, and the results that the page shows."""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ..analysis.explanation import load_model
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.masked_language_model import DebertaExtForMaskedLM
+from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
+from ..tokenization import check_tokenizer, load_tokenizer
+
+__all__ = ["DemoModel", "TokenContribution", "fill_mask", "load", "token_contributions", "tokenize"]
+
+WITH_EMD, WITHOUT_EMD = "with EMD", "without EMD"
+MAX_TOKENS = 256
+BATCH = 32
+
+
+@dataclass
+class DemoModel:
+    """An encoder, its tokenizer, and the models of the heads that were trained; `absent` says why the others are None."""
+
+    name: str
+    tokenizer: Any
+    encoder: Any
+    masked: DebertaExtForMaskedLM | None = None
+    discriminator: Any = None
+    classifier: DebertaExtForSequenceClassification | None = None
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+class TokenContribution(NamedTuple):
+    """`texts[number][start:end]`, and how much evidence for the label is lost where it is masked."""
+
+    number: int
+    start: int
+    end: int
+    contribution: float
+
+
+def load(source: str, revision: str | None = None) -> DemoModel:
+    """Load a folder or repository, official or ours, with every head in its weights.
+
+    Raises:
+        ValueError, OSError: as `hf_deberta_ext.analysis.explanation.load_model`; the tokenizer does not fit the model.
+    """
+    explained = load_model(argparse.Namespace(model=source, revision=revision))
+    tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
+    check_tokenizer(tokenizer, explained.encoder.config)
+    model = DemoModel(explained.name, tokenizer, explained.encoder, explained.generator, explained.discriminator)
+    if model.masked is None:
+        model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
+        model.classifier = _with_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
+    reasons = {
+        "masked": ("masked words", "it has no head of masked-language modelling (lm_predictions)"),
+        "discriminator": ("replaced words", "it has no head of replaced token detection (mask_predictions)"),
+        "classifier": ("classification", "it has no text classifier (pooler and classifier)"),
+    }
+    model.absent = dict(reason for name, reason in reasons.items() if getattr(model, name) is None)
+    return model
+
+
+def _with_head(model_class: type, head: str | tuple[str, ...], source: str, revision: str | None) -> Any | None:
+    """The model in float32; None where the weights of its head, whose names begin with `head`, are not in the checkpoint."""
+    options = {} if revision is None else {"revision": revision}
+    classes = DebertaExtConfig.get_config_dict(source, **options)[0].get("architectures") or ()
+    is_classifier = model_class is DebertaExtForSequenceClassification
+    # Heads of other tasks have weights of the same names.
+    if is_classifier and classes and not any("SequenceClassification" in name for name in classes):
+        return None
+    model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+    return None if any(str(key).startswith(head) for key in info["missing_keys"]) else model.eval()
+
+
+def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
+    """The tokens of a text, or of a pair; a second text that is empty is left out.
+
+    Raises:
+        ValueError: the text is empty or too long.
+    """
+    texts = [text.strip() for text in texts if text and text.strip()]
+    if not texts:
+        raise ValueError("There is no text: write one.")
+    options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt", verbose=False)
+    encoded = model.tokenizer(*texts, **options)
+    limit = min(limit, model.tokenizer.model_max_length)
+    if (count := encoded["input_ids"].shape[1]) > limit:
+        raise ValueError(f"The text has {count} tokens, and at most {limit} are shown here: take a part of it.")
+    return encoded
+
+
+def _inputs(encoded: Any) -> dict[str, torch.Tensor]:
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+
+@torch.no_grad()
+def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, list[tuple[str, float]]]]:
+    """The most probable words of each [MASK] with and without the Enhanced Mask Decoder, from one pass of the encoder.
+
+    Without EMD, the head reads what the encoder's last layer gives, which has seen no absolute positions.
+
+    Returns:
+        for each mask {"with EMD": [(word, probability), ...], "without EMD": [...]}; of a model that was made without the
+        decoder, "without EMD" alone.
+    """
+    encoded, masked, mask_token = tokenize(model, text), model.masked, model.tokenizer.mask_token
+    places = (encoded["input_ids"][0] == model.tokenizer.mask_token_id).nonzero()[:, 0]
+    if not len(places):
+        raise ValueError(f"The text has no {mask_token}: write it in the place of a word.")
+    outputs = masked.deberta(**_inputs(encoded), output_hidden_states=True)
+    states = {WITHOUT_EMD: outputs.last_hidden_state}
+    if masked.mask_decoder is not None:
+        # The decoder takes the input of the last layer.
+        states = {WITH_EMD: masked.decode(outputs.hidden_states[-2])} | states
+    words: list[dict[str, list[tuple[str, float]]]] = [{} for _ in places]
+    for name, values in states.items():
+        logits = masked.lm_predictions(values[0, places])  # [number of masks, V]
+        # A vocabulary may be smaller than the table of its model.
+        best = logits[:, : len(model.tokenizer)].softmax(-1).topk(count)
+        for row, ids, probabilities in zip(words, best.indices.tolist(), best.values.tolist(), strict=True):
+            decoded = [model.tokenizer.decode([i]).strip() for i in ids]
+            row[name] = list(zip(decoded, probabilities, strict=True))
+    return words
+
+
+@torch.no_grad()
+def token_contributions(model: DemoModel, *texts: str) -> tuple[list[tuple[str, float]], str, list[TokenContribution]]:
+    """The answer of a classifier to a text or a pair, and the contribution of each token to it.
+
+    The contribution of token t to the most likely label c is log-odds(c | text) - log-odds(c | text with t masked); of a
+    regression, the difference of the scores. Tokens are masked one at a time: of two that say the same, neither may
+    contribute much.
+
+    Returns:
+        [(label, probability, or score of a regression), ...]; the label; a contribution for each token but special ones.
+    """
+    encoded, config = tokenize(model, *texts), model.classifier.config
+    inputs, ids = _inputs(encoded), encoded["input_ids"]
+    positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
+    # The text, and the text without each of its tokens.
+    rows = ids.repeat(1 + len(positions), 1)
+    rows[torch.arange(1, len(rows)), positions] = model.tokenizer.mask_token_id
+    logits = []
+    for part in rows.split(BATCH):
+        batch = {name: values.expand(len(part), -1) for name, values in inputs.items()} | {"input_ids": part}
+        logits.append(model.classifier(**batch).logits)
+    logits = torch.cat(logits)  # [1 + number of tokens, C]
+    label = int(logits[0].argmax())
+    values, evidence = logits[0], logits[:, label]
+    if config.problem_type == "multi_label_classification":
+        # The logit of a sigmoid is the log-odds of its label.
+        values = values.sigmoid()
+    elif config.problem_type != "regression" and config.num_labels > 1:
+        values = values.softmax(0)
+        others = torch.cat((logits[:, :label], logits[:, label + 1 :]), dim=1)
+        evidence = evidence - others.logsumexp(1)
+    names = [config.id2label[i] for i in range(config.num_labels)]
+    contributions = [
+        TokenContribution(encoded.token_to_sequence(position), *encoded["offset_mapping"][0, position].tolist(), value)
+        for position, value in zip(positions.tolist(), (evidence[0] - evidence[1:]).tolist(), strict=True)
+    ]
+    return list(zip(names, values.tolist(), strict=True)), names[label], contributions

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page shows: the numbers are those of the model, the HTML is safe, and every head that is there is found."""
+
+import re
+import sys
+from html import unescape
+
+import pytest
+import torch
+from tiny_constants import random_weights
+from tiny_models import TINY, save_tokenizer, tiny_model, word_tokenizer
+
+import hf_deberta_ext
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.analysis.attention_decomposition import attention_parts
+from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabilities
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.demo.page import MEAN, attention_html, classification_html, fill_mask_html, replaced_html
+from hf_deberta_ext.demo.results import DemoModel, fill_mask, load, token_contributions
+
+TEXT = "w7 w8 [MASK] w9 w10 [MASK]"
+PLAIN = "w7 w8 w9 w10"
+
+
+@pytest.fixture
+def demo():
+    """demo(head, **fields): the model of the page with one head."""
+
+    def build(head, **fields):
+        name = dict(masked="MaskedLM", discriminator="ReplacedTokenDetection", classifier="SequenceClassification")[head]
+        model = random_weights(getattr(hf_deberta_ext, f"DebertaExtFor{name}")(DebertaExtConfig(**TINY | fields)))
+        return DemoModel("tiny", word_tokenizer(), model.deberta, **{head: model})
+
+    return build
+
+
+def tips(html):
+    return [unescape(tip) for tip in re.findall(r'data-tip="([^"]*)"', html)]
+
+
+@pytest.mark.parametrize("fields", [{}, dict(emd_layers=1), dict(conv_kernel_size=3)])
+def test_masked_words_are_those_of_the_model_with_its_decoder_and_of_the_same_without(demo, fields):
+    model = demo("masked", **fields)
+    ids = torch.tensor([model.tokenizer(TEXT)["input_ids"]])
+    answers = fill_mask(model, TEXT, count=3)
+    assert [list(columns) for columns in answers] == [["with EMD", "without EMD"]] * 2
+    for name in ("with EMD", "without EMD"):
+        if name == "without EMD":
+            model.masked.mask_decoder = None
+        with torch.no_grad():
+            probabilities = model.masked(ids).logits[ids == model.tokenizer.mask_token_id].softmax(-1)
+        for columns, expected in zip(answers, probabilities, strict=True):
+            best = expected.topk(3)
+            assert [word for word, _ in columns[name]] == [model.tokenizer.decode([i]) for i in best.indices]
+            torch.testing.assert_close(torch.tensor([p for _, p in columns[name]]), best.values, rtol=1e-4, atol=1e-6)
+    assert [list(columns) for columns in fill_mask(model, TEXT)] == [["without EMD"]] * 2
+
+
+def test_replaced_words_have_the_probabilities_of_the_discriminator(demo):
+    model = demo("discriminator")
+    expected = token_replacement_probabilities(model.discriminator, model.tokenizer, PLAIN)
+    assert tips(replaced_html(model, f" {PLAIN} ")) == [f"{t.token}: replaced {t.probability:.1%}" for t in expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "transform"),
+    [
+        ({}, lambda z: z.log_softmax(-1) - (1 - z.softmax(-1)).log()),
+        (dict(num_labels=2), lambda z: z.log_softmax(-1) - (1 - z.softmax(-1)).log()),
+        (dict(problem_type="multi_label_classification"), lambda z: z.sigmoid().log() - (1 - z.sigmoid()).log()),
+        (dict(num_labels=1), lambda z: z),
+        (dict(problem_type="regression"), lambda z: z),
+    ],
+)
+@pytest.mark.parametrize("texts", [(PLAIN,), (PLAIN, "w11 w12"), (PLAIN, " ")])
+def test_contributions_are_differences_of_the_log_odds_with_one_token_masked(demo, fields, transform, texts):
+    model = demo("classifier", **fields)
+    given = [text for text in texts if text.strip()]
+    inputs = model.tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
+    scores, label, tokens = token_contributions(model, *texts)
+
+    def evidence(ids):
+        with torch.no_grad():
+            return transform(model.classifier(ids, token_type_ids=inputs["token_type_ids"]).logits.double())[0]
+
+    whole = evidence(inputs["input_ids"])
+    best = int(whole.argmax())
+    assert label == model.classifier.config.id2label[best] == max(scores, key=lambda score: score[1])[0]
+    places = [place for place, i in enumerate(inputs["input_ids"][0]) if i > 2]
+    assert len(places) == len(tokens) == sum(len(text.split()) for text in given)
+    for place, token in zip(places, tokens, strict=True):
+        masked = inputs["input_ids"].clone()
+        word = model.tokenizer.decode([masked[0, place]])
+        masked[0, place] = model.tokenizer.mask_token_id
+        assert given[token.number][token.start : token.end] == word
+        assert token.contribution == pytest.approx(float(whole[best] - evidence(masked)[best]), abs=1e-4)
+    assert any(abs(token.contribution) > 1e-3 for token in tokens)
+    html = classification_html(model, *texts)
+    assert [float(tip.split(": ")[1]) for tip in tips(html)] == pytest.approx([t.contribution for t in tokens], abs=6e-4)
+
+
+@pytest.mark.parametrize("head", [0, 3, MEAN])
+@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["c2p"]])
+def test_the_maps_show_the_parts_of_the_attention_on_hover(demo, head, terms):
+    model = demo("discriminator", pos_att_type=terms)
+    ids = torch.tensor([model.tokenizer(PLAIN)["input_ids"]])
+    maps = attention_parts(model.encoder, ids, layer=1).of_head(None if head == MEAN else head)
+    html = attention_html(model, PLAIN, 1, head)
+    assert re.findall("<h4>(.*?)</h4>", html) == ["attention", "c2c", *terms]
+    tokens = ["[CLS]", *PLAIN.split(), "[SEP]"]
+    shown = tips(html)
+    assert [tip.split(":")[0] for tip in shown] == [f"{query} → {key}" for query in tokens for key in tokens] * len(maps)
+    values = [tip.split(": ")[1] for tip in shown]
+    numbers = torch.tensor([float(value[:-1]) / 100 if value.endswith("%") else float(value) for value in values])
+    expected = torch.stack([*maps.values()]).flatten()
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=6e-4)
+
+
+def test_a_text_is_no_html(demo):
+    text = '<script>alert(1)</script> w7 " w8'
+    for html in (
+        replaced_html(demo("discriminator"), text),
+        classification_html(demo("classifier", id2label={0: "<b>", 1: "<b>", 2: "<b>"}), text, text),
+        attention_html(demo("classifier"), text, 0, 0),
+    ):
+        assert "<script" not in html and "<b>&lt;" not in html
+    assert "<script" not in fill_mask_html(demo("masked"), f"{text} [MASK]")
+
+
+@pytest.mark.parametrize(
+    ("head", "result", "arguments", "message"),
+    [
+        ("masked", fill_mask_html, (PLAIN,), r"The text has no \[MASK\]: write it in the place of a word\."),
+        ("discriminator", replaced_html, (" ",), r"There is no text: write one\."),
+        ("classifier", classification_html, ("", None), r"There is no text: write one\."),
+        ("classifier", attention_html, ("w7 " * 60, 0, 0), r"The text has 62 tokens, and at most 40 are shown here"),
+        ("discriminator", replaced_html, ("w7 " * 300,), r"The text has 302 tokens, and at most 256 are shown here"),
+    ],
+)
+def test_a_text_that_cannot_be_shown_is_refused_with_the_way_out(demo, head, result, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        result(demo(head), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("Model", set()),
+        ("ForMaskedLM", {"masked"}),
+        ("ForReplacedTokenDetection", {"discriminator"}),
+        ("ForSequenceClassification", {"classifier"}),
+        ("ForTokenClassification", set()),
+        ("ForMultipleChoice", set()),
+        ("ForPreTraining", {"masked", "discriminator"}),
+    ],
+)
+def test_heads_are_those_in_the_checkpoint_and_of_the_others_it_is_said_why(name, there, tmp_path, tiny_config):
+    model_class = getattr(hf_deberta_ext, f"DebertaExt{name}")
+    if name == "ForPreTraining":
+        model_class(tiny_config(special_token_ids=[0, 1, 2, 3, 4])).save_pretrained(tmp_path)
+    else:
+        tiny_model(model_class).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    model = load(str(tmp_path))
+    assert {head for head in ("masked", "discriminator", "classifier") if getattr(model, head) is not None} == there
+    names = dict(masked="masked words", discriminator="replaced words", classifier="classification")
+    assert {*model.absent} == {names[head] for head in names if head not in there}
+    assert all(reason.startswith("it has no ") for reason in model.absent.values())
+    assert isinstance(model.encoder.config, DebertaExtConfig)
+
+
+def test_without_gradio_the_command_says_what_installs_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["demo", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "deberta-ext demo: error: the demo needs gradio: pip install 'hf_deberta_ext[demo]'\n"
+    )
