@@ -8,7 +8,6 @@ import pytest
 from transformers.utils import logging
 
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import (
-    by_id,
     exact_match,
     f1_of_tokens,
     normalise_answer,
@@ -247,10 +246,3 @@ def test_v2_refuses_wrong_probabilities():
         squad_v2({"a": "x"}, {"a": ["x"]}, {"a": math.nan})
     with pytest.raises(ValueError, match="threshold is nan"):
         squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1}, math.nan)
-
-
-@pytest.mark.criterion("A14.1")
-def test_by_id_takes_a_repeated_row_once_and_refuses_another_one():
-    assert by_id([("a", "x"), ("b", "y"), ("a", "x")], "predictions") == {"a": "x", "b": "y"}
-    with pytest.raises(ValueError, match="predictions hold two different entries for id 'a': 'x' and 'y'"):
-        by_id([("a", "x"), ("a", "y")], "predictions")

@@ -5,13 +5,13 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from transformers.utils import logging
 
-__all__ = ["by_id", "exact_match", "f1_of_tokens", "normalise_answer", "record", "squad_v1", "squad_v2"]
+__all__ = ["exact_match", "f1_of_tokens", "normalise_answer", "record", "squad_v1", "squad_v2"]
 
 logger = logging.get_logger(__name__)
 
@@ -44,19 +44,6 @@ def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) ->
 
 def _best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
     return max(score(prediction, reference) for reference in references)
-
-
-def by_id(rows: Iterable[tuple[Hashable, Any]], side: str) -> dict[Hashable, Any]:
-    """(id, value) pairs as a dict; the same pair twice is taken once, as samplers of several processes repeat rows.
-
-    Raises:
-        ValueError: two different values for one id; `side` ("predictions") is for the message.
-    """
-    values: dict[Hashable, Any] = {}
-    for key, value in rows:
-        if values.setdefault(key, value) != value:
-            raise ValueError(f"{side} hold two different entries for id {key!r}: {values[key]!r} and {value!r}")
-    return values
 
 
 def _check_ids(values: Mapping[Hashable, Any], references: Mapping[Hashable, Any], side: str) -> None:
