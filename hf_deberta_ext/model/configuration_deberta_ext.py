@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 from .heads import HEADS
-from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
+from .official_configurations import OFFICIAL_TYPES, from_official, json_object
 from .presets import PRESETS
 from .remote_code import AUTO_MAP, copy_code
 
@@ -255,10 +255,9 @@ class DebertaExtConfig(PreTrainedConfig):
         inside = all(0 <= token < self.vocab_size for token in special) and len({*special}) < self.vocab_size
         _require(self, "special_token_ids", inside, f"ids in [0, {self.vocab_size}), and not all of them")
 
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size = {self.hidden_size} must be a multiple of num_attention_heads = {self.num_attention_heads}"
-            )
+        for name in ("num_attention_heads", "conv_groups"):
+            count = getattr(self, name)
+            _require(self, "hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
                 f"position_buckets = {self.position_buckets} needs relative distances beyond "
@@ -269,10 +268,8 @@ class DebertaExtConfig(PreTrainedConfig):
             raise ValueError(
                 f"conv_kernel_size = {self.conv_kernel_size} needs at least 2 layers, got num_hidden_layers = 1"
             )
-        if self.conv_kernel_size > 0 and self.conv_kernel_size % 2 == 0:
-            raise ValueError(f"conv_kernel_size = {self.conv_kernel_size} must be odd, or the sequence changes its length")
-        if self.hidden_size % self.conv_groups:
-            raise ValueError(f"hidden_size = {self.hidden_size} must be a multiple of conv_groups = {self.conv_groups}")
+        is_odd = self.conv_kernel_size == 0 or self.conv_kernel_size % 2 == 1
+        _require(self, "conv_kernel_size", is_odd, "odd, or the sequence changes its length")
         if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
             raise ValueError(
                 f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
@@ -445,27 +442,6 @@ def _single_fields() -> list[str]:
     """The fields of ours that a model has by itself."""
     # Of this class and not of a subclass, nor those of every transformers configuration.
     return [name for name in DebertaExtConfig.__annotations__ if name not in {*_JOINT_FIELDS, "model_type"}]
-
-
-def json_object(source, read, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`read(source, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
-
-    One without a `model_type` is Microsoft's.
-
-    Raises:
-        ValueError: it holds something else, or there are two.
-    """
-    file = {} if source is None else configuration_file(source, kwargs.get("subfolder") or "")
-    wrong = f"the {file.get('_configuration_file', 'config.json')} of {source} holds no JSON object, {{...}}"
-    try:
-        config, unused = read(source, **kwargs, **file)
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{wrong} ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{wrong}, but a {type(config).__name__}")
-    if {*config} - {"_commit_hash"}:
-        config.setdefault("model_type", MICROSOFT)
-    return config, unused
 
 
 def is_joint(config: dict[str, Any]) -> bool:

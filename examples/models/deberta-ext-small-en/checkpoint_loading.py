@@ -18,8 +18,8 @@ from .checkpoint_layouts import (
     read_state_dict,
     set_fields_of_head,
 )
-from .configuration_deberta_ext import is_joint, json_object
-from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields
+from .configuration_deberta_ext import is_joint
+from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields, json_object
 
 logger = logging.get_logger(__name__)
 

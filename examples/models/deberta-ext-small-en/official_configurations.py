@@ -5,7 +5,7 @@
 import os
 from typing import Any
 
-__all__ = ["MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official"]
+__all__ = ["MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "json_object"]
 
 # Of files without a model_type: Microsoft's code, which knows none.
 MICROSOFT = "microsoft"
@@ -103,3 +103,24 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     if config["position_biased_input"]:
         config["emd_layers"], config["emd_input"] = 1, "hidden"
     return config
+
+
+def json_object(source, read, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`read(source, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
+
+    One without a `model_type` is Microsoft's.
+
+    Raises:
+        ValueError: it holds something else, or there are two.
+    """
+    file = {} if source is None else configuration_file(source, kwargs.get("subfolder") or "")
+    wrong = f"the {file.get('_configuration_file', 'config.json')} of {source} holds no JSON object, {{...}}"
+    try:
+        config, unused = read(source, **kwargs, **file)
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{wrong} ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{wrong}, but a {type(config).__name__}")
+    if {*config} - {"_commit_hash"}:
+        config.setdefault("model_type", MICROSOFT)
+    return config, unused
