@@ -96,6 +96,7 @@ class HubCommit:
 
     Args:
         files (`dict[str, Path]`): path in the repository -> file.
+        repo_type (`str`): "model", or "space" for an app of Gradio.
     """
 
     api: HfApi
@@ -103,14 +104,19 @@ class HubCommit:
     branch: str
     create_pr: bool
     files: Mapping[str, Path]
+    repo_type: str = "model"
 
     @property
     def repo_id(self) -> str:
         return self.steps.repo_id
 
+    @property
+    def url(self) -> str:
+        return f"{self.api.endpoint}/{'spaces/' if self.repo_type == 'space' else ''}{self.repo_id}"
+
     def read(self) -> Remote:
         """The repository; an empty `Remote` if there is none, or the token may not see it."""
-        info = self.steps.step(f"reading {self.repo_id}", self.model_info, expected=REPOSITORY)
+        info = self.steps.step(f"reading {self.repo_id}", self.info, expected=REPOSITORY)
         if info is None:
             return Remote()
         refs = self.steps.step(f"reading the branches of {self.repo_id}", self.refs, expected=REFS)
@@ -141,10 +147,10 @@ class HubCommit:
                 f"{self.branch} is a tag of {self.repo_id}, and a push goes to a branch: choose another --revision"
             )
 
-    def model_info(self) -> Any | None:
+    def info(self) -> Any | None:
         """huggingface_hub's description of the repository, None without one."""
         try:
-            info = self.api.model_info(self.repo_id, timeout=60)
+            info = self.api.repo_info(self.repo_id, repo_type=self.repo_type, timeout=60)
         except RepositoryNotFoundError:
             return None
         expect(isinstance(info.private, bool))
@@ -152,13 +158,13 @@ class HubCommit:
 
     def refs(self) -> Any:
         """Branches, tags, and pull requests if one is to be opened."""
-        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=self.create_pr)
+        refs = self.api.list_repo_refs(self.repo_id, repo_type=self.repo_type, include_pull_requests=self.create_pr)
         expect(*(isinstance(ref.name, str) and is_commit(ref.target_commit) for ref in (*refs.branches, *refs.tags)))
         return refs
 
     def history(self) -> list[Any]:
         """Commits of the branch, the newest first."""
-        commits = self.api.list_repo_commits(self.repo_id, revision=self.branch)
+        commits = self.api.list_repo_commits(self.repo_id, repo_type=self.repo_type, revision=self.branch)
         expect(bool(commits), *(is_commit(commit.commit_id) and isinstance(commit.title, str) for commit in commits))
         return commits
 
@@ -167,19 +173,18 @@ class HubCommit:
         # Folders have no blob.
         files = [
             entry
-            for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+            for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit, repo_type=self.repo_type)
             if hasattr(entry, "blob_id")
         ]
         for file in files:
             expect(isinstance(file.path, str), isinstance(file.size, int), isinstance(file.blob_id, str))
         return {file.path: file for file in files}
 
-    def download_card(self, remote: Remote, scratch: Path) -> Path:
-        """The card on the Hub."""
-        load = functools.partial(
-            self.api.hf_hub_download, self.repo_id, CARD, revision=remote.head, cache_dir=scratch / "cache"
-        )
-        return Path(self.steps.step("reading the card", load))
+    def download(self, name: str, remote: Remote, scratch: Path) -> Path:
+        """A file that is on the Hub."""
+        options = dict(repo_type=self.repo_type, revision=remote.head, cache_dir=scratch / "cache")
+        load = functools.partial(self.api.hf_hub_download, self.repo_id, name, **options)
+        return Path(self.steps.step(f"reading {'the card' if name == CARD else name}", load))
 
     def card_problems(self) -> list[str]:
         """The Hub's objections to the metadata of the card, for which it would refuse the commit."""
@@ -187,7 +192,7 @@ class HubCommit:
         def validate() -> list[str]:
             response = get_session().post(
                 f"{self.api.endpoint}/api/validate-yaml",
-                json={"content": self.files[CARD].read_text(encoding="utf-8"), "repoType": "model"},
+                json={"content": self.files[CARD].read_text(encoding="utf-8"), "repoType": self.repo_type},
                 headers=build_hf_headers(token=self.api.token),
             )
             if response.status_code == 400:
@@ -203,16 +208,19 @@ class HubCommit:
 
         def make_repo():
             try:
-                self.api.create_repo(self.repo_id, private=private)
+                self.api.create_repo(
+                    self.repo_id, private=private, repo_type=self.repo_type,
+                    space_sdk="gradio" if self.repo_type == "space" else None,
+                )  # fmt: skip
             except HfHubHTTPError as error:
                 # Made meanwhile, perhaps by an earlier attempt; or it exists, and is hidden from this token.
-                if error.response.status_code != 409 or self.model_info() is None:
+                if error.response.status_code != 409 or self.info() is None:
                     raise
 
         steps = self.steps
         if not remote.exists:
             name, before = f"making the repository {self.repo_id}", steps.on_hub
-            steps.step(name, make_repo, settled=self.model_info, expected='a JSON object with "url"')
+            steps.step(name, make_repo, settled=self.info, expected='a JSON object with "url"')
             steps.on_hub = f"The repository {self.repo_id} was made, and nothing is in it"
             remote = self.read()
             if not remote.exists:
@@ -222,7 +230,9 @@ class HubCommit:
         if self.branch not in remote.branches and not self.create_pr and remote.branches:
 
             def make_branch():
-                self.api.create_branch(self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True)
+                self.api.create_branch(
+                    self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True, repo_type=self.repo_type
+                )
                 expect(self.branch in [ref.name for ref in self.refs().branches])
 
             expected = "an empty JSON object, and the branch among those of the repository"
@@ -241,7 +251,7 @@ class HubCommit:
             try:
                 info = self.api.create_commit(
                     self.repo_id, [*additions, *deletions], commit_message=message, commit_description=description,
-                    revision=self.branch, create_pr=self.create_pr, parent_commit=remote.head,
+                    revision=self.branch, create_pr=self.create_pr, parent_commit=remote.head, repo_type=self.repo_type,
                 )  # fmt: skip
                 expect(is_commit(info.oid), isinstance(info.pr_url, str) or not self.create_pr)
                 return info
@@ -267,7 +277,7 @@ class HubCommit:
         """Upload large files, which are hidden until a commit names them; the Hub decides which ones are large."""
         upload = functools.partial(
             self.api.preupload_lfs_files, self.repo_id, additions, revision=self.branch, create_pr=self.create_pr,
-            free_memory=False,
+            free_memory=False, repo_type=self.repo_type,
         )  # fmt: skip
         # huggingface_hub itself repeats uploads.
         self.steps.step("uploading", upload, waits=(), expected=UPLOADS)
@@ -306,9 +316,8 @@ class HubCommit:
         for commit, ref in candidates:
             tree = read(functools.partial(self.tree, commit), expected=FILES)
             if all(is_done(change, tree) for change in changes):
-                url = f"{self.api.endpoint}/{self.repo_id}"
-                pr_url = ref and f"{url}/discussions/{ref.rpartition('/')[2]}"
-                info = dict(commit_url=f"{url}/commit/{commit}", commit_message=message, oid=commit, pr_url=pr_url)
+                pr_url = ref and f"{self.url}/discussions/{ref.rpartition('/')[2]}"
+                info = dict(commit_url=f"{self.url}/commit/{commit}", commit_message=message, oid=commit, pr_url=pr_url)
                 return CommitInfo(**info, commit_description=description or "", _endpoint=self.api.endpoint)
         self.steps.on_hub = before
         return None
@@ -328,7 +337,7 @@ class HubCommit:
 
         def create_tag() -> bool:
             try:
-                self.api.create_tag(self.repo_id, tag=tag, revision=commit)
+                self.api.create_tag(self.repo_id, tag=tag, revision=commit, repo_type=self.repo_type)
             except HfHubHTTPError as error:
                 if error.response.status_code != 409 or (tagged := target()) is None:
                     raise

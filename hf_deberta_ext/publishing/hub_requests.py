@@ -39,7 +39,7 @@ RATE_LIMIT_SECONDS = 300
 SILENCE_SECONDS = 300
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 # Of which huggingface_hub takes an object for an empty list.
-LISTS = re.compile("/api/models/[^/]+/[^/]+/(?:tree|commits)/")
+LISTS = re.compile("/api/(?:models|spaces)/[^/]+/[^/]+/(?:tree|commits)/")
 # Session -> its timeout before the first push, and the number of pushes that use it.
 _patient_sessions: dict = {}
 _lock = threading.Lock()

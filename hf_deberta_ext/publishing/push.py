@@ -142,7 +142,7 @@ def push(
         remote = read_for_dry_run(hub, notes) if dry_run else hub.read()
         hub.check(remote, private, "--private" if private else "--public")
         if source_name == MODEL and CARD in remote.files:
-            keep_written_card(hub.download_card(remote, scratch), files, notes)
+            keep_written_card(hub.download(CARD, remote, scratch), files, notes)
         if skip_checks:
             problems = leak_problems(folder, files, token, tokens_alone=True)
         else:
@@ -168,24 +168,37 @@ def push(
             notes.append("nothing differs from what is on the Hub, so there is no new commit")
         commit, pull_request = remote.head, None
         if not dry_run:
-            if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
-                # Before gigabytes are on their way, to be refused at their end.
-                if refused := hub.card_problems():
-                    raise refusal(source_name, [f"{CARD}: the Hub says {problem}" for problem in refused])
-            remote = hub.prepare(remote, private)
-            commit = remote.head
-            if not is_unchanged:
-                # The repository may have been made just now, and is not quite empty.
-                message, description = split_message(commit_message, commit_description)
-                info = hub.commit(compare_files(files, remote.files), remote, message, description)
-                commit, pull_request = info.oid, info.pr_url
+            message, description = split_message(commit_message, commit_description)
+            commit, pull_request = send_changes(hub, remote, changes, private, message, description)
             if tag is not None and tag not in remote.tags:
                 hub.make_tag(tag, commit)
-        url = f"{hub.api.endpoint}/{repo_id}" + (f"/tree/{branch}" if branch != "main" else "")
+        url = hub.url + (f"/tree/{branch}" if branch != "main" else "")
         return PushReport(
             repo_id, url, branch, commit, tag, pull_request, changes, left_out, kept_on_hub, tuple(notes), tuple(problems),
             dry_run,
         )  # fmt: skip
+
+
+def send_changes(
+    hub: HubCommit,
+    remote: Remote,
+    changes: Iterable[FileChange],
+    private: bool | None,
+    message: str,
+    description: str | None,
+) -> tuple[str | None, str | None]:
+    """Make repository and branch where they are not there, and one commit of what differs; the commit, and the address of
+    its pull request."""
+    if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
+        # Before gigabytes are on their way, to be refused at their end.
+        if refused := hub.card_problems():
+            raise refusal(hub.steps.source, [f"{CARD}: the Hub says {problem}" for problem in refused])
+    remote = hub.prepare(remote, private)
+    if all(file.change == "unchanged" for file in changes):
+        return remote.head, None
+    # The repository may have been made just now, and is not quite empty.
+    info = hub.commit(compare_files(hub.files, remote.files), remote, message, description)
+    return info.oid, info.pr_url
 
 
 def pin_cards(files: dict[str, Path], scratch: Path, repo_id: str, revision: str, *, pinned: bool):

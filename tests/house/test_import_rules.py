@@ -36,16 +36,7 @@ ALLOWED = {
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
     "commands": {
-        "",
-        "analysis",
-        "conversion",
-        "data",
-        "demo",
-        "native",
-        "pretraining",
-        "publishing",
-        "tokenization",
-        "training",
+        "", "analysis", "conversion", "data", "demo", "native", "pretraining", "publishing", "tokenization", "training",
     },
     "conversion": {"tokenization", "training"},
     "data": set(),
@@ -60,7 +51,7 @@ ALLOWED = {
     "sift": {"training"},
     "tokenization": set(),
     "training": {"publishing"},
-}
+}  # fmt: skip
 HEAVY = {
     "accelerate", "datasets", "evaluate", "gradio", "matplotlib", "onnx", "onnxruntime", "peft", "sentence_transformers",
     "sentencepiece", "sklearn", "triton",

@@ -127,5 +127,5 @@ def test_a_wrong_fault_or_an_unknown_address_is_named(hub):
     with pytest.raises(ValueError, match="no such kind of fault: 'broken'"):
         hub.fail("x", kind="broken")
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(f"{hub.endpoint}/api/spaces/user/name")
+        urllib.request.urlopen(f"{hub.endpoint}/api/datasets/user/name")
     assert error.value.code == 404 and "the test Hub has no GET" in error.value.headers["X-Error-Message"]

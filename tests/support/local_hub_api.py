@@ -158,6 +158,9 @@ class HubEndpoints:
 
     def _route(self, call: Call) -> Answer:
         method, path = call.method, call.path
+        # Spaces are repositories "spaces/user/name".
+        if path[:1] == ("spaces",) and len(path) > 3:
+            path = (f"spaces/{path[1]}", *path[2:])
         repo_id = "/".join(path[:2]).removesuffix(".git")
         if path == ("api", "validate-yaml"):
             problem = metadata_problem(call.json()["content"].encode())
@@ -165,8 +168,9 @@ class HubEndpoints:
             return Answer(400 if problem else 200, json.dumps({"errors": errors, "warnings": []}).encode())
         if path == ("api", "repos", "create"):
             return self._create_repo(call)
-        if path[:2] == ("api", "models") and len(path) >= 4:
-            return self._model_api(call, "/".join(path[2:4]), *(path[4:] or ("revision",)))
+        if path[0] == "api" and path[1] in ("models", "spaces") and len(path) >= 4:
+            name = "/".join(path[2:4]) if path[1] == "models" else "/".join(path[1:4])
+            return self._repo_api(call, name, *(path[4:] or ("revision",)))
         if path[:1] == ("lfs",) and method == "PUT":
             return self._receive(call, path[1])
         if len(path) > 4 and path[1].endswith(".git") and path[2:5] == ("info", "lfs", "objects"):
@@ -175,7 +179,7 @@ class HubEndpoints:
             return self._download(call, repo_id, path[3], "/".join(path[4:]))
         raise Refusal(404, f"the test Hub has no {method} /{'/'.join(path)}")
 
-    def _model_api(self, call: Call, repo_id: str, verb: str, *rest: str) -> Answer:
+    def _repo_api(self, call: Call, repo_id: str, verb: str, *rest: str) -> Answer:
         revision = "/".join(rest)
         if verb == "preupload":
             return self._preupload(call, repo_id, revision)
@@ -196,21 +200,24 @@ class HubEndpoints:
             return Answer.of([entry | {"authors": []} for entry in history])
         if verb == "tree":
             return self._tree(repo, rest[0], "/".join(rest[1:]))
-        raise Refusal(404, f"the test Hub has no {call.method} /api/models/{repo_id}/{verb}")
+        raise Refusal(404, f"the test Hub has no {call.method} {'/'.join(call.path)}")
 
     def _create_repo(self, call: Call) -> Answer:
         if call.user is None:
             raise Refusal(401, "Invalid username or password.")
         wishes = call.json()
         owner = wishes.get("organization") or call.user.name
-        repo_id = f"{owner}/{wishes['name']}"
+        is_space = wishes.get("type") == "space"
+        if is_space and wishes.get("sdk") not in ("gradio", "docker", "static"):
+            raise Refusal(400, 'Invalid input: "sdk" must be one of gradio, docker, static')
+        repo_id = f"{'spaces/' if is_space else ''}{owner}/{wishes['name']}"
         url = f"{self.endpoint}/{repo_id}"
         if not (call.user.can_write and call.user.owns(repo_id)):
             raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
         if repo_id in self.repos:
             raise Refusal(409, f"You already created this model repo: {repo_id}", url=url)
         self.create_repo(repo_id, private=wishes.get("visibility") == "private" or bool(wishes.get("private")))
-        return Answer.of({"url": url, "name": repo_id, "id": repo_id})
+        return Answer.of({"url": url, "name": repo_id, "id": repo_id.removeprefix("spaces/")})
 
     def _model_info(self, call: Call, repo_id: str, repo: Repo, revision: str) -> Answer:
         commit, siblings = self._found(repo, revision), []
@@ -221,7 +228,12 @@ class HubEndpoints:
                 blob["lfs"] = entry["lfs"] | {"sha256": entry["lfs"]["oid"]}
             siblings.append({"rfilename": path} | (blob if call.flag("blobs") else {}))
         card = card_metadata(commit.files.get("README.md", b""))
-        about = {"id": repo_id, "author": repo_id.split("/")[0], "sha": commit.oid, "private": repo.private}
+        about = {
+            "id": repo_id.removeprefix("spaces/"),
+            "author": repo_id.split("/")[-2],
+            "sha": commit.oid,
+            "private": repo.private,
+        }
         about |= {"siblings": siblings, "lastModified": commit.date, "cardData": card, "tags": card.get("tags") or []}
         return Answer.of(about | {name: card.get(name) for name in ("pipeline_tag", "library_name")})
 

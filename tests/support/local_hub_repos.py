@@ -18,7 +18,7 @@ class User:
     organizations: tuple[str, ...] = ()
 
     def owns(self, repo_id: str) -> bool:
-        return repo_id.partition("/")[0] in (self.name, *self.organizations)
+        return repo_id.split("/")[-2] in (self.name, *self.organizations)
 
 
 @dataclass(frozen=True)
