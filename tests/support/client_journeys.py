@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from scripts import GUIDES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 TEXTS = [
@@ -38,7 +39,7 @@ SIZES = dict(
 )  # fmt: skip
 
 
-def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier", "scorer", "masked_lm")):
+def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier", "scorer", "masked_lm"), tokenizer=None):
     """ours/, stock/ (the same weights as transformers' deberta-v2) and bert/, each with its tokenizer; ours/model.onnx."""
     from tiny_constants import random_weights
 
@@ -47,8 +48,12 @@ def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier
     from hf_deberta_ext.export import export_onnx
     from hf_deberta_ext.pretraining import train_unigram
 
-    lines = [line for name in ("README.md", "CONTRIBUTING.md") for line in (ROOT / name).read_text("utf-8").splitlines()]
-    tokenizer = train_unigram([line for line in lines if line], vocab_size=500, model_max_length=512, show_progress=False)
+    lines = [
+        line for name in ("README.md", "CONTRIBUTING.md", *GUIDES) for line in (ROOT / name).read_text("utf-8").splitlines()
+    ]
+    tokenizer = tokenizer or train_unigram(
+        [line for line in lines if line], vocab_size=500, model_max_length=512, show_progress=False
+    )
     sizes = sizes | {"vocab_size": len(tokenizer)}
     classes = {"encoder": DebertaExtModel, "masked_lm": DebertaExtForMaskedLM}
     for name in names:
