@@ -36,10 +36,6 @@ class Docstring:
     package: str
 
 
-def _stdlib() -> Path:
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def _parse(path: Path) -> ast.Module | None:
     """The syntax tree of a file, or None for the few that are broken on purpose."""
     with warnings.catch_warnings():
@@ -67,7 +63,7 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
     Raises:
         ValueError: there is no docstring at all (a standard library without its sources).
     """
-    root = _stdlib() if root is None else Path(root)
+    root = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
     entries: dict[str, Docstring] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -106,11 +102,6 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
     return re.compile(rf"{name}(?:\.{name})*", flags=re.IGNORECASE)
 
 
-def _key(text: str, names: set[str]) -> str:
-    """A docstring with names, case and white space removed: equal for texts that are the same to the task."""
-    return " ".join(mask_names(text, names).lower().split())
-
-
 def task_examples(
     docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES, min_words: int = 5
 ) -> list[tuple[str, int]]:
@@ -127,9 +118,11 @@ def task_examples(
     for entry in docstrings:
         if entry.package not in packages or len(entry.text.split()) < min_words:
             continue
-        key = _key(entry.text, names)
+        text = mask_names(entry.text, names)
+        # Equal for texts that are the same to the task.
+        key = " ".join(text.lower().split())
         owners.setdefault(key, set()).add(entry.package)
-        texts.setdefault(key, (mask_names(entry.text, names), packages.index(entry.package)))
+        texts.setdefault(key, (text, packages.index(entry.package)))
     examples = [example for key, example in texts.items() if len(owners[key]) == 1]
     counts = Counter(label for _, label in examples)
     for label, package in enumerate(packages):

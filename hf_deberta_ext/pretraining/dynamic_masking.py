@@ -50,7 +50,7 @@ class SharedEpoch:
         fixed (`bool`): `set_epoch` does nothing, the epoch stays 0.
     """
 
-    def __init__(self, fixed: bool):
+    def __init__(self, fixed: bool = False):
         self.fixed = fixed
         self.epoch = torch.zeros(1, dtype=torch.long).share_memory_()
 
@@ -96,7 +96,6 @@ class NumberedStream(SharedEpoch, IterableDataset):
     Args:
         dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
             `set_epoch`, which may shuffle anew, is called, too.
-        fixed (`bool`): as in `NumberedExamples`.
         endless (`bool`): when all is read, begin the next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
         block (`int`): neighbouring examples that go to one worker. Batch size x number of processes keeps the order of the
@@ -106,13 +105,13 @@ class NumberedStream(SharedEpoch, IterableDataset):
         ValueError: the stream is `endless` and has no row; comes while iterating.
     """
 
-    def __init__(self, dataset: Any, *, fixed: bool = False, endless: bool = False, block: int = 1):
+    def __init__(self, dataset: Any, *, endless: bool = False, block: int = 1):
         if isinstance(dataset, Iterator):
             raise TypeError(
                 f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
                 "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
             )
-        super().__init__(fixed)
+        super().__init__()
         self.dataset, self.endless, self.block = dataset, endless, block
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -127,7 +126,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
         # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
         dataset = copy.deepcopy(self.dataset)
         for epoch in itertools.count(int(self.epoch)):
-            if hasattr(dataset, "set_epoch") and not self.fixed:
+            if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)
             number = -1
             for number, row in enumerate(read_rows(dataset)):

@@ -180,18 +180,8 @@ def test_tiles_of_padding_are_not_read():
     references = torch.autograd.grad(expected, (Q_c, K_c, V_c, K_r, Q_r), grad)
     with torch.no_grad():
         V_c[1, :, 32:] = math.nan
-        inputs = (
-            Q_c,
-            K_c,
-            V_c,
-            K_r,
-            Q_r,
-            kwargs["delta"][61:78],
-            None,
-            mask.view(torch.uint8).expand(2, 1, 70, 70),
-            None,
-            None,
-        )
+        tables = (K_r, Q_r, kwargs["delta"][61:78])
+        inputs = (Q_c, K_c, V_c, *tables, None, mask.view(torch.uint8).expand(2, 1, 70, 70), None, None)
         out, lse = attention_triton.attend_op(*inputs, 8, kwargs["scale"], 0.0)
         assert torch.allclose(out, expected, atol=1e-5)
         out[1, :, 32:] = math.nan

@@ -88,15 +88,6 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
             resume_checkpoint(folder, resume)
 
 
-def test_resumed_runs_keep_the_arguments_that_they_began_with(tmp_path):
-    begun = dict(seed=1, train_data=["a.txt"], masking="span", objectives=("mlm", "sop"))
-    begin_run(tmp_path / "run", begun)
-    assert json.loads((tmp_path / "run" / ARGUMENTS_FILE).read_text(encoding="utf-8"))["masking"] == "span"
-    begin_run(tmp_path / "run", begun, True)
-    with pytest.raises(ValueError, match="masking = 'word', begun with 'span'; seed = 2, begun with 1"):
-        begin_run(tmp_path / "run", begun | dict(masking="word", seed=2), True)
-
-
 NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
 
 
