@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `.ci/release` refuses before it builds anything, and the install line of the guide."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from scripts import ROOT
+
+import hf_deberta_ext
+
+RELEASED = f"## [{hf_deberta_ext.__version__}] - 2026-01-31"
+CHANGELOG = "# Changelog\n\n## [Unreleased]\n{unreleased}\n{released}\n\n### Added\n\n- All.\n"
+INSTALL = (ROOT / "examples" / "guides" / "install.md").read_text(encoding="utf-8")
+needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="a clone, and git")
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({}, None),
+        ({"released": "## [9.9.9] - 2026-01-31"}, "got '## [9.9.9] - 2026-01-31'"),
+        ({"released": RELEASED.partition(" - ")[0]}, "YYYY-MM-DD"),
+        ({"released": ""}, "got ''"),
+        ({"unreleased": "\n### Added\n\n- More.\n"}, "entries under [Unreleased]"),
+        ({"changed": "setup.cfg"}, "commit them first"),
+        ({"tag": f"v{hf_deberta_ext.__version__}"}, "there is a tag"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value or ["ready"]),
+)
+def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, refusal, tmp_path):
+    for name in (".ci/release", "hf_deberta_ext/_version.py"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    text = CHANGELOG.format(unreleased=given.get("unreleased", ""), released=given.get("released", RELEASED))
+    (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    if "tag" in given:
+        git("tag", given["tag"])
+    if "changed" in given:
+        (tmp_path / given["changed"]).write_text("")
+    done = subprocess.run(["bash", ".ci/release", "--check"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (refusal is not None) and (refusal or "") in done.stderr, done.stderr
+
+
+def test_a_section_of_the_changelog_has_each_heading_once():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        headings = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert len({*headings}) == len(headings), section.splitlines()[0]
+        assert {*headings} <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+@pytest.mark.slow
+@needs_git
+@pytest.mark.parametrize("place", ["address", "folder"])
+def test_the_package_is_installed_from_a_repository_and_from_a_clone(place, tmp_path):
+    """With the guide's line, this clone being the address; dependencies are there."""
+    pytest.importorskip("setuptools", minversion="77")
+    line = re.search(r'^pip install "(hf_deberta_ext @ git\+)ADDRESS"$', INSTALL, re.MULTILINE)
+    address = f"{line[1]}file://{ROOT}" if place == "address" else str(ROOT)
+    copy = tmp_path / "site"
+    options = ["--no-deps", "--no-build-isolation", "--target", str(copy)]
+    # Compiling the kernel is another test's.
+    environment = os.environ | {"CC": "none", "CXX": "none"}
+    command = [sys.executable, "-m", "pip", "install", "-q", *options, address]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    code = "import hf_deberta_ext as h; h.DebertaExtConfig(); print(h.__file__, h.__version__)"
+    environment["PYTHONPATH"] = str(copy)
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert shown.stdout.split() == [str(copy / "hf_deberta_ext" / "__init__.py"), hf_deberta_ext.__version__], shown.stderr
+    assert not (copy / "tests").exists() and not (copy / "examples").exists()
