@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics, which are those of scikit-learn and scipy: by hand, of groups, then constant predictions and mistakes."""
 
-import importlib
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -166,21 +164,3 @@ def test_every_metric_refuses_what_it_cannot_score(name, predictions, references
 def test_values_of_another_kind_and_unknown_names_are_refused(metric, arguments, message):
     with pytest.raises(ValueError, match=message):
         metric(*arguments)
-
-
-@pytest.mark.criterion("B2.1")
-def test_metrics_need_no_evaluate_whose_absence_is_named(monkeypatch):
-    def anew(name):
-        """The module as a process imports it that has neither package."""
-        module = importlib.import_module(f"hf_deberta_ext.finetuning.{name}")
-        monkeypatch.setattr(importlib.import_module(module.__package__), name.rpartition(".")[2], module)
-        monkeypatch.delitem(sys.modules, module.__name__)
-        for package in ("evaluate", "seqeval"):
-            monkeypatch.setitem(sys.modules, package, None)
-        return importlib.import_module(module.__name__)
-
-    computed = anew("metrics").compute(["accuracy", "f1", "pearson", "spearmanr"], [0, 1], [0, 1])
-    assert computed["spearmanr"] == 1
-    squad = anew("tasks.question_answering_metrics").squad_v2({"a": ""}, {"a": []}, {"a": 0.5})
-    assert squad["best_f1"] == 100
-    assert anew("tasks.entity_metrics").entity_scores([["B-A"]], [["B-A"]])["overall_f1"] == 1
