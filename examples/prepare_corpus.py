@@ -101,10 +101,10 @@ def run(args: PreparationArguments) -> dict:
         check_tokenizer(tokenizer, None, needs_mask=True)
         check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
         request["tokenizer_digest"] = tokenizer_digest(tokenizer)
-    held_out = 100 if args.validation_documents is None else args.validation_documents
     licenses = args.licenses * (len(args.train_data) if len(args.licenses) == 1 else 1) or [None] * len(args.train_data)
     manifest = dict(
-        finished=False, request=json.loads(json.dumps(request)), packing=packing, held_out_documents=held_out,
+        finished=False, request=json.loads(json.dumps(request)), packing=packing,
+        held_out_documents=args.validation_documents,
         sources=[dict(source=source, license=name) for source, name in zip(args.train_data, licenses, strict=True)],
         tokenizer=dict(source=args.tokenizer or args.train_tokenizer),
     )  # fmt: skip
@@ -126,7 +126,7 @@ def run(args: PreparationArguments) -> dict:
     stages = preparation.prepare(
         args.output_dir, groups, reading=dict(documents=args.documents, max_file_bytes=args.max_file_bytes, **common),
         filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
-        packing=packing, held_out=held_out, manifest=manifest,
+        packing=packing, held_out=args.validation_documents, manifest=manifest,
     )  # fmt: skip
     options = overrides(args.executor_options, "--executor_options")
     preparation.run_stages(stages, args.output_dir, args.executor, args.workers, options)

@@ -217,7 +217,7 @@ def prepare(
     trained_tokenizer: dict[str, Any] | None,
     tokenizer_sample: int,
     packing: dict[str, Any],
-    held_out: int,
+    held_out: int | None,
     manifest: dict[str, Any],
 ) -> list[tuple[str, int, list[PipelineStep]]]:
     """The stages of a preparation: name, number of tasks, blocks.

@@ -34,6 +34,7 @@ __all__ = [
 
 # Documents that are packed together.
 TOGETHER = 1000
+HELD_OUT = 100
 WORK = "work"
 
 
@@ -151,12 +152,12 @@ class WriteRows(PipelineStep):
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
-        held_out (`int`): documents of all parts together.
+        held_out (`int`, *optional*): documents of all parts together; None: `HELD_OUT`, of each part a tenth at most.
     """
 
     type, name = "packing", "rows"
 
-    def __init__(self, output: str, packing: dict[str, Any], held_out: int):
+    def __init__(self, output: str, packing: dict[str, Any], held_out: int | None):
         super().__init__()
         self.output, self.packing, self.held_out = get_datafolder(output), packing, held_out
         self.tokenizer_folder = output
@@ -164,10 +165,14 @@ class WriteRows(PipelineStep):
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> None:
         tokenizer = load_tokenizer(tokenizer_folder(self.tokenizer_folder))
         texts = (document.text for document in data)
-        count = self.held_out // world_size + (rank < self.held_out % world_size)
+        held_out = HELD_OUT if self.held_out is None else self.held_out
+        count = held_out // world_size + (rank < held_out % world_size)
+        first = [*itertools.islice(texts, 10 * count)]
+        if self.held_out is None:
+            count = min(count, max(len(first) > 1, len(first) // 10))
         report = {
             name: self.write_shard(f"{name}/{rank:05d}.arrow", chosen, tokenizer)
-            for name, chosen in {"held_out": itertools.islice(texts, count), "train": texts}.items()
+            for name, chosen in {"held_out": iter(first[:count]), "train": itertools.chain(first[count:], texts)}.items()
         }
         with self.output.open(f"{WORK}/rows/{rank:05d}.json", "w") as file:
             json.dump(report, file)
@@ -251,8 +256,8 @@ class WriteManifest(PipelineStep):
         tokens, rows = sum(report["train"]["tokens"] for report in reports), sum(shard["rows"] for shard in shards["train"])
         if not rows:
             raise ValueError(
-                f"no row is left of {documents} documents (dropped: {dict(dropped)}; the first "
-                f"{manifest['held_out_documents']} are held out): give more text, fewer filters or --validation_documents"
+                f"no row is left of {documents} documents (dropped: {dict(dropped)}; held out: "
+                f"{manifest['held_out_documents'] or 'a tenth'}): give more text, fewer filters or --validation_documents"
             )
         mean, longest = tokens / rows, manifest["packing"]["max_length"]
         report = PackingReport(

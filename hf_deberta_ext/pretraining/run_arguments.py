@@ -96,7 +96,7 @@ class CorpusArguments:
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
     train_split: str = option("train", "of Hub data")
     validation_documents: int | None = option(
-        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming, prepared: 100)"
+        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
     )
     max_file_bytes: int = option(
         STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"

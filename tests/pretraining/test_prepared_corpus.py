@@ -311,6 +311,18 @@ def test_a_wrong_evaluation_set_or_tokenizer_leaves_the_folder_free(prepare_corp
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(("held_out", "documents", "expected"), [(None, 30, 3), (None, 2, 1), (None, 1, 0), (9, 30, 9)])
+def test_a_tenth_is_held_out_where_no_number_is_given(held_out, documents, expected, prepared, text, tmp_path):
+    """A corpus of less than 100 documents was held out whole, which was said at the end of the preparation."""
+    shutil.copytree(prepared / "tokenizer", tmp_path / "tokenizer")
+    packing = dict(mode="best_fit", max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
+    block = preparation_blocks.WriteRows(str(tmp_path), packing, held_out)
+    block.run(Document(text=document, id="") for document in text.read_text(encoding="utf-8").split("\n\n")[:documents])
+    report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
+    counts = {name: report[name]["counts"].get("documents", 0) for name in ("held_out", "train")}
+    assert counts == dict(held_out=expected, train=documents - expected)
+
+
 def test_ids_beyond_the_number_of_tokens_are_kept(tmp_path):
     """Shards were of 16 bits for a tokenizer of few tokens, whatever their ids."""
     vocabulary = WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "far": 70_000}, unk_token="[UNK]")
