@@ -22,7 +22,7 @@ TEXT = "a new store opened beside the new mall"
 MAP_TOKENS = 40
 MEAN = -1
 CSS = """
-.gradio-container { max-width: 72rem !important; margin: 0 auto !important; }
+.gradio-container { width: 100% !important; max-width: 72rem !important; margin: 0 auto !important; }
 textarea { field-sizing: content; height: auto !important; }
 .dx { font-size: 1rem; line-height: 1.5; overflow-wrap: anywhere; }
 .dx-columns { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
@@ -177,7 +177,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
                     for label, options in choices.items()
                 ]
             run = gr.Button(button, variant="primary")
-            output = gr.HTML()
+            output = gr.HTML(min_height=80)
             events = [field.submit if isinstance(field, gr.Textbox) else field.change for field in fields]
             gr.on([run.click, *events], answer, fields, output)
 
@@ -185,14 +185,14 @@ def build_page(source: str, revision: str | None = None) -> Any:
         gr.Markdown(f"# {model.name}\n{config.num_hidden_layers} layers, {config.num_attention_heads} heads each")
         if model.masked is not None:
             note = f"Words for {mask}, with the Enhanced Mask Decoder (EMD) and without it."
-            tab("Masked words", note, "Fill in", fill_mask_html, {f"Text with {mask}": f"Paris is the {mask} of France."})
+            tab("Masks", note, "Fill in", fill_mask_html, {f"Text with {mask}": f"Paris is the {mask} of France."})
         if model.discriminator is not None:
             note = "How likely it is that each word was put in the place of another."
-            tab("Replaced words", note, "Look", replaced_html, {"Text": "The chef cooked the parliament in a large pot."})
+            tab("Replaced", note, "Look", replaced_html, {"Text": "The chef cooked the parliament in a large pot."})
         if model.classifier is not None:
             note = "The contribution of a token is by how much the log-odds of the label fall where it is masked."
             texts = {"Text": "It is a delight from beginning to end.", "Second text, of a pair": ""}
-            tab("Classification", note, "Classify", classification_html, texts)
+            tab("Classify", note, "Classify", classification_html, texts)
         note = (
             "Which token (row) attends to which (column), and the parts of its logits: content to content (c2c), content to "
         )
@@ -201,29 +201,31 @@ def build_page(source: str, revision: str | None = None) -> Any:
         heads = [("mean of all heads", MEAN), *((f"head {number}", number) for number in range(config.num_attention_heads))]
         tab("Attention", note, "Show", attention_html, {"Text": TEXT}, Layer=layers, Head=heads)
         if model.absent:
-            gr.Markdown("\n".join(f"- No tab for {name}: {reason}." for name, reason in model.absent.items()))
+            gr.Markdown("\n\n".join(f"No tab for {name}: {reason}." for name, reason in model.absent.items()))
     return page
 
 
-def launch(page: Any, *, host: str | None = None, port: int | None = None, wait: bool = True) -> str:
-    """Serve a page, without analytics, share links and requests to other servers.
+def launch(page: Any, *, host: str | None = None, port: int | None = None) -> None:
+    """Serve a page until Ctrl-C, and print its address: without analytics, share links and requests to other servers.
 
     Args:
-        host, port (*optional*): as `server_name` and `server_port` of gradio; by default those of its environment variables,
-            as a Space has them, else 127.0.0.1 and the first free port from 7860.
-        wait (`bool`): until Ctrl-C.
-    Returns:
-        its address.
+        host, port (*optional*): by default those of gradio's environment variables, as a Space has them, else 127.0.0.1 and
+            the first free port from 7860.
+
     Raises:
         OSError: the port is taken.
     """
     from gradio.themes import Base
 
-    _, address, _ = page.launch(
-        server_name=host, server_port=port, share=False, quiet=True, ssr_mode=False, prevent_thread_lock=True,
-        footer_links=[], theme=Base(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"]), css=CSS,
-    )  # fmt: skip
+    try:
+        _, address, _ = page.launch(
+            server_name=host, server_port=port, share=False, quiet=True, ssr_mode=False, prevent_thread_lock=True,
+            footer_links=[], theme=Base(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+            css=CSS,
+        )  # fmt: skip
+    except OSError as error:
+        if port is None:
+            raise
+        raise OSError(f"port {port} is taken: choose another --port, or give none") from error
     print(f"The page is at {address} (Ctrl-C ends it)", flush=True)
-    if wait:
-        page.block_thread()
-    return address
+    page.block_thread()

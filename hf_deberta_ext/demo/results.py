@@ -56,9 +56,9 @@ def load(source: str, revision: str | None = None) -> DemoModel:
         model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
         model.classifier = _with_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
     reasons = {
-        "masked": ("masked words", "it has no head of masked-language modelling (lm_predictions)"),
-        "discriminator": ("replaced words", "it has no head of replaced token detection (mask_predictions)"),
-        "classifier": ("classification", "it has no text classifier (pooler and classifier)"),
+        "masked": ("masked words", "the checkpoint has no head of masked-language modelling (lm_predictions)"),
+        "discriminator": ("replaced words", "the checkpoint has no head of replaced token detection (mask_predictions)"),
+        "classifier": ("classification", "the checkpoint has no text classifier (pooler and classifier)"),
     }
     model.absent = dict(reason for name, reason in reasons.items() if getattr(model, name) is None)
     return model

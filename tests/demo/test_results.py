@@ -165,7 +165,7 @@ def test_heads_are_those_in_the_checkpoint_and_of_the_others_it_is_said_why(name
     assert {head for head in ("masked", "discriminator", "classifier") if getattr(model, head) is not None} == there
     names = dict(masked="masked words", discriminator="replaced words", classifier="classification")
     assert {*model.absent} == {names[head] for head in names if head not in there}
-    assert all(reason.startswith("it has no ") for reason in model.absent.values())
+    assert all(reason.startswith("the checkpoint has no ") for reason in model.absent.values())
     assert isinstance(model.encoder.config, DebertaExtConfig)
 
 
