@@ -5,7 +5,7 @@ All sides run in one process and take turns; every ratio is between two calls of
 in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory is the peak of what
 torch's allocator handed out during one call, beyond what was there before.
 
-    # 2 CPU cores, five and a half minutes; the README has what it printed
+    # 2 CPU cores, five and a half minutes; examples/guides/measured.md has what it printed
     python examples/benchmark_attention.py --backends auto eager --shapes 8x128 2x512 1x1024 1x2048 --repeats 5 --threads 2
     # does it run here? half a minute
     python examples/benchmark_attention.py --preset v3-xsmall --layers 1 --shapes 1x64 --repeats 2

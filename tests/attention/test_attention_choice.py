@@ -8,12 +8,12 @@ import json
 import pickle
 import shutil
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from attention_inputs import saved_and_loaded
 from backends import AUTO, NAMES, NATIVE
+from scripts import PAGES, ROOT
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, DisentangledSelfAttention
@@ -539,8 +539,8 @@ def test_a_module_alone_caches_projections_of_the_table_it_was_given(tiny_config
         assert module.project_positions(tables[0])[0] is first[0]
 
 
-def test_the_readme_has_the_table_of_backends():
-    lines = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").splitlines()
+def test_the_guides_have_the_table_of_backends():
+    lines = [line for page in PAGES for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
     rows = [line.split(" | ")[:2] for line in lines if line.startswith('| `"') and line.count(" | ") == 2]
     first = rows.index([f'| `"{next(iter(BACKENDS))}"`', BACKENDS["eager"].description])
     expected = [[f'| `"{name}"`', backend.description] for name, backend in BACKENDS.items()]

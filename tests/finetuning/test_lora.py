@@ -11,7 +11,7 @@ from backends import NAMES as BACKENDS
 from hf_deberta_ext import DebertaExtForSequenceClassification
 
 peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guides" / "supported.md"
 
 
 def with_adapters(base):
@@ -107,7 +107,7 @@ def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backe
 @pytest.mark.criterion("A18.3")
 def test_the_modules_of_the_head_are_named_in_the_documentation(adapted):
     """Without them a saved adapter is loaded beside a head of random weights."""
-    (named,) = re.findall(r"`modules_to_save=(\[.*?\])`", README.read_text(encoding="utf-8"))
+    (named,) = re.findall(r"`modules_to_save=(\[.*?\])`", GUIDE.read_text(encoding="utf-8"))
     named = set(re.findall(r'"(\w+)"', named))
     model = adapted().base_model.model
     body = {name for name, _ in model.named_children()} - {"deberta"}

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from client_journeys import SIZES, make_models, replaced  # noqa: E402
-from scripts import GUIDES  # noqa: E402
+from scripts import PAGES  # noqa: E402
 
 from hf_deberta_ext.tokenization import load_tokenizer  # noqa: E402
 
@@ -73,7 +73,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.processor_time else time.perf_counter
-    found = " ".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", *GUIDES)).split()
+    found = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()
     if options.pairs:
         with gzip.open(options.pairs, "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in itertools.islice(file, options.texts)]

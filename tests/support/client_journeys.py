@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from scripts import GUIDES
+from scripts import PAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 TEXTS = [
@@ -48,9 +48,7 @@ def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier
     from hf_deberta_ext.export import export_onnx
     from hf_deberta_ext.pretraining import train_unigram
 
-    lines = [
-        line for name in ("README.md", "CONTRIBUTING.md", *GUIDES) for line in (ROOT / name).read_text("utf-8").splitlines()
-    ]
+    lines = [line for name in (*PAGES, "CONTRIBUTING.md") for line in (ROOT / name).read_text("utf-8").splitlines()]
     tokenizer = tokenizer or train_unigram(
         [line for line in lines if line], vocab_size=500, model_max_length=512, show_progress=False
     )

@@ -12,12 +12,13 @@ from types import ModuleType
 
 from transformers import HfArgumentParser
 
-__all__ = ["EXAMPLES", "GUIDES", "ROOT", "command_line", "flags_of", "module_of", "start"]
+__all__ = ["EXAMPLES", "PAGES", "ROOT", "command_line", "flags_of", "module_of", "start"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs; docstring_corpus.py is a module of theirs.
 EXAMPLES = {file.stem: file for file in sorted((ROOT / "examples").glob("*.py")) if "__main__" in file.read_text("utf-8")}
-GUIDES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "examples" / "guides").glob("*.md"))
+# README and guides.
+PAGES = ["README.md", *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "examples" / "guides").glob("*.md"))]
 
 
 class _Parsed(BaseException):
