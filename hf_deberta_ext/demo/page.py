@@ -40,8 +40,8 @@ textarea { field-sizing: content; height: auto !important; }
 .dx-grid .dx-query { text-align: right; align-self: center; padding-right: .4rem; }
 .dx-grid i { min-width: .5rem; aspect-ratio: 1; border: 1px solid rgba(128,128,128,.15); }
 .dx-grid i:hover, .dx-text mark:hover { outline: 2px solid currentColor; }
-.dx [data-tip]:hover::after { content: attr(data-tip); position: absolute; left: 0; bottom: 0; font-size: .95rem;
-  line-height: 1.5; white-space: nowrap; }
+.dx [data-tip]:hover::after { content: attr(data-tip); position: absolute; left: 0; bottom: 0;
+  font: .95rem/1.5 system-ui, sans-serif; white-space: nowrap; }
 .dx-problem { border-left: 4px solid rgb(213,94,0); padding-left: .75rem; }
 """
 

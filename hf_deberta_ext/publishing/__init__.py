@@ -10,12 +10,5 @@ from .push import PushReport, push
 from .space import push_space
 
 __all__ = [
-    "FileChange",
-    "PushError",
-    "PushReport",
-    "card_problems",
-    "check_folder",
-    "push",
-    "push_space",
-    "write_model_card",
-]
+    "FileChange", "PushError", "PushReport", "card_problems", "check_folder", "push", "push_space", "write_model_card",
+]  # fmt: skip
