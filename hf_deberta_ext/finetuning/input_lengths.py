@@ -34,14 +34,18 @@ def longest_input(
     """The length in tokens to which inputs are truncated.
 
     Args:
-        max_seq_length (`int`, *optional*): the flag; a longer one than the model can take is lowered, with a warning. The
-            limit that a tokenizer names counts only for models with absolute positions.
+        max_seq_length (`int`, *optional*): the flag; a longer one than the model can take is lowered, with a warning (of
+            one without absolute positions, which takes any, a warning alone). The tokenizer's limit counts only for models
+            with absolute positions.
         default (`int`): without it; at most what the model can take, and without a warning.
     """
     length, limit = default if max_seq_length is None else max_seq_length, position_limit(config)
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
     if limit is None or length <= limit:
+        trained = getattr(config, "max_position_embeddings", None) or length
+        if max_seq_length is not None and length > trained:
+            logger.warning(f"--max_seq_length {length} is more than the {trained} tokens of the model's pre-training")
         return length
     if max_seq_length is not None:
         logger.warning(f"--max_seq_length {max_seq_length} is more than the model takes: it becomes {limit}")

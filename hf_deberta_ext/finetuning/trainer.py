@@ -172,7 +172,9 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         best = self.args.metric_for_best_model
         if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
             names = ", ".join(name for name in metrics if not name.endswith(("_runtime", "_per_second", "_samples")))
-            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+            error = ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+            error.has_traceback = False
+            raise error
         return metrics
 
     def predict_set(self, predicted: EvaluationSet, prefix: str) -> PredictionOutput:

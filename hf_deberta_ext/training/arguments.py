@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RunArguments`, what every training script adds to transformers' TrainingArguments."""
 
+import math
 from dataclasses import dataclass
 
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import logging
 
 from .batch_size import computes_bfloat16
@@ -23,7 +25,8 @@ class RunArguments(TrainingArguments):
     On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
 
     Raises:
-        ValueError: no `output_dir`; or an optimizer or schedule of Trainer's beside `published_optimizer`.
+        ValueError: no `output_dir`; an optimizer or schedule of Trainer's beside `published_optimizer`; a negative rate; or
+            a tracker in `report_to` that is not installed.
     """
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
@@ -46,8 +49,16 @@ class RunArguments(TrainingArguments):
         others = [f"--{name} {value}" for name, value in values.items() if value != fields[name].default]
         if self.published_optimizer and others:
             raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
+        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+            if not 0 <= (value := float(getattr(self, name) or 0)) < math.inf:
+                raise ValueError(f"--{name} must be 0 or a positive number, got {value:g}")
         use_cpu_without_accelerator(self)
         super().__post_init__()
+        if missing := {*self.report_to} - {*(installed := get_available_reporting_integrations())}:
+            raise ValueError(
+                f"--report_to {' '.join(sorted(missing))}: no such tracker is installed (there are "
+                f"{', '.join(sorted(installed)) or 'none'}): install its package, or give --report_to none"
+            )
         if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
             logger.warning(
                 "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"

@@ -98,11 +98,12 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     [
         (dict(train_count=0), "error: --do_train has no data"),
         (dict(read=missing_package), "error: this task needs a package"),
+        (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "error: --metric_for_best_model acu"),
         (dict(optim="adamw_torch"), "error: this task needs a package"),
         # With the place in the training.
         (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "error: the loss of step"),
     ],
-    ids=["data", "package", "optimizer", "training"],
+    ids=["data", "package", "metric", "optimizer", "training"],
 )
 def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, monkeypatch):
     if "optim" in given:

@@ -62,9 +62,12 @@ def test_the_limit_is_the_longest_input_that_runs(config):
 
 
 @pytest.mark.parametrize("config", RELATIVE, ids=lambda config: config.model_type)
-def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config):
+def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, monkeypatch):
     assert position_limit(config) is None
+    texts = []
+    monkeypatch.setattr("hf_deberta_ext.finetuning.input_lengths.logger", SimpleNamespace(warning=texts.append))
     assert longest_input(tokenizer(16), config, 64, default=128) == 64
+    assert texts == ["--max_seq_length 64 is more than the 16 tokens of the model's pre-training"]
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
 
 
