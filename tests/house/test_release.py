@@ -6,6 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from scripts import ROOT
@@ -16,6 +19,17 @@ RELEASED = f"## [{hf_deberta_ext.__version__}] - 2026-01-31"
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n{unreleased}\n{released}\n\n### Added\n\n- All.\n"
 INSTALL = (ROOT / "examples" / "guides" / "install.md").read_text(encoding="utf-8")
 needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="a clone, and git")
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit_all(folder):
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "all")
 
 
 @needs_git
@@ -39,15 +53,9 @@ def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, ref
     text = CHANGELOG.format(unreleased=given.get("unreleased", ""), released=given.get("released", RELEASED))
     (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
 
-    def git(*words):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
-
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "all")
+    commit_all(tmp_path)
     if "tag" in given:
-        git("tag", given["tag"])
+        git(tmp_path, "tag", given["tag"])
     if "changed" in given:
         (tmp_path / given["changed"]).write_text("")
     done = subprocess.run(["bash", ".ci/release", "--check"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -62,18 +70,34 @@ def test_a_section_of_the_changelog_has_each_heading_once():
         assert {*headings} <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
+@pytest.fixture
+def served(tmp_path):
+    """The address of a repository with this commit, over HTTP."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    git(ROOT, "archive", "-o", str(tmp_path / "commit.tar"), "HEAD", ":!examples", ":!tests")
+    shutil.unpack_archive(tmp_path / "commit.tar", folder)
+    commit_all(folder)
+    git(folder, "update-server-info")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/.git"
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.mark.slow
 @needs_git
 @pytest.mark.parametrize("place", ["address", "folder"])
-def test_the_package_is_installed_from_a_repository_and_from_a_clone(place, tmp_path):
+def test_the_package_is_installed_from_a_repository_and_from_a_clone(place, request, tmp_path):
     """With the guide's line, this clone being the address; dependencies are there."""
     pytest.importorskip("setuptools", minversion="77")
     line = re.search(r'^pip install "(hf_deberta_ext @ git\+)ADDRESS"$', INSTALL, re.MULTILINE)
-    address = f"{line[1]}file://{ROOT}" if place == "address" else str(ROOT)
+    address = f"{line[1]}{request.getfixturevalue('served')}" if place == "address" else str(ROOT)
     copy = tmp_path / "site"
     options = ["--no-deps", "--no-build-isolation", "--target", str(copy)]
     # Compiling the kernel is another test's.
-    environment = os.environ | {"CC": "none", "CXX": "none"}
+    environment = os.environ | {"CC": "none", "CXX": "none", "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "pip", "install", "-q", *options, address]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
