@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 from scripts import PAGES, ROOT
 
-LINKED = [*PAGES, *(f"{folder}/README.md" for folder in ("examples", "model_cards", "tests")), "CONTRIBUTING.md"]
+LINKED = [
+    *PAGES,
+    *(f"{folder}/README.md" for folder in ("examples", "model_cards", "tests")),
+    "CONTRIBUTING.md",
+    "examples/evidence.md",
+]
 LONGEST = {page: 150 if page == "README.md" else 120 for page in PAGES}
 # "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; the markers of README's two commands enclose theirs.
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
