@@ -4,9 +4,8 @@
 RACE from the Hub with the settings that were published for this size, from a model that has learned MNLI before (86.8 % of
 the test questions in the paper, of middle and high schools together; an accelerator with 24 GB):
 
-    python examples/run_race.py --model_name_or_path microsoft/deberta-large-mnli --model_type deberta-ext \\
-        --task_name race --recipe large --do_train --do_eval --do_predict --per_device_train_batch_size 4 --bf16 \\
-        --output_dir race
+    python examples/run_race.py --model_name_or_path microsoft/deberta-large-mnli --task_name race --recipe large \\
+        --do_train --do_eval --do_predict --per_device_train_batch_size 4 --bf16 --output_dir race
 
 transformers has no multiple choice for DeBERTa of the first generation, this package's model has; the recipe makes a new
 head in place of MNLI's.

@@ -69,8 +69,9 @@ class ModelArguments:
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
-        None, "read an official DeBERTa checkpoint as this package's model, with its fast attention", choices=["deberta-ext"]
-    )
+        None, "class of a DeBERTa checkpoint: this package's with its fast attention (default), or stock: transformers'",
+        choices=["deberta-ext", "stock"],
+    )  # fmt: skip
     from_scratch: bool = option(False, "random weights: only configuration and tokenizer are those of the model")
     config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
     config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")

@@ -10,11 +10,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from ..model.checkpoint_files import read_json
 from ..model.checkpoint_layouts import check_files, check_names
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -46,7 +47,7 @@ def hub_arguments(model_args: ModelArguments, data_args: DataArguments) -> dict[
 
 
 def load_config(model_args: ModelArguments, data_args: DataArguments) -> PretrainedConfig:
-    """Load the configuration of the model, with --config_overrides.
+    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours.
 
     Raises:
         ValueError: a field is not one of this configuration, or its value is of a wrong kind.
@@ -57,8 +58,8 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
     fields = overrides(model_args.config_overrides)
     arguments = hub_arguments(model_args, data_args) | fields
     try:
-        if model_args.model_type is not None:
-            config = CONFIG_MAPPING[model_args.model_type].from_pretrained(source, **arguments)
+        if is_read_as_ours(source, model_args, data_args):
+            config = DebertaExtConfig.from_pretrained(source, **arguments)
         else:
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
     except OSError as error:
@@ -79,6 +80,24 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
     return config
 
 
+def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArguments) -> bool:
+    """Whether --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
+    if model_args.model_type is not None:
+        return model_args.model_type == DebertaExtConfig.model_type
+    if Path(model_args.model_name_or_path, "adapter_config.json").is_file():
+        # Its weights are named as in the class that it was trained with.
+        return False
+    if not configuration_file(source):
+        stored, _ = PretrainedConfig.get_config_dict(source, **hub_arguments(model_args, data_args))
+        if stored.get("model_type") not in OFFICIAL_TYPES or (model_args.trust_remote_code and "auto_map" in stored):
+            return False
+    logger.warning_once(
+        f"{source} is an official DeBERTa checkpoint: it is trained as this package's model, deberta-ext; "
+        "--model_type stock takes transformers' class"
+    )
+    return True
+
+
 def check_source(source: str, flag: str):
     """Check that a local path is a folder with a configuration; transformers would take it for a Hub id.
 
@@ -87,7 +106,7 @@ def check_source(source: str, flag: str):
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not ((folder / "config.json").is_file() or configuration_file(folder)):
             raise ValueError(f"{flag} {source} is no folder of a model: it has no config.json")
     elif folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ValueError(f"{flag} {source}: there is no such folder")
@@ -185,7 +204,7 @@ def load_model(
         OSError: it does not exist.
     """
     if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
-        advice = "give --model_type deberta-ext" if config.model_type in DEBERTA else "take a model of another kind"
+        advice = "leave --model_type stock out" if config.model_type in DEBERTA else "take a model of another kind"
         raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:

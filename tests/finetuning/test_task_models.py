@@ -21,6 +21,7 @@ from toy_task import (
 )
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
@@ -44,7 +45,8 @@ def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     shared = {*before} & {*after}
     assert len(shared) > 10 and any(not torch.equal(before[name], after[name]) for name in shared)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
-    assert type(model.config).__name__ == type(CONFIGS[family]()).__name__ and model.config.id2label == {0: "bad", 1: "good"}
+    expected = DebertaExtConfig if family in ("v1", "v2") else type(CONFIGS[family]())
+    assert type(model.config) is expected and model.config.id2label == {0: "bad", 1: "good"}
 
 
 @pytest.mark.criterion("A5.1")
@@ -77,14 +79,17 @@ def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
     assert read(tmp_path / "run", "config.json")["vocab_size"] == 32
 
 
-def test_official_checkpoints_are_read_as_this_packages_model(folder_of, tmp_path):
+@pytest.mark.parametrize("family", ["v1", "v2"])
+def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of, tmp_path, caplog):
     """The same function: the stock model's loss at a learning rate of zero."""
-    run(folder_of("v2"), tmp_path / "stock", "--do_train", "--do_eval", learning_rate=0.0, max_steps=1)
+    given = dict(learning_rate=0.0, max_steps=1)
     stock = tmp_path / "stock"
-    metrics = run(
-        stock, tmp_path / "ours", "--do_train", "--do_eval", learning_rate=0.0, max_steps=1, model_type="deberta-ext"
-    )
+    run(folder_of(family), stock, "--do_train", "--do_eval", model_type="stock", **given)
+    assert read(stock, "config.json")["model_type"] == CONFIGS[family]().model_type
+    assert "as this package's model" not in caplog.text
+    metrics = run(stock, tmp_path / "ours", "--do_train", "--do_eval", **given)
     assert read(tmp_path / "ours", "config.json")["model_type"] == "deberta-ext"
+    assert caplog.text.count("as this package's model, deberta-ext; --model_type stock takes transformers' class") == 1
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
 
 
@@ -117,6 +122,7 @@ def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
     ("family", "adapted", "head"),
     [
         ("ours", "query_proj", {"pooler", "classifier"}),
+        ("v1", "query_proj", {"pooler", "classifier"}),
         ("v1", "in_proj", {"pooler", "classifier"}),
         ("bert", "query", {"bert.pooler", "classifier"}),
         ("electra", "query", {"classifier"}),
@@ -126,7 +132,9 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     peft = pytest.importorskip("peft")
     folder = tmp_path / "run"
     labels = ("--labels", "bad", "good", "other")
-    metrics = run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1)
+    # Without the flag afterwards: an adapter is read with the class that it was trained with.
+    stock = {"model_type": "stock"} if adapted == "in_proj" else {}
+    metrics = run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
     assert not (folder / "model.safetensors").exists()
     config = read(folder, "adapter_config.json")
     assert adapted in config["target_modules"] and {*config["modules_to_save"]} >= head
@@ -270,11 +278,11 @@ def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path
         )
         return fine_tuning.run(read_multiple_choice, data_args, model_args, args, names)
 
-    with pytest.raises(ValueError, match=r"no AutoModelForMultipleChoice for .*: give --model_type deberta-ext"):
-        race(tmp_path / "run", task_name="race", recipe="large")
+    with pytest.raises(ValueError, match=r"no AutoModelForMultipleChoice for .*: leave --model_type stock out"):
+        race(tmp_path / "run", task_name="race", recipe="large", model_type="stock")
     with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 1"):
-        race(tmp_path / "run", model_type="deberta-ext")
-    race(tmp_path / "run", model_type="deberta-ext", task_name="race", recipe="large")
+        race(tmp_path / "run")
+    race(tmp_path / "run", task_name="race", recipe="large")
     assert weights(tmp_path / "run")["classifier.weight"].shape == (1, 32)
 
 
@@ -349,4 +357,7 @@ def test_a_model_without_a_tokenizer_is_named_in_one_line(family, message, folde
         file.unlink()
     with pytest.raises((ValueError, OSError), match=message) as error:
         run(untokenized, tmp_path / "run", "--do_train")
+    assert family == "bert" or "call tokenizer.save_pretrained on the same folder, or give --tokenizer_name" in str(
+        error.value
+    )
     assert "untokenized" in str(error.value) and len(str(error.value).splitlines()) == 1
