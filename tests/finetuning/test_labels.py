@@ -160,6 +160,9 @@ def test_names_of_a_data_set_are_those_of_its_features():
     assert label_cells(rows, "one") == ([1, 0], ("bad", "good"))
     assert label_cells(rows, "all") == ([[1], [0, 1]], ("bad", "good"))
     assert label_cells(rows, "plain") == (["x", "y"], None)
+    spaces = Dataset.from_dict({"one": ["very good", "very good ", " bad\r"], "all": [["a "], [" b", "a"], []]})
+    assert label_cells(spaces, "one")[0] == ["very good", "very good", "bad"]
+    assert label_cells(spaces, "all")[0] == [["a"], ["b", "a"], []]
 
 
 @pytest.mark.criterion("B3.2")

@@ -234,11 +234,18 @@ def check_logits(logits: Any) -> np.ndarray:
 
 
 def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], tuple[str, ...] | None]:
-    """The cells of a label column, and the names of the labels where the data set has them (ClassLabel)."""
+    """The cells of a label column without space around texts, and the names of the labels where the data set has them."""
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
     names = getattr(feature, "names", None)
-    return cells(rows, column), None if names is None else tuple(names)
+    return [stripped(cell) for cell in cells(rows, column)], None if names is None else tuple(names)
+
+
+def stripped(cell: Any) -> Any:
+    """A label without space around it, of which a file's line ends leave some; a list with such labels."""
+    if isinstance(cell, list):
+        return [stripped(item) for item in cell]
+    return cell.strip() if isinstance(cell, str) else cell
 
 
 def find_labels(
