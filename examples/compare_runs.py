@@ -11,6 +11,7 @@ embedding_similarity.png: how alike the word embeddings of generator and discrim
 
 import argparse
 import json
+import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -53,6 +54,22 @@ def last_values(name: str, history: list[dict], metric: str) -> tuple[int, float
         logged = sorted({key for entry in history for key in entry})
         raise ValueError(f"the run {name} did not log {metric}; it logged {', '.join(logged)}")
     return found[-1]
+
+
+def check_objectives(histories: dict[str, list[list[dict]]], metrics: list[str]):
+    """Refuse to compare sums of losses of different objectives.
+
+    Raises:
+        ValueError: "loss" or "eval_loss" is asked for, and the runs log different terms of it.
+    """
+    logged = {name: {key for entry in logs[0] for key in entry} for name, logs in histories.items()}
+    parts = {name: sorted(key for key in keys if re.fullmatch("eval_.+_loss", key)) for name, keys in logged.items()}
+    if {"loss", "eval_loss"} & {*metrics} and len({*map(tuple, parts.values())}) > 1:
+        shown = "; ".join(f"{name}: {', '.join(keys) or 'a loss alone'}" for name, keys in parts.items())
+        common = sorted(set.intersection(*logged.values()) - {"loss", "eval_loss"})
+        metric = next((key for key in common if key.startswith("eval_") and key.endswith(("_loss", "_accuracy"))), None)
+        advice = f"give --metrics {metric}" if metric else "they have no measure of quality in common"
+        raise ValueError(f"the losses of these runs are sums of different objectives ({shown}): {advice}")
 
 
 def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dict:
@@ -99,6 +116,7 @@ def main(argv=None):
     with ExitOnUserError():
         histories = read_runs(args.runs)
         summary = summarise(histories, args.metrics)
+        check_objectives(histories, args.metrics)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     titles = {
         metric: metric.removeprefix("eval_").replace("_", " ") if len(args.metrics) > 1 else "" for metric in args.metrics

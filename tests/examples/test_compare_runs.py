@@ -46,6 +46,18 @@ def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp
     assert drawn == {"embedding_similarity.png": {"gdes": {"generator": 0.4, "discriminator": 0.3}}}
 
 
+def test_losses_of_different_objectives_are_not_ranked(tmp_path):
+    """The loss of masked-language modelling stood beside that of replaced token detection, as if less were better."""
+    for name, part in dict(mlm="mlm", rtd="discriminator").items():
+        log = [{"step": 1, "eval_loss": 1.0, f"eval_{part}_loss": 1.0, "eval_similar_accuracy": 0.5}]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": log}), encoding="utf-8")
+    given = ["--runs", *(f"{name}={tmp_path / name}" for name in ("mlm", "rtd")), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*give --metrics eval_similar_accuracy"):
+        compare_runs.main(given)
+    compare_runs.main([*given, "--metrics", "eval_similar_accuracy"])
+
+
 @pytest.mark.parametrize(
     "runs, metrics, message",
     [
