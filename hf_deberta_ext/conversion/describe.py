@@ -259,7 +259,7 @@ def description_text(facts: dict[str, Any]) -> str:
     if "checkpoints" in facts:
         last = facts["last_whole_checkpoint"]
         state = f"the last whole one is {last}" if last else "none is whole"
-        rows.append(("checkpoints", f"{len(facts['checkpoints'])}, {state}"))
+        rows.append(("run", f"{len(facts['checkpoints'])} checkpoints, {state}"))
         if last:
             rows.append(("", f"deberta-ext info {shlex.quote(str(Path(facts['source'], last)))}"))
     if facts.get("trainer_state"):

@@ -169,7 +169,9 @@ def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
     assert facts["checkpoints"] == ["checkpoint-10", "checkpoint-200", "checkpoint-300"]
     assert facts["last_whole_checkpoint"] == "checkpoint-200"
     assert main(["info", str(tmp_path)]) == 1
-    assert f"deberta-ext info {tmp_path / 'checkpoint-200'}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"deberta-ext info {tmp_path / 'checkpoint-200'}" in printed
+    assert "  run        3 checkpoints, the last whole one is checkpoint-200\n" in printed
     assert describe(str(tmp_path / "checkpoint-200"))["trainer_state"] == "whole"
     cut = describe(str(tmp_path / "checkpoint-300"))
     assert cut["trainer_state"] == "incomplete" and any("cannot be resumed" in line for line in cut["missing"])
