@@ -31,4 +31,6 @@ def plot_replaced_tokens(history: Sequence[Mapping[str, Any]], path: str | os.Pa
     panels = [(half, ["run"], [f"{half}_loss", f"eval_{half}_loss"]) for half in ("generator", "discriminator")]
     names = [f"{prefix}discriminator_{name}" for name in ("precision", "recall") for prefix in ("", "eval_")]
     panels.append(("replaced tokens found", ["run"], names))
-    return plot_curves({"run": history}, Path(path), panels=panels)
+    guesses = [entry["eval_discriminator_guess_loss"] for entry in history if "eval_discriminator_guess_loss" in entry]
+    lines = {"eval_discriminator_loss": {"constant guess": guesses[-1]}} if guesses else None
+    return plot_curves({"run": history}, Path(path), panels=panels, baselines=lines)

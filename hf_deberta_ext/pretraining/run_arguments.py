@@ -104,7 +104,7 @@ class CorpusArguments:
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
-    language: str = option("en", "ISO code, for the ends of sentences and the model card")
+    language: str | None = option(None, "ISO code, for the model card and the ends of sentences (default there: en)")
 
 
 @dataclass

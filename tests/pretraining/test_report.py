@@ -59,6 +59,8 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
 
     facts = facts_of(ModelArguments(license="mit", model=str(tmp_path)))
     assert (facts.language, facts.license, facts.datasets) == (["de"], "mit", ["org/texts"])
+    # Nobody has said that the text is English.
+    assert DataArguments(train_data=["a.txt"]).language is None
     assert (facts.base_model, facts.base_model_id, facts.from_scratch) == (tmp_path.name, None, False)
     assert facts.hardware["seconds of training, from step 50 on"] == 12.5
     assert facts.hardware["seconds of all stages"] == 99.5
@@ -72,7 +74,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
 @pytest.mark.parametrize(("flags", "said"), [({"license": "MIT"}, "is it mit"), ({"language": "xx"}, "no language 'xx'")])
 def test_names_that_the_hub_does_not_know_are_refused_at_once(flags, said, tmp_path):
     pytest.importorskip("accelerate")
-    data_args = DataArguments(train_data=["a.txt"], language=flags.get("language", "en"))
+    data_args = DataArguments(train_data=["a.txt"], language=flags.get("language"))
     args = PretrainingArguments(str(tmp_path), use_cpu=True)
     with pytest.raises(ValueError, match=said):
         check_arguments(data_args, ModelArguments(license=flags.get("license")), args)
@@ -96,3 +98,10 @@ def test_curves_have_a_panel_for_each_loss_and_name_what_is_not_logged(plot, nam
     assert plot(history, file).read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match=f"logged any of {missing}"):
         plot([{"step": 1, names[0]: 1.0}], file)
+
+
+def test_the_discriminators_curve_has_the_loss_of_a_constant_guess(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("hf_deberta_ext.pretraining.report.plot_curves", lambda *_, **options: drawn.update(options))
+    plot_replaced_tokens([{"step": step, "eval_discriminator_guess_loss": step / 10} for step in (3, 4)], tmp_path / "a.png")
+    assert drawn["baselines"] == {"eval_discriminator_loss": {"constant guess": 0.4}}
