@@ -59,7 +59,7 @@ class Run(NamedTuple):
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        epilog="All other flags are those of run_glue.py: python examples/run_glue.py --help",
+        epilog="All other flags are those of run_glue.py: python examples/run_glue.py --help_all",
     )  # fmt: skip
     parser.add_argument(
         "--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the first is compared with"

@@ -147,6 +147,6 @@ def parse(
         return settings, recipe_table(name, task, settings, flags)
 
     groups = (data_arguments, ModelArguments, FineTuningArguments)
-    usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows all flags)"
+    usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
     return data_args, model_args, args, flags

@@ -60,6 +60,19 @@ REMOVED = {
 }
 
 
+# Subjects of --help by the name of the class of flags, or of one that it extends, in the order shown.
+SUBJECTS = {
+    "ModelArguments": "model",
+    "TokenizerArguments": "model",
+    "DataArguments": "data",
+    "CorpusArguments": "data",
+    "MaskingArguments": "masking",
+    "RunArguments": "run",
+    "SiftArguments": "SiFT",
+    "TrainingArguments": "Trainer",
+}
+
+
 def option(default: Any, text: str, **options) -> Any:
     """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`.
 
@@ -100,6 +113,7 @@ def parse_flags(
     argv = [*(sys.argv[1:] if argv is None else argv)]
     if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
         argv = flags_of_file(Path(argv[0]))
+    group_help(parser, with_trainer="--help_all" in argv)
     refuse_unknown(argv, parser, elsewhere)
     flags = given_flags(parser, argv)
     if recipe is not None:
@@ -111,6 +125,26 @@ def parse_flags(
     if flags.get("seeds") and "seed" in flags:
         raise ValueError("--seed and --seeds are both given: which?")
     return parser.parse_args_into_dataclasses(argv, look_for_args_file=False), flags
+
+
+def group_help(parser: HfArgumentParser, *, with_trainer: bool):
+    """Show the flags of a script by subject, Trainer's own only `with_trainer`, which --help_all asks for."""
+    text = "these flags, and those of transformers' Trainer: --do_train, --learning_rate, --num_train_epochs, ..."
+    parser.add_argument("--help_all", action="help", help=text)
+    # Of the classes that inherit a field, the last one declares it, or the last that declares it anew.
+    subjects = {}
+    for kind in parser.dataclass_types:
+        for base in reversed(kind.__mro__):
+            subject = next((SUBJECTS[other.__name__] for other in base.__mro__ if other.__name__ in SUBJECTS), "run")
+            subjects |= dict.fromkeys(vars(base).get("__annotations__", ()), subject)
+    groups = {title: parser.add_argument_group(title) for title in ("recipe", *dict.fromkeys(SUBJECTS.values()), "LoRA")}
+    own = parser._optionals._group_actions
+    for action in [action for action in own if action.dest in subjects]:
+        title = "recipe" if action.dest == "recipe" else "LoRA" if action.dest.startswith("lora") else subjects[action.dest]
+        own.remove(action)
+        groups[title]._group_actions.append(action)
+        if title == "Trainer" and not with_trainer:
+            action.help = argparse.SUPPRESS
 
 
 def flags_of_file(file: Path) -> list[str]:
@@ -185,6 +219,6 @@ def refuse_unknown(argv: Sequence[str], parser: HfArgumentParser, elsewhere: Map
             problems.append(f"--{name} {reason}: {advice}")
         else:
             close = difflib.get_close_matches(f"--{name}", flags, 1)
-            problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help shows all)"))
+            problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help_all shows all)"))
     if problems:
         raise ValueError("; ".join(problems))

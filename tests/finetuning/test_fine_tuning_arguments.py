@@ -93,13 +93,27 @@ def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
     assert (args.sift_weight, args.sift_preset) == (5.0, "official")
 
 
-def test_help_shows_the_first_paragraph_and_every_flag(capsys):
+@pytest.mark.parametrize("flag", ["--help", "--help_all"])
+def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
     with pytest.raises(SystemExit) as ended:
-        parsed(["--help"])
+        parsed([flag])
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "A test." in shown and "Not shown" not in shown
-    for name in ("--toy_column", "--sift_weight", "--recipe", "--lora", "--overwrite_output_dir", "--learning_rate"):
-        assert name in shown
+    subjects = {
+        "recipe": ["--recipe"],
+        "model": ["--model_name_or_path", "--model_type"],
+        "data": ["--train_file", "--toy_column"],
+        "run": ["--output_dir", "--overwrite_output_dir"],
+        "SiFT": ["--sift_weight"],
+        "LoRA": ["--lora_r"],
+    }
+    if flag == "--help_all":
+        subjects["Trainer"] = ["--weight_decay", "--lr_scheduler_type"]
+    else:
+        assert "--weight_decay" not in shown and "\nTrainer:" not in shown
+    for subject, names in subjects.items():
+        section = shown.split(f"\n{subject}:\n")[1].split("\n\n")[0]
+        assert all(f"  {name}" in section for name in names), subject
 
 
 @pytest.mark.criterion("B1.2")
