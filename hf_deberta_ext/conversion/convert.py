@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..model.checkpoint_files import free_name, read_json
-from ..model.checkpoint_layouts import LoadingReport
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification
@@ -158,12 +157,8 @@ def choose_dtype(contents: CheckpointContents, head: str) -> tuple[str, str]:
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
     """The source as a model of this package, in evaluation mode, with a loading report."""
     model_class = HEADS["pretraining" if contents.is_joint else head]
-    options = dict(dtype=getattr(torch, dtype), output_loading_info=True)
-    model, info = model_class.from_pretrained(str(contents.folder), **options)
+    model = model_class.from_pretrained(str(contents.folder), dtype=getattr(torch, dtype))
     loading_report = model.loading_report
-    if loading_report is None:
-        loading_report = LoadingReport("")
-        loading_report.complete({*model.state_dict()}, info)
     loading_report.source = contents.source
     if contents.is_joint and head != "pretraining":
         model = model.export_generator() if HALVES[head] == "generator" else model.export_discriminator()

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from .checkpoint_files import GENERATOR_FILE
-from .checkpoint_layouts import convert_official, read_generator
+from .checkpoint_layouts import LoadingReport, convert_official, read_generator
 from .checkpoint_loading import DOWNLOAD_ARGUMENTS, config_dict
 from .configuration_deberta_ext import DebertaExtConfig, is_joint
 from .embedding_sharing import TABLES, GradientDisentangledEmbedding, embedding_tables
@@ -130,12 +130,10 @@ class JointCheckpointsMixin:
         model = model.to(dtype).eval()
         if attention is not None:
             model.set_attn_implementation(attention)
-        if not with_info:
-            return model
         infos = {"generator": generator_info, "discriminator": judge_info}
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
         # Entries are names, tuples that begin with a name, or messages.
-        return model, {
+        joint_info = {
             kind: {
                 f"{half}.{entry}" if isinstance(entry, str) else (f"{half}.{entry[0]}", *entry[1:])
                 for half, info in infos.items()
@@ -143,6 +141,9 @@ class JointCheckpointsMixin:
             }
             for kind in kinds
         }
+        model.loading_report = LoadingReport(str(discriminator))
+        model.loading_report.complete({*model.state_dict()}, joint_info)
+        return (model, joint_info) if with_info else model
 
     @torch.no_grad()
     def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):

@@ -195,6 +195,15 @@ def test_head_of_another_size_is_reported_as_new(tmp_path):
     assert "classifier.weight" not in model.loading_report.loaded
 
 
+def test_folders_of_our_own_have_a_loading_report_too(tmp_path):
+    model = DebertaExtForSequenceClassification.from_pretrained(write(tmp_path, "v3", microsoft("v3")))
+    model.save_pretrained(tmp_path / "ours")
+    report = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "ours").loading_report
+    assert report.source == str(tmp_path / "ours") and report.loaded == sorted(model.state_dict()) and not report.initialised
+    report = DebertaExtModel.from_pretrained(tmp_path / "ours").loading_report
+    assert "classifier.weight" in report.unused
+
+
 def renamed(old, new):
     return {key.replace(old, new): value for key, value in microsoft("v3").items()}
 

@@ -12,6 +12,7 @@ from transformers.utils import cached_file, logging
 
 from .checkpoint_files import ADAPTER_CONFIG_FILE, read_json
 from .checkpoint_layouts import (
+    LoadingReport,
     check_files,
     check_names,
     convert_official,
@@ -52,8 +53,8 @@ class LoadingMixin:
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
         """As in transformers. Takes official `deberta` and `deberta-v2` checkpoints, folder or repo id, as they are.
 
-        For those, `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`,
-        tables of a generator by name ("word_embeddings"), is for a discriminator that was saved with its deltas alone.
+        `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`, tables of a
+        generator by name ("word_embeddings"), is for an official discriminator that was saved with its deltas alone.
 
         Raises:
             ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
@@ -87,6 +88,8 @@ class LoadingMixin:
         changed = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         if reads_source and changed >= {name for name, _ in model.named_parameters()}:
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
+        model.loading_report = LoadingReport(str(source))
+        model.loading_report.complete({*model.state_dict()}, info)
         return (model, info) if with_info else model
 
     @classmethod
