@@ -90,7 +90,7 @@ def run(args: PreparationArguments) -> dict:
     evaluation_files = preparation.evaluation_files(args.decontaminate)
     evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
     packing = dict(
-        mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language or "en",
+        mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language,
         min_tokens=args.min_tokens, seed=args.seed if args.packing in PAIR_MODES else 0,
     )  # fmt: skip
     request = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | {"groups": groups}

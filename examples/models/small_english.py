@@ -3,7 +3,7 @@
 
     python examples/models/small_english.py corpus DATA corpus/       # DATA holds wikipedia_en, squad_v1 and manuals_en
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
-        --train_tokenizer unigram --vocab_size 16000 --lowercase --language en --max_length 128 --masking word --masking_rate 0.2 \\
+        --train_tokenizer unigram --vocab_size 16000 --lowercase --card_language en --max_length 128 --masking word --masking_rate 0.2 \\
         --config_overrides hidden_size=256,num_hidden_layers=6,num_attention_heads=4,intermediate_size=1024,position_buckets=64,\\
     max_relative_positions=512,hidden_dropout_prob=0,attention_probs_dropout_prob=0,masked_only=true --learning_rate 2e-3 \\
         --max_steps 20000 --warmup_steps 200 --lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{"num_decay_steps": 1500}' \\

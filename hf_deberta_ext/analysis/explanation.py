@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..model.checkpoint_files import checkpoint_step
+from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, WEIGHT_FILES, checkpoint_step
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.masked_language_model import DebertaExtForMaskedLM
@@ -85,7 +85,21 @@ def load_model(arguments: argparse.Namespace) -> ExplainedModel:
 
 
 def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[str]]:
-    """Load a model in float32 with a pretrained encoder; returns it with the names of its missing weights."""
+    """Load a model in float32 with a pretrained encoder; returns it with the names of its missing weights.
+
+    An adapter (LoRA) is merged into the encoder of its base model; a head that was saved with it is left out.
+    """
+    adapter = Path(source, ADAPTER_CONFIG_FILE)
+    if adapter.is_file() and not any(Path(source, name).is_file() for name in WEIGHT_FILES):
+        from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
+
+        config = PeftConfig.from_pretrained(source)
+        config.modules_to_save = config.task_type = None
+        model, missing = _load_with_encoder(model_class, config.base_model_name_or_path)
+        adapted = get_peft_model(model, config)
+        weights = {name: tensor for name, tensor in load_peft_weights(source, device="cpu").items() if ".encoder." in name}
+        set_peft_model_state_dict(adapted, weights)
+        return adapted.merge_and_unload().eval(), missing
     model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
     missing = sorted(key if isinstance(key, str) else key[0] for key in info["missing_keys"])
     of_encoder = [key for key in missing if ".encoder." in key or "word_embeddings" in key]

@@ -11,6 +11,7 @@ from ..model import remote_code
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHT_FILES,
+    WEIGHT_FILES,
     checkpoint_step,
     read_json,
     read_tensors,
@@ -43,10 +44,10 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         ValueError: config.json is not JSON.
     """
     folder = fetch(source, revision=revision, weights=download)
+    if (folder / ADAPTER_CONFIG_FILE).exists() and not any((folder / name).exists() for name in WEIGHT_FILES):
+        return describe_adapter(source, folder)
     if (folder / "config.json").exists() or configuration_file(folder):
         return describe_model(read_contents(source, revision=revision, weights=download))
-    if (folder / ADAPTER_CONFIG_FILE).exists():
-        return describe_adapter(source, folder)
     facts: dict[str, Any] = dict(source=source, problems=[], missing=[])
     if any(folder.glob("checkpoint-*")):
         facts |= dict(kind="the folder of a training run", problems=["the run has saved no model of its own yet"])
@@ -222,6 +223,8 @@ def describe_adapter(source: str, folder: Path) -> dict[str, Any]:
             facts["problems"].append(str(error))
     else:
         facts["problems"].append("adapter_model.safetensors is not there")
+    if (folder / "config.json").exists() and (labels := read_json(folder / "config.json").get("id2label")):
+        facts["labels"] = [*labels.values()]
     if base and not Path(base).exists() and (base.startswith(("/", ".")) or base.count("/") > 1):
         facts["problems"].append(f"its base model {base} is not there")
     return facts
@@ -245,6 +248,8 @@ def description_text(facts: dict[str, Any]) -> str:
         rows.append(("weights", f"{name}, {shown_size(size)}{', ' + names if names else ''}"))
     if base := facts.get("base_model"):
         rows.append(("base model", base))
+    if "labels" in facts:
+        rows.append(("labels", ", ".join(facts["labels"])))
     if "heads" in facts:
         rows.append(("heads", ", ".join(facts["heads"]) or "none: the encoder alone"))
     if classes := facts.get("classes", {}):

@@ -104,7 +104,8 @@ class CorpusArguments:
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
-    language: str | None = option(None, "ISO code, for the model card and the ends of sentences (default there: en)")
+    language: str = option("en", "ISO code of the text, for the ends of sentences")
+    card_language: str | None = option(None, "ISO code of the text, for the model card")
 
 
 @dataclass
@@ -152,7 +153,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if data_args.streaming:
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
-    check_metadata(language=data_args.language, license=model_args.license)
+    check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     tokenizer_options(model_args)
     if nodes > 1 and model_args.train_tokenizer is not None:

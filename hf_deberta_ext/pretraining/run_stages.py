@@ -219,7 +219,7 @@ def numbered_examples(
     def packed(documents):
         return pack(
             documents, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
-            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language or "en",
+            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language,
             seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
         )  # fmt: skip
 
@@ -355,7 +355,7 @@ def run_facts(
         longest=data_args.max_length,
         tokens=None if packed is None else packed.packed_tokens,
         seeds=[args.seed],
-        language=as_list(data_args.language),
+        language=as_list(data_args.card_language),
         license=model_args.license,
         figure=CURVES_FILE,
         diverged=diverged,

@@ -87,6 +87,28 @@ def files_in(folder):
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
+def test_an_adapter_is_merged_into_its_base_model(folders, tmp_path):
+    """Its attention is that of the model with the adapter's products added to the projections."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = DebertaExtForSequenceClassification.from_pretrained(folders / "classifier")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj"], r=2))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    adapted.save_pretrained(tmp_path / "adapter")
+    model.config.save_pretrained(tmp_path / "adapter")
+    save_tokenizer(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    save_tokenizer(tmp_path / "merged")
+    numbers = []
+    for source in (folders / "classifier", tmp_path / "adapter", tmp_path / "merged"):
+        out = tmp_path / "figures" / source.name
+        assert explain("--model", source, "--text", TEXT, "--output_dir", out) == 0
+        numbers.append(torch.tensor(numbers_of(out)["attention"]["probabilities"]))
+    assert torch.allclose(numbers[1], numbers[2], atol=1e-5) and not torch.allclose(numbers[0], numbers[1], atol=1e-3)
+
+
 def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp_path, capsys):
     out = tmp_path / "new" / "figures"
     assert explain("--model", folders / "joint", "--text", TEXT, "--output_dir", out, "--formats", "png", "svg") == 0

@@ -23,7 +23,7 @@ from hf_deberta_ext import (
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS, read_contents
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
-from hf_deberta_ext.conversion.describe import describe
+from hf_deberta_ext.conversion.describe import describe, description_text
 from hf_deberta_ext.model.presets import PRESETS
 from hf_deberta_ext.native import kernel_status
 
@@ -149,6 +149,11 @@ def test_an_adapter_and_its_base(tmp_path):
     facts = describe(str(folder))
     assert facts["kind"] == "an adapter of peft (LORA), not a model" and facts["base_model"] == "user/base"
     assert facts["parameters"] == {"adapter": 128} and facts["modules"] == ["query_proj"] and facts["problems"] == []
+    # A run with --lora leaves the configuration of the base beside it, which knows the labels.
+    (folder / "config.json").write_text(json.dumps({"model_type": "deberta-ext", "id2label": {"0": "bad", "1": "good"}}))
+    facts = describe(str(folder))
+    assert facts["kind"] == "an adapter of peft (LORA), not a model" and facts["labels"] == ["bad", "good"]
+    assert "labels     bad, good" in description_text(facts)
     gone = str(tmp_path / "gone")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": gone}))
     assert describe(str(folder))["problems"] == [f"its base model {gone} is not there"]

@@ -46,7 +46,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     (tmp_path / "held-out.txt").touch()
     (tmp_path / "all_results.json").write_text('{"train_runtime": 12.5, "train_resumed_at_step": 50}', encoding="utf-8")
     data_args = DataArguments(
-        train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")], language="de"
+        train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")], card_language="de"
     )
     args = PretrainingArguments(str(tmp_path), use_cpu=True, seed=7)
     masking = MaskingArguments()
@@ -60,7 +60,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     facts = facts_of(ModelArguments(license="mit", model=str(tmp_path)))
     assert (facts.language, facts.license, facts.datasets) == (["de"], "mit", ["org/texts"])
     # Nobody has said that the text is English.
-    assert DataArguments(train_data=["a.txt"]).language is None
+    assert DataArguments(train_data=["a.txt"]).card_language is None
     assert (facts.base_model, facts.base_model_id, facts.from_scratch) == (tmp_path.name, None, False)
     assert facts.hardware["seconds of training, from step 50 on"] == 12.5
     assert facts.hardware["seconds of all stages"] == 99.5
@@ -74,7 +74,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
 @pytest.mark.parametrize(("flags", "said"), [({"license": "MIT"}, "is it mit"), ({"language": "xx"}, "no language 'xx'")])
 def test_names_that_the_hub_does_not_know_are_refused_at_once(flags, said, tmp_path):
     pytest.importorskip("accelerate")
-    data_args = DataArguments(train_data=["a.txt"], language=flags.get("language"))
+    data_args = DataArguments(train_data=["a.txt"], card_language=flags.get("language"))
     args = PretrainingArguments(str(tmp_path), use_cpu=True)
     with pytest.raises(ValueError, match=said):
         check_arguments(data_args, ModelArguments(license=flags.get("license")), args)
