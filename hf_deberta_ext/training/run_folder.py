@@ -208,7 +208,7 @@ def begin_run(
         before = {name: value for name, value in UNRECORDED.items() if first and name in record} | first
         compared = ({*before} & {*record}) - ({"world_size"} if "batch_size" in record else set())
         changed = {name: [before[name], record[name]] for name in sorted(compared) if before[name] != record[name]}
-        if unknown := sorted({*anyway} - {*first} - {*record}):
+        if unknown := sorted({*anyway} - {*first} - {*record} - {*UNRECORDED}):
             differing = ", ".join(changed) or "nothing"
             raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {differing}")
         if refused := [name for name in changed if name not in anyway or name in STORED]:
