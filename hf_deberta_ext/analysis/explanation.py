@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, WEIGHT_FILES, checkpoint_step
+from ..model.checkpoint_files import checkpoint_step, is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.masked_language_model import DebertaExtForMaskedLM
@@ -89,8 +89,7 @@ def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[s
 
     An adapter (LoRA) is merged into the encoder of its base model; a head that was saved with it is left out.
     """
-    adapter = Path(source, ADAPTER_CONFIG_FILE)
-    if adapter.is_file() and not any(Path(source, name).is_file() for name in WEIGHT_FILES):
+    if is_adapter_folder(source):
         from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
 
         config = PeftConfig.from_pretrained(source)

@@ -11,8 +11,8 @@ from ..model import remote_code
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHT_FILES,
-    WEIGHT_FILES,
     checkpoint_step,
+    is_adapter_folder,
     read_json,
     read_tensors,
     shown_size,
@@ -44,7 +44,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         ValueError: config.json is not JSON.
     """
     folder = fetch(source, revision=revision, weights=download)
-    if (folder / ADAPTER_CONFIG_FILE).exists() and not any((folder / name).exists() for name in WEIGHT_FILES):
+    if is_adapter_folder(folder):
         return describe_adapter(source, folder)
     if (folder / "config.json").exists() or configuration_file(folder):
         return describe_model(read_contents(source, revision=revision, weights=download))

@@ -81,7 +81,7 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArguments) -> bool:
-    """Whether --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
+    """Tell if --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if Path(model_args.model_name_or_path, "adapter_config.json").is_file():

@@ -145,7 +145,7 @@ def document_filters(
     evaluation_hashes: Collection[int],
     ngram: int,
 ) -> dict[str, PipelineStep]:
-    """What each filter drops -> its block; the `ngram_hashes` of evaluation sets are written into the folder."""
+    """Filters by their reason to drop a document; the `ngram_hashes` of evaluation sets are written into the folder."""
     filters: dict[str, PipelineStep] = {}
     if languages:
         filters["other languages"] = LanguageFilter([*languages], threshold)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def push(
 def send_changes(
     hub: HubCommit,
     remote: Remote,
-    changes: Iterable[FileChange],
+    changes: Sequence[FileChange],
     private: bool | None,
     message: str,
     description: str | None,

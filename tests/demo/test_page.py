@@ -77,7 +77,7 @@ def served(command, folder, environment):
 
 
 class Page:
-    """What a person does: choose a tab, type, click, read."""
+    """The steps of a person: choose a tab, type, click, read."""
 
     def __init__(self, session, address, tabs):
         self.session = session
@@ -108,7 +108,7 @@ class Page:
         return self.visible(".dx")[0]
 
     def hover(self, element):
-        """What is shown of the element under the pointer."""
+        """The text shown for the element under the pointer."""
         from selenium.webdriver import ActionChains
 
         self.session.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows: the numbers are those of the model, the HTML is safe, and every head that is there is found."""
+"""Results on the page: the numbers are those of the model, the HTML is safe, and every head that is there is found."""
 
 import re
 import sys

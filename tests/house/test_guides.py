@@ -121,7 +121,7 @@ def test_what_a_guide_is_read_as(monkeypatch):
 
 @pytest.mark.parametrize("guide", LONGEST)
 def test_a_guide_is_short_and_all_its_commands_are_fenced(guide):
-    """What is indented would not run."""
+    """Indented code would not run."""
     text = (ROOT / guide).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST[guide]
     unfenced = BLOCK.sub("", re.sub(r"<!-- (main job|test) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL))

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
     "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "check_dtypes",
-    "checkpoint_step", "free_name", "header_tensor", "is_weight_file", "microsoft_weights", "read_index", "read_json",
-    "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
+    "checkpoint_step", "free_name", "header_tensor", "is_adapter_folder", "is_weight_file", "microsoft_weights",
+    "read_index", "read_json", "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -64,6 +64,12 @@ def is_weight_file(name: str) -> bool:
     """Tell weights of a model or adapter, whole, in shards, or of FSDP, by the name of the file."""
     is_adapter = ADAPTER_FILES.fullmatch(name) and name != ADAPTER_CONFIG_FILE
     return bool(MODEL_WEIGHTS.fullmatch(name) or is_adapter or name == "pytorch_model_fsdp.bin")
+
+
+def is_adapter_folder(folder: str | os.PathLike) -> bool:
+    """Tell a folder with an adapter of peft, and without the weights of a whole model."""
+    has_model = any(Path(folder, name).is_file() for name in WEIGHT_FILES)
+    return Path(folder, ADAPTER_CONFIG_FILE).is_file() and not has_model
 
 
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
