@@ -7,6 +7,9 @@ import os
 # Before transformers is imported: no test may reach for the network or for a cache outside of the test run.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The models are tiny: threads would only wait for each other, in the processes that tests start too. Two show that no test
+# depends on the order of sums.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("DEBERTA_EXT_TEST_THREADS") or "1"
 
 import pytest
 import torch
@@ -17,8 +20,7 @@ from transformers import DebertaConfig, DebertaV2Config
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 
-# The models are tiny: threads would only wait for each other. Two show that no test depends on the order of sums.
-THREADS = int(os.environ.get("DEBERTA_EXT_TEST_THREADS") or 1)
+THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
 
 # How many they draw without --run-slow, which draws thousands.
