@@ -15,18 +15,6 @@ def model(request, tiny_config, shake):
     return shake(DebertaExtModel(tiny_config(request.param)))
 
 
-@pytest.mark.criterion("A11.1")
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_sample_alone_equals_itself_in_a_padded_batch(model, side, batch, relative_error):
-    ids, mask = batch(3, 50, [50, 21, 1], side=side)
-    with torch.no_grad():
-        together = model(ids, attention_mask=mask).last_hidden_state
-        for row in range(3):
-            real = mask[row].bool()
-            alone = model(ids[row : row + 1, real]).last_hidden_state[0]
-            assert relative_error("alone against padded", together[row, real], alone) < 1e-5
-
-
 @pytest.mark.criterion("A11.2")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16])
 def test_masks_of_any_dtype_and_of_two_to_four_dimensions_give_the_same(model, dtype, batch, relative_error):

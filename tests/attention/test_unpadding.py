@@ -329,19 +329,6 @@ def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake
             model(ids, attention_mask=mask)
 
 
-@pytest.mark.criterion("A8.1")
-def test_gradient_checkpointing_gives_the_same_gradients(tiny_config, shake, batch, relative_error):
-    model = shake(DebertaExtForMaskedLM(tiny_config("v2"))).train()
-    model.set_unpadding(True)
-    ids, mask = batch(B, N, LENGTHS)
-    labels = head_inputs("masked-lm", mask.bool())[0]["labels"]
-    expected = gradients_of(model, model(ids, attention_mask=mask, labels=labels).loss)
-    for reentrant in (False, True):
-        model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
-        ours = gradients_of(model, model(ids, attention_mask=mask, labels=labels).loss)
-        assert_same_gradients("unpadded, checkpointing", ours, expected, relative_error)
-
-
 DOCUMENTS = [[3, 14, 9], [26], [1, 1, 20]]  # lengths; rows of 30, padding behind
 
 
@@ -360,23 +347,6 @@ def packed_batch(seed=0):
 def alone(model, x, where, **inputs):
     row, part = where
     return model(x[row, part][None], **inputs)
-
-
-@pytest.mark.criterion("P5")
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_documents_equal_each_document_alone(kind, backend, tiny_config, shake, relative_error):
-    model = shake(DebertaExtModel(tiny_config(kind, type_vocab_size=2, position_biased_input=True)))
-    model.set_attn_implementation(backend)
-    ids, document_ids, where = packed_batch()
-    types = random_ids(3, 30) % 2
-    with torch.no_grad():
-        out = model(ids, document_ids=document_ids, token_type_ids=types, output_hidden_states=True)
-        assert not out.last_hidden_state[document_ids == 0].any()
-        for row, part in where:
-            single = model(ids[row : row + 1, part], token_type_ids=types[row : row + 1, part], output_hidden_states=True)
-            for states, wanted in zip(out.hidden_states, single.hidden_states, strict=True):
-                assert relative_error("packed documents", states[row, part], wanted[0]) < 1e-5
 
 
 PACKED_HEADS = [
@@ -463,29 +433,6 @@ def test_no_gradient_crosses_from_one_document_into_another(tiny_config, shake):
         inside = torch.zeros_like(gradient, dtype=torch.bool)
         inside[row, part] = True
         assert gradient[inside].any() and not gradient[~inside].any()
-
-
-@pytest.mark.parametrize("kind", ["v1", "v3"])
-@pytest.mark.parametrize("masked_only", [False, True])
-def test_document_ids_equal_a_mask_of_blocks_with_positions(kind, masked_only, tiny_config, shake, relative_error):
-    """Without the convolution, which looks across the borders of a mask."""
-    model = shake(DebertaExtForMaskedLM(tiny_config(kind))).train()
-    ids, document_ids, where = packed_batch()
-    labels = ids.masked_fill((ids % 3 != 0) | (document_ids == 0), -100)
-    position_ids = torch.zeros_like(ids)
-    for row, part in where:
-        position_ids[row, part] = torch.arange(part.stop - part.start)
-    blocks = (document_ids[:, None] == document_ids[:, :, None]) & (document_ids[:, None] != 0)
-    inputs = dict(labels=labels, masked_only=masked_only)
-    results = []
-    for how in (dict(document_ids=document_ids), dict(attention_mask=blocks, position_ids=position_ids)):
-        out = model(ids, **inputs, **how)
-        results.append((out, gradients_of(model, out.loss)))
-    (ours, gradients), (reference, expected) = results
-    assert torch.allclose(ours.loss, reference.loss, rtol=1e-5)
-    real = None if masked_only else document_ids != 0
-    assert relative_error("document blocks", ours.logits, reference.logits, real) < 1e-5
-    assert_same_gradients("document blocks, gradients", gradients, expected, relative_error)
 
 
 def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_config, shake, batch):

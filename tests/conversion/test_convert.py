@@ -2,11 +2,7 @@
 """`deberta-ext convert`: what goes in comes out, checked, or nothing is left behind."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,7 +32,6 @@ from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion import convert, verification
 from hf_deberta_ext.conversion.checkpoint_contents import HEADS
 
-ROOT = Path(__file__).resolve().parents[2]
 IDS = torch.arange(5, 25)[None]
 
 
@@ -495,19 +490,6 @@ def test_what_cannot_be_loaded_is_refused(official, fails, tmp_path):
     message = fails(source, out, "--head", "sequence-classification")
     assert "classifier.bias has shape [3]" in message and "is its number of labels (id2label) right?" in message
     assert not out.exists()
-
-
-@pytest.mark.slow
-def test_as_a_program(official, tmp_path):
-    source = official("v1", ("lm",))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hf_deberta_ext", "convert", str(source), str(tmp_path / "ours")]
-    options = dict(capture_output=True, text=True, timeout=120, env=environment)
-    done = subprocess.run(command, **options)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert f"written: {tmp_path / 'ours'} (deberta-ext, DebertaExtForMaskedLM, " in done.stdout
-    done = subprocess.run(command, **options)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 text, material = mlm.text, glue_script.material
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
+STEPS, NAMES = 40, ("loss", "generator_loss", "discriminator_loss", "grad_norm")
 # 16 rows a step, and a rest of them at the end of an epoch; with dropout.
 BATCH = dict(
     max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2, save_steps=10, logging_steps=1,
@@ -89,7 +89,7 @@ def stopped(folder, place, step):
 
 
 @exact_accumulation
-@pytest.mark.parametrize("script", ["run_mlm", "run_rtd", "run_glue"])
+@pytest.mark.parametrize("script", ["run_rtd", "run_glue"])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """With the same flags each time: the accumulation follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")

@@ -2,7 +2,7 @@
 """examples/run_race.py end to end: made-up and real questions, what it leaves, and what it refuses."""
 
 import pytest
-from fine_tuning_scripts import TRAIN_AND_EVALUATE, first_rows, needs_data, read_json, refused, run, save_model
+from fine_tuning_scripts import TRAIN_AND_EVALUATE, read_json, refused, run, save_model
 from task_files import write_lines
 from tiny_constants import TINY
 from transformers import AutoModelForMultipleChoice, AutoTokenizer, BertConfig, BertModel
@@ -94,20 +94,3 @@ def test_answers_and_lengths_that_do_not_fit_are_refused(more, flags, message, r
     first, second = race_rows("high", 2)
     file = write_lines(tmp_path / "rows.jsonl", first, second | more)
     assert message in refused(capsys, run_race, model, tmp_path / "out", "--do_train", train_file=file, **flags)
-
-
-@needs_data
-@pytest.mark.slow
-def test_a_model_memorises_real_questions(run_race, tmp_path):
-    """40 questions of RACE's train files, from random weights. The accuracy is printed."""
-    rows = {level: first_rows(f"race/{level}/train.jsonl.gz", 20) for level in ("middle", "high")}
-    files = [write_lines(tmp_path / f"{level}.jsonl", *rows[level]) for level in rows]
-    articles = [row["article"] for level in rows for row in rows[level]]
-    model = save_model(tmp_path / "model", articles, vocab_size=2000, hidden_size=64, intermediate_size=128)
-    measured = run(
-        run_race, model, tmp_path / "out", *TRAIN_AND_EVALUATE, "--from_scratch", train_file=files,
-        validation_file=files, max_seq_length=128, max_steps=120, learning_rate=1e-3, per_device_train_batch_size=8,
-        lr_scheduler_type="constant_with_warmup", warmup_steps=20,
-    )  # fmt: skip
-    print({name: value for name, value in measured.items() if "accuracy" in name})
-    assert measured["eval_accuracy"] > 0.95

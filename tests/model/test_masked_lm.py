@@ -130,21 +130,6 @@ def test_passes_share_keys_and_values_and_give_the_loss_and_gradients_of_passes_
         assert grad.norm() > 1e-6 or name.endswith("key_proj.bias")
 
 
-@pytest.mark.criterion("A11.1")
-@pytest.mark.parametrize("overrides", [{}, dict(position_biased_input=True)], ids=["EMD", "biased input"])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_sample_alone_equals_itself_in_a_padded_batch(overrides, side, tiny_config, shake, batch, relative_error):
-    """Absolute positions count from the first real token, so that left padding changes nothing either."""
-    model = shake(DebertaExtForMaskedLM(tiny_config(**overrides)))
-    ids, mask = batch(3, 30, [30, 17, 1], side=side)
-    with torch.no_grad():
-        together = model(ids, attention_mask=mask).logits
-        for row in range(3):
-            real = mask[row].bool()
-            alone = model(ids[row : row + 1, real]).logits[0]
-            assert relative_error("masked LM, alone against padded", together[row, real], alone) < 1e-5
-
-
 def test_labelled_positions_by_hand():
     labels = torch.tensor([[-100, 7, -100, 8, 9], [-100, -100, 3, -100, -100]])
     positions, real = labelled_positions(labels)

@@ -11,10 +11,8 @@ import mlm_script
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
-from accumulation import exact_accumulation
-from mlm_script import TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, start
-from scripts import EXAMPLES, command_line
+from mlm_script import arguments, assert_refused, assert_same_weights
+from scripts import command_line
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -63,10 +61,6 @@ def prepared(prepare_corpus, text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared") / "prepared"
     prepare_corpus.main(preparing(text, folder, decontaminate=evaluation))
     return folder
-
-
-def row_digest(row):
-    return str(row["input_ids"].tolist())
 
 
 def test_every_document_is_counted_and_each_token_is_in_a_row(prepared, capsys):
@@ -395,21 +389,3 @@ def test_the_digest_depends_neither_on_the_number_of_tasks_nor_on_a_killed_one(
     monkeypatch.setattr(preparation, "document_filters", with_a_kill)
     killed = prepare_corpus.main(preparing(text, tmp_path / "again", workers=2, **flags))
     assert (tmp_path / "killed").is_file() and killed["digest"] == manifest["digest"]
-
-
-@pytest.mark.slow
-@exact_accumulation
-def test_two_processes_and_a_resume_by_one_see_the_same_rows(prepared, run_mlm, tmp_path):
-    """Over more than an epoch, with rows left over at its end."""
-    flags = dict(max_steps=16, save_steps=7, learning_rate=1e-3, dataloader_num_workers=2, save_total_limit=9)
-    one, two, resumed = (tmp_path / name for name in ("one", "two", "resumed"))
-    script = str(EXAMPLES["run_mlm"])
-    finish(start(*TORCHRUN, script, *training(prepared, two, gradient_accumulation_steps=2, **flags)))
-    run_mlm.main(training(prepared, one, gradient_accumulation_steps=4, **flags))
-    resumed.mkdir()
-    shutil.copytree(two / "checkpoint-7", resumed / "checkpoint-7")
-    shutil.copy(two / "run_arguments.json", resumed)
-    run_mlm.main(training(prepared, resumed, gradient_accumulation_steps=2, **flags, resume_from_checkpoint="last"))
-    curves = [torch.tensor(losses(folder)) for folder in (one, two, resumed)]
-    for other in curves[1:]:
-        assert other.shape == curves[0].shape and ((other - curves[0]).abs() / curves[0]).max() < 1e-3

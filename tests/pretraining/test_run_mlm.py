@@ -4,14 +4,13 @@
 import json
 import re
 import shutil
-import sys
 
 import mlm_script
 import pytest
 import torch
 from accumulation import exact_accumulation
 from microsoft_checkpoints import microsoft, write
-from mlm_script import TINY, TORCHRUN, arguments, assert_refused, assert_same_weights, finish, kill_after, losses, start
+from mlm_script import TINY, TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, start
 from safetensors.torch import load_file
 from scripts import EXAMPLES
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
@@ -141,24 +140,6 @@ def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, te
         part.save_pretrained(tmp_path / "half")
     run_mlm.main(arguments(text, tmp_path / "run", model=tmp_path / "half", max_steps=1))
     assert {weight.dtype for weight in load_file(tmp_path / "run" / "model.safetensors").values()} == {torch.float32}
-
-
-@pytest.mark.criterion("A16.1")
-@pytest.mark.slow
-def test_killed_and_resumed_run_ends_with_the_same_weights(run_mlm, text, tmp_path):
-    """With workers, dropout, dynamic masks and swapped segments; killed in the second epoch."""
-    flags = dict(
-        packing="segment_pair", sop_weight=1, dataloader_num_workers=2, max_steps=40, save_steps=25, learning_rate=1e-3,
-        per_device_train_batch_size=8, max_train_samples=160,
-    )  # fmt: skip
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(sys.executable, str(SCRIPT), *arguments(text, killed, **flags))
-    kill_after(killed / "checkpoint-25", process)
-    run_mlm.main(arguments(text, killed, **flags, resume_from_checkpoint="last"))
-    run_mlm.main(arguments(text, whole, **flags))
-    assert_same_weights(whole, killed)
-    assert losses(whole) == losses(killed) and len(losses(whole)) == 40
-    assert json.loads((whole / "trainer_state.json").read_text(encoding="utf-8"))["epoch"] == 2
 
 
 def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):

@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`deberta-ext card`: what it writes, what it says, and its exit status."""
 
-import argparse
-import shlex
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from huggingface_hub import ModelCard
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
-from hf_deberta_ext.commands import card as command
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.publishing.card_checks import card_problems
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = dict(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
 
 
@@ -152,20 +144,3 @@ def test_errors_are_one_line_and_nothing_is_written(arguments, message, folder, 
     printed = capsys.readouterr()
     assert printed.err.startswith("deberta-ext card: error: ") and message.format(folder) in printed.err
     assert printed.err.count("\n") == 1 and printed.out == "" and files_of(folder) == before
-
-
-def test_examples_are_command_lines_of_the_command():
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    command.add_arguments(parser)
-    lines = command.EXAMPLE.splitlines()
-    assert lines and all(line.startswith("deberta-ext card ") for line in lines)
-    for line in lines:
-        parser.parse_args(shlex.split(line)[2:])
-
-
-@pytest.mark.slow
-def test_it_is_a_command_of_the_package(folder):
-    run = [sys.executable, "-m", "hf_deberta_ext", "card", str(folder), "--language", "en", "--license", "mit"]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [f"{folder / 'README.md'} is built", "no problems"]

@@ -7,9 +7,7 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +23,7 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtFo
 from hf_deberta_ext.commands import push as command
 from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
 from hf_deberta_ext.publishing import FileChange, PushError, PushReport, push, write_model_card
-from hf_deberta_ext.publishing.published_files import published_files
 
-ROOT = Path(__file__).resolve().parents[2]
 REPO = "user/deberta"
 NAMES = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
 # The module, whose name in the package is that of its function.
@@ -485,34 +481,3 @@ def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, sta
         script.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith(": error: repo_id = 'no-name' must be user/name or organisation/name\n")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "model"
-    DebertaExtForMaskedLM(DebertaExtConfig(**TINY)).save_pretrained(folder)
-    save_tokenizer(folder)
-    write_model_card(folder, language="en", license="mit")
-    return folder
-
-
-@pytest.mark.slow
-def test_a_folder_is_pushed_with_all_checks_by_a_process_of_its_own(hub, whole, tmp_path):
-    before = on_disk(whole)
-    names = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
-    environment = {name: os.environ[name] for name in names if name in os.environ} | {"OMP_NUM_THREADS": "1"}
-    environment |= hub.environment(tmp_path / "home") | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-
-    def run(*flags):
-        command = [sys.executable, "-m", "hf_deberta_ext", "push", str(whole), REPO, *flags]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-    done = run("--private", "--tag", "v1.0")
-    assert done.returncode == 0, done.stderr
-    repo = hub.repos[REPO]
-    assert f"commit {repo.branches['main']}, tag v1.0" in done.stdout.splitlines()[-1]
-    assert repo.private and repo.tags == {"v1.0": repo.branches["main"]}
-    assert {*repo.files()} - {".gitattributes"} == {*published_files(whole)[0]} and on_disk(whole) == before
-    refused = run("--public")
-    assert refused.returncode == 2 and "is there already and private" in refused.stderr
-    assert refused.stderr.count("\n") == 1 and len(repo.commits) == 2

@@ -3,9 +3,7 @@
 
 import json
 import random
-import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,9 @@ import torch
 from safetensors.torch import load_file
 from scripts import command_line, start
 
-from hf_deberta_ext.training.checkpoints import checkpoint_problem
-
 __all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "kill_after", "losses", "start",
-    "text", "write_text",
+    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "losses", "start", "text",
+    "write_text",
 ]  # fmt: skip
 
 TINY = (
@@ -76,16 +72,6 @@ def finish(process):
     printed, _ = process.communicate(timeout=500)
     assert process.returncode == 0, printed[-3000:]
     return printed
-
-
-def kill_after(checkpoint, process):
-    """Kills a run as soon as the checkpoint is complete."""
-    while checkpoint_problem(checkpoint) is not None:
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and not (checkpoint.parent / "model.safetensors").exists()
 
 
 def assert_same_weights(*folders):
