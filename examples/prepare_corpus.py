@@ -25,15 +25,20 @@ shards, tokenizer/, manifest.json (`deberta-ext info prepared` shows it) and wor
 is read by one task, and a shard is made of --part_bytes of text.
 """
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
-from hf_deberta_ext.pretraining.prepared_corpus import is_prepared, manifest_file, manifest_text, read_manifest
+from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, manifest_text, read_manifest, write_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
+from hf_deberta_ext.training.disk_space import disk_errors
 from hf_deberta_ext.training.flags import option, overrides, parse_flags
+from hf_deberta_ext.training.folder_lock import locked_folder
 from hf_deberta_ext.training.run_contents import tokenizer_digest
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -108,34 +113,45 @@ def run(args: PreparationArguments) -> dict:
         sources=[dict(source=source, license=name) for source, name in zip(args.train_data, licenses, strict=True)],
         tokenizer=dict(source=args.tokenizer or args.train_tokenizer),
     )  # fmt: skip
-    begin(args, manifest)
+    with in_folder(args.output_dir):
+        begin(args, manifest)
 
-    # 2. Tokenizer and evaluation sets
-    trained = None
-    if args.tokenizer is not None:
-        save_tokenizer(tokenizer, args.output_dir)
-    else:
-        trained = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
-        trained |= flags.tokenizer_options(args)
-    filters = preparation.document_filters(
-        args.output_dir, languages=args.languages, threshold=args.language_threshold, quality=args.quality,
-        evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram,
-    )  # fmt: skip
+        # 2. Tokenizer and evaluation sets
+        trained = None
+        if args.tokenizer is not None:
+            save_tokenizer(tokenizer, args.output_dir)
+        else:
+            trained = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
+            trained |= flags.tokenizer_options(args)
+        filters = preparation.document_filters(
+            args.output_dir, languages=args.languages, threshold=args.language_threshold, quality=args.quality,
+            evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram,
+        )  # fmt: skip
 
-    # 3. Stages
-    stages = preparation.prepare(
-        args.output_dir, groups, reading=dict(documents=args.documents, max_file_bytes=args.max_file_bytes, **common),
-        filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
-        packing=packing, held_out=args.validation_documents, manifest=manifest,
-    )  # fmt: skip
-    options = overrides(args.executor_options, "--executor_options")
-    preparation.run_stages(stages, args.output_dir, args.executor, args.workers, options)
-    if args.executor == "slurm":
-        print(f"submitted: {args.output_dir} is prepared when the job prepare_manifest has ended")
+        # 3. Stages
+        stages = preparation.prepare(
+            args.output_dir, groups, reading=dict(documents=args.documents, max_file_bytes=args.max_file_bytes, **common),
+            filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
+            packing=packing, held_out=args.validation_documents, manifest=manifest,
+        )  # fmt: skip
+        options = overrides(args.executor_options, "--executor_options")
+        preparation.run_stages(stages, args.output_dir, args.executor, args.workers, options)
+        if args.executor == "slurm":
+            print(f"submitted: {args.output_dir} is prepared when the job prepare_manifest has ended")
+            return manifest
+        manifest = read_manifest(args.output_dir)
+        print(manifest_text(manifest))
         return manifest
-    manifest = read_manifest(args.output_dir)
-    print(manifest_text(manifest))
-    return manifest
+
+
+@contextlib.contextmanager
+def in_folder(folder: str) -> Iterator[None]:
+    """Context in which one preparation writes into a folder; a full disk is told in one line."""
+    if "://" in folder:
+        yield
+        return
+    with disk_errors(Path(folder), Path(folder), again="run the command again"), locked_folder(folder):
+        yield
 
 
 def check(args: PreparationArguments):
@@ -162,12 +178,11 @@ def begin(args: PreparationArguments, manifest: dict):
     Raises:
         ValueError: the folder holds a preparation of other files or flags.
     """
-    files, path = manifest_file(args.output_dir)
-    if not is_prepared(args.output_dir):
-        files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        files.pipe_file(path, (json.dumps(manifest, indent=1) + "\n").encode())
+    begun = load_manifest(args.output_dir)
+    if not begun:
+        write_manifest(args.output_dir, manifest)
         return
-    before, now = json.loads(files.cat_file(path)).get("request", {}), manifest["request"]
+    before, now = begun.get("request", {}), manifest["request"]
     if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
         names = ", ".join(CONTENTS.get(name, f"--{name}") for name in changed)
         raise ValueError(

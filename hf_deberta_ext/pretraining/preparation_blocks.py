@@ -24,7 +24,7 @@ from ..tokenization import load_tokenizer
 from ..training.run_contents import json_digest, tokenizer_digest
 from .corpus import file_documents, load_hub_corpus
 from .packing import COUNTS, PackingReport, pack_documents
-from .prepared_corpus import BATCH_ROWS, MANIFEST_FILE, SHARDS, TOKENIZER, batch_digest, tokenizer_folder
+from .prepared_corpus import BATCH_ROWS, SHARDS, TOKENIZER, batch_digest, tokenizer_folder, write_manifest
 from .tokenizer_training import train_tokenizer
 
 __all__ = [
@@ -277,8 +277,7 @@ class WriteManifest(PipelineStep):
             digest=json_digest({name: [shard["digest"] for shard in shards[name]] for name in SHARDS}),
             **shards,
         )
-        with self.output.open(MANIFEST_FILE, "w") as file:
-            file.write(json.dumps(manifest, indent=1) + "\n")
+        write_manifest(self.folder, manifest)
 
 
 def total(stat: Any) -> int:

@@ -21,8 +21,8 @@ from ..training.run_contents import add_values, json_digest
 from .packing import PackingReport
 
 __all__ = [
-    "PreparedRows", "ShardOrder", "batch_digest", "is_prepared", "manifest_file", "manifest_text", "read_manifest",
-    "tokenizer_folder",
+    "PreparedRows", "ShardOrder", "batch_digest", "is_prepared", "load_manifest", "manifest_text", "read_manifest",
+    "tokenizer_folder", "write_manifest",
 ]  # fmt: skip
 
 MANIFEST_FILE, TOKENIZER, SHARDS = "manifest.json", "tokenizer", ("train", "held_out")
@@ -50,23 +50,49 @@ def is_prepared(*folders: str | os.PathLike) -> bool:
     return False
 
 
+def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
+    """Write the manifest, with a digest of itself, in place of an earlier one."""
+    files, path = manifest_file(folder)
+    files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    text = json.dumps({"checksum": json_digest(manifest), **manifest}, indent=1) + "\n"
+    # In one go: a full disk would leave half of it.
+    files.pipe_file(f"{path}.part", text.encode())
+    files.mv(f"{path}.part", path)
+
+
+def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
+    """The manifest of a folder, also of an unfinished preparation; {} without one.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    files, path = manifest_file(folder)
+    try:
+        manifest = dict(json.loads(files.cat_file(path)))
+        # Older ones have none.
+        is_whole = manifest.pop("checksum", None) in (None, json_digest(manifest)) and "finished" in manifest
+    except FileNotFoundError:
+        return {}
+    except (TypeError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"{path} is damaged: copy it again, or prepare the corpus again in another folder")
+    return manifest
+
+
 def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     """The manifest of a prepared folder, all of whose shards are there.
 
     Raises:
         ValueError: the preparation is unfinished, the manifest is damaged, or a shard is missing or of another size.
     """
-    files, path = manifest_file(folder)
-    try:
-        manifest = json.loads(files.cat_file(path))
-        if not manifest["finished"]:
-            raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
-        root = path.removesuffix(MANIFEST_FILE)
-        found = [entry for name in SHARDS if manifest[name] for entry in files.find(root + name, detail=True).values()]
-        sizes = {entry["name"].removeprefix(root): entry["size"] for entry in found}
-        expected = {shard["file"]: shard["bytes"] for name in SHARDS for shard in manifest[name]}
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}): prepare the corpus again, in another folder") from error
+    (files, path), manifest = manifest_file(folder), load_manifest(folder)
+    if not manifest["finished"]:
+        raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
+    root = path.removesuffix(MANIFEST_FILE)
+    found = [entry for name in SHARDS if manifest[name] for entry in files.find(root + name, detail=True).values()]
+    sizes = {entry["name"].removeprefix(root): entry["size"] for entry in found}
+    expected = {shard["file"]: shard["bytes"] for name in SHARDS for shard in manifest[name]}
     for name, size in expected.items():
         if sizes.get(name) != size:
             problem = f"has {sizes[name]:,} bytes, prepared were {size:,}" if name in sizes else "is missing"
@@ -184,9 +210,10 @@ class PreparedRows(Dataset):
                 options = {} if self.cache_dir is None else {"cache_storage": self.cache_dir}
                 path = fsspec.open_local(f"filecache::{path}", filecache=options)
             reader = pa.ipc.open_file(pa.memory_map(os.path.expanduser(path)))
-            rows = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
-            if sum(rows) != self.shards[shard]["rows"]:
-                raise ValueError(f"it has {sum(rows)} rows, prepared were {self.shards[shard]['rows']}")
+            batches = [reader.get_batch_with_custom_metadata(number) for number in range(reader.num_record_batches)]
+            rows, digests = zip(*((len(batch), metadata["digest"].decode()) for batch, metadata in batches), strict=True)
+            if (sum(rows), json_digest(digests)) != (self.shards[shard]["rows"], self.shards[shard]["digest"]):
+                raise ValueError("it is not the shard that was prepared")
             self.open_shards[shard] = reader, np.cumsum(rows)
             if len(self.open_shards) > OPEN_SHARDS:
                 self.open_shards.popitem(last=False)

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import nn
 from transformers import TrainingArguments
 from transformers.utils import logging
@@ -22,7 +21,7 @@ logger = logging.get_logger(__name__)
 __all__ = ["DiskError", "checkpoint_size", "disk_errors", "warn_of_little_space", "write_text"]
 
 CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-# safetensors gives the code as text, torch.save none: it says where it stopped.
+# safetensors and tokenizers give the code as text, torch.save none: it says where it stopped.
 TEXTS = re.compile(r"\(os error (\d+)\)|unexpected pos \d+ vs \d+|PytorchStreamWriter failed|iostream error")
 
 
@@ -33,20 +32,26 @@ class DiskError(OSError):
 
 
 @contextlib.contextmanager
-def disk_errors(place: Path, folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Context in which errors of a disk become a DiskError with path, bytes and the way out.
+def disk_errors(place: Path, folder: Path, needed: int | None = None, again: str | None = None) -> Iterator[None]:
+    """Context in which errors of a disk become a DiskError with path, bytes and the way out; others stay.
 
     Args:
         place (`Path`): that is written.
         folder (`Path`): the output folder.
         needed (`int`, *optional*): bytes.
+        again (`str`, *optional*): what to do then; default: go on with the last whole checkpoint, or start anew.
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except ValueError:
+        raise
+    # tokenizers has no class of its own.
+    except Exception as error:
         text = TEXTS.search(str(error))
         code = getattr(error, "errno", None) or (text and text[1] and int(text[1]))
-        if isinstance(error, DiskError) or (code not in CODES and not (text and not text[1])):
+        file = getattr(error, "filename", None) if code in (errno.EACCES, errno.EPERM) else None
+        is_elsewhere = isinstance(file, str) and not Path(file).resolve().is_relative_to(folder.resolve())
+        if isinstance(error, DiskError) or is_elsewhere or (code not in CODES and not (text and not text[1])):
             raise
         # The disk of the nearest folder that is there.
         free = shutil.disk_usage(next(path for path in (place, *place.resolve().parents) if path.exists())).free
@@ -57,7 +62,7 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None) -> Iterato
         resume = f"go on with --resume_from_checkpoint {whole}" if whole else "start again without --resume_from_checkpoint"
         remedy = "Free space or choose" if code in (None, errno.ENOSPC, errno.EDQUOT) else "Choose"
         raise DiskError(
-            f"{place} could not be written: {reason}; {room}. {remedy} another --output_dir, then {resume}"
+            f"{place} could not be written: {reason}; {room}. {remedy} another --output_dir, then {again or resume}"
         ) from error
 
 

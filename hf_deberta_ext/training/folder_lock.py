@@ -34,7 +34,7 @@ def lock_folder(folder: str | os.PathLike) -> bool:
     Where the file system has no locks, a warning says so.
 
     Raises:
-        ValueError: another process trains in it; says which.
+        ValueError: another process works in it; says which.
     """
     folder = Path(folder).resolve()
     file, key = folder / LOCK_FILE, (os.getpid(), folder)
@@ -52,7 +52,7 @@ def lock_folder(folder: str | os.PathLike) -> bool:
                 owner = opened.read().strip()
                 opened.close()
                 raise ValueError(
-                    f"{folder} is in use: {owner or 'another process'} trains in it. Wait for its end, or choose another "
+                    f"{folder} is in use: {owner or 'another process'} works in it. Wait for its end, or choose another "
                     "--output_dir"
                 ) from error
             logger.warning(f"the file system of {folder} has no locks ({error.strerror}): start no second run in it")

@@ -35,6 +35,8 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
     begins_there = Path(source).resolve().is_relative_to(Path(args.output_dir).resolve())
     contents = dict(
         data_digest=examples_digest(trainer.train_dataset),
+        # The order of PreparedRows, in code without the script's flags.
+        shuffle_buffer=getattr(getattr(trainer.train_dataset, "dataset", None), "buffer", None),
         evaluation_data_digest=examples_digest(trainer.eval_dataset) if is_decided_by_evaluation(args) else None,
         tokenizer_digest=tokenizer_digest(trainer.processing_class),
         weights_digest=None if begins_there else weights_digest(source, getattr(config, "_commit_hash", None)),

@@ -2,6 +2,7 @@
 """Errors of the user: one line on stderr, `program: error: ...`, and exit status 2, in every script and command."""
 
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +13,7 @@ __all__ = ["ExitOnUserError", "error_line"]
 EXPECTED = (ValueError, OSError, ImportError)
 # The Hub's client lets errors of the connection through, of a package that changes with its version.
 HTTP_PACKAGES = ("httpx", "httpx2", "requests")
+IN_WORKER = re.compile(r"Caught (\w+) in DataLoader worker process \d+\.\n")
 
 
 class ExitOnUserError:
@@ -62,5 +64,9 @@ def error_line(error: BaseException) -> str:
     """Message of an error in one line; but a list, after a first line that ends with a colon, keeps its lines."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = str(error)
+    if in_worker := IN_WORKER.match(text):
+        # torch gives the traceback of the worker as the message.
+        text = re.split(rf"\n(?:\w+\.)*{in_worker[1]}: ", text)[-1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return ("\n  " if lines[0].endswith(":") else " ").join(lines)

@@ -11,17 +11,20 @@ import mlm_script
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from mlm_script import arguments, assert_refused, assert_same_weights
+from prepared_corpora import other_shards
 from scripts import command_line
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from hf_deberta_ext.commands import main as deberta_ext
 from hf_deberta_ext.pretraining import NumberedExamples, pack, train_tokenizer
 from hf_deberta_ext.pretraining.packing import COUNTS
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder
 from hf_deberta_ext.tokenization import load_tokenizer
+from hf_deberta_ext.training.run_contents import json_digest, run_contents
 
 pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
 
@@ -170,7 +173,8 @@ def written_rows(folder, *, shards, rows):
             writer = preparation_blocks.ShardWriter(opened, 10_000)
             writer.write(columns)
             writer.close()
-        listed.append(dict(file=f"train/{file.name}", rows=rows, bytes=file.stat().st_size, digest=""))
+        digest = json_digest(writer.digests)
+        listed.append(dict(file=f"train/{file.name}", rows=rows, bytes=file.stat().st_size, digest=digest))
     report = dict.fromkeys(COUNTS, 0) | dict(examples=0, max_length=2, mean_length=2, fill=1)
     manifest = dict(finished=True, train=listed, held_out=[], digest="", report=report)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -179,12 +183,8 @@ def written_rows(folder, *, shards, rows):
 
 def training(prepared, folder, **flags):
     """Without the flags of a tokenizer and of held-out documents, which the prepared folder has."""
-    argv = arguments(prepared, folder, **(dict(shuffle_buffer=16) | flags))
-    for name in ("--train_tokenizer", "--vocab_size", "--validation_documents"):
-        if name in argv:
-            place = argv.index(name)
-            argv = argv[:place] + argv[place + 2 :]
-    return argv
+    common = dict(shuffle_buffer=16, train_tokenizer=None, vocab_size=None, validation_documents=None)
+    return arguments(prepared, folder, **(common | flags))
 
 
 @pytest.mark.parametrize("script", ["run_mlm", pytest.param("run_rtd", marks=pytest.mark.slow)])
@@ -202,6 +202,13 @@ def test_run_resumed_within_an_epoch_ends_with_the_same_weights(script, request,
     assert json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"] > 32
     card = (whole / "README.md").read_text(encoding="utf-8")
     assert "cc0-1.0" in card and "manifest" not in card
+
+
+def test_the_window_of_the_order_is_in_the_record_of_a_trainer_without_flags(prepared, tmp_path):
+    dataset = NumberedExamples(PreparedRows(prepared, buffer=7))
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    parts = dict(data_collator=None, eval_dataset=None, processing_class=None)
+    assert run_contents(Trainer(torch.nn.Linear(1, 1), args, train_dataset=dataset, **parts))["shuffle_buffer"] == 7
 
 
 def damaged(prepared, folder, change):
@@ -226,6 +233,12 @@ def change_a_token(folder):
     file.write_bytes(content)
 
 
+def misspell_manifest(folder):
+    """It was a traceback."""
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    (folder / "manifest.json").write_text(text.replace('"report"', '"repost"'), encoding="utf-8")
+
+
 def unfinish(folder):
     (folder / "manifest.json").write_text('{"finished": false}', encoding="utf-8")
 
@@ -240,14 +253,25 @@ def damage_manifest(folder):
         (remove_shard, "the shard train/00002.arrow of"),
         (shorten_shard, "bytes, prepared were"),
         (change_a_token, "train/00002.arrow is broken: its rows are not those that were prepared"),
+        # They were trained on.
+        (other_shards, "is broken: it is not the shard that was prepared"),
         (unfinish, "is unfinished: run its prepare_corpus.py command again"),
         (damage_manifest, "manifest.json is damaged"),
+        (misspell_manifest, "manifest.json is damaged"),
     ],
-    ids=["missing", "shorter", "changed", "unfinished", "damaged manifest"],
+    ids=["missing", "shorter", "changed", "others", "unfinished", "damaged manifest", "one letter of the manifest"],
 )
 def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
     folder = damaged(prepared, tmp_path / "prepared", change)
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
+
+
+def test_what_a_worker_finds_broken_is_told_in_one_line(prepared, run_mlm, tmp_path, capsys):
+    """It was the traceback of the worker, as one line."""
+    folder = damaged(prepared, tmp_path / "prepared", change_a_token)
+    message = f": error: the shard {folder}/train/00002.arrow is broken"
+    assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40, dataloader_num_workers=1))
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -289,6 +313,20 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
 def test_a_preparation_that_cannot_be_is_refused(flags, message, prepared, prepare_corpus, text, tmp_path):
     argv = preparing(text, tmp_path / "p", **flags)
     assert_refused(prepare_corpus, message, argv)
+
+
+@pytest.mark.parametrize("size", [500, 1500, 8000], ids=["manifest", "documents", "rows"])
+def test_a_full_disk_is_told_in_one_line_and_the_same_command_goes_on(size, prepare_corpus, text, tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        assert_refused(
+            prepare_corpus, f"{tmp_path}/p could not be written: File too large; ", preparing(text, tmp_path / "p")
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert prepare_corpus.main(preparing(text, tmp_path / "p"))["finished"]
 
 
 def test_a_wrong_evaluation_set_or_tokenizer_leaves_the_folder_free(prepare_corpus, text, tmp_path):

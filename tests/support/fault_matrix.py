@@ -27,6 +27,7 @@ import numpy as np
 from faults import FAULTS, MATERIAL, OTHER, REFUSED, RUN, SAME, SHORT, STOPPED, TOLD, Fault, argv, flags, patched
 from kill_and_resume import SCRIPTS, examine, in_child, make_material, preload, run_script
 from left_by_kills import losses
+from prepared_corpora import make_prepared
 from scripts import ROOT
 
 __all__ = ["main"]
@@ -37,9 +38,9 @@ SILENT, SLOW, NOT_TRIED = "without a message", "not ended in time", "not tried"
 class Case:
     """A start of a script in a folder of its own: a fault, or the undisturbed run (None)."""
 
-    def __init__(self, work: Path, script: str, from_model: bool, fault: Fault | None = None, number: int = 0):
-        self.script, self.fault, self.from_model = script, fault, from_model
-        self.reference = work / f"{script}{'-from-model' * from_model}"
+    def __init__(self, work: Path, script: str, begun_with: str, fault: Fault | None = None, number: int = 0):
+        self.script, self.fault, self.begun_with = script, fault, begun_with
+        self.reference = work / f"{script}-from-{begun_with}"
         self.folder = work / f"{script}-{number}" if fault else self.reference
         self.material, self.printed = work / "material", work / f"{self.folder.name}.printed"
 
@@ -57,12 +58,12 @@ class Case:
         fault = self.fault
         if fault is None:
             with patched("_save_checkpoint", after=lambda trainer: keep(trainer.state.global_step)):
-                run_script(self.script, argv(self.script, False, self.from_model))
+                run_script(self.script, argv(self.script, False, self.begun_with))
             return
         function, *values = fault.damage or [lambda script: None]
         made = function(self.script, *values)
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
-            run_script(self.script, argv(self.script, not fault.new, self.from_model, **flags(fault.flags)))
+            run_script(self.script, argv(self.script, not fault.new, self.begun_with, **flags(fault.flags)))
 
     def ended(self, limit: float) -> int | None:
         """The exit status; None while it runs; -9 behind the time limit."""
@@ -169,21 +170,18 @@ def main(arguments: list[str] | None = None) -> int:
         shutil.rmtree(work / "material", ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
         examine(lambda: make_material(work / "material"), work / "material")
+        if any(fault.begun_with == "prepared" for _, fault in chosen):
+            examine(lambda: make_prepared(work / "material/text.txt", work / "material/prepared"), work / "material")
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "accelerate"))
         say(f"Seed {args.seed}, {len(chosen)} faults; {versions}.\n")
         say("| script | fault | outcome | message |\n| --- | --- | --- | --- |")
         starts = {
-            (script, fault.from_model and script != "run_glue")
-            for script, fault in chosen
-            if not fault.new or fault.keeps or SAME in fault.allowed
+            (script, fault.begun_with) for script, fault in chosen if not fault.new or fault.keeps or SAME in fault.allowed
         }
         for case, code in run_all([Case(work, *start) for start in sorted(starts)], args.jobs, 5 * args.limit):
             if code:
                 raise RuntimeError(f"the undisturbed run failed: {case.printed.read_text(encoding='utf-8')[-3000:]}")
-        cases = [
-            Case(work, script, fault.from_model and script != "run_glue", fault, number)
-            for number, (script, fault) in enumerate(chosen)
-        ]
+        cases = [Case(work, script, fault.begun_with, fault, number) for number, (script, fault) in enumerate(chosen)]
         for case, code in run_all(cases, args.jobs, args.limit):
             outcome, message = case.outcome(code)
             is_right = outcome in (*case.fault.allowed, NOT_TRIED)

@@ -23,27 +23,18 @@ from unittest import mock
 
 import kill_and_resume
 from kill_and_resume import in_child, run_script
+from prepared_corpora import other_shards
 
 __all__ = [
-    "FAULTS",
-    "MATERIAL",
-    "OTHER",
-    "REFUSED",
-    "RUN",
-    "SAME",
-    "SHORT",
-    "STOPPED",
-    "TOLD",
-    "Fault",
-    "argv",
-    "flags",
-    "patched",
-]
+    "FAULTS", "MATERIAL", "OTHER", "REFUSED", "RUN", "SAME", "SHORT", "STOPPED", "TOLD", "Fault", "argv", "flags", "patched",
+]  # fmt: skip
 
 STEPS, STOPPED = 6, 4
 RUN, MATERIAL, MODEL, STARTING = (
     Path(name) for name in ("run", "material", "material/model", "material/model/model.safetensors")
 )
+PREPARED, SHARD = Path("material/prepared"), "train/00001.arrow"
+FROM_PREPARED = dict(train_data=PREPARED, tokenizer=PREPARED / "tokenizer", validation_documents=None)
 EARLIER, LAST = Path("run/checkpoint-2"), Path(f"run/checkpoint-{STOPPED}")
 REFUSED, SAME, TOLD, OTHER = "refused with a message", "same weights", "told in the card", "other weights with exit 0"
 EITHER = (REFUSED, SAME)
@@ -60,7 +51,8 @@ class Fault(NamedTuple):
         words (`str`): all are in the message of a refused run, in what one prints that goes on behind a damage, or in the
             card.
         allowed: outcomes that are right.
-        from_model (`bool`): the run began with weights and tokenizer of `MODEL`; in run_glue.py always.
+        begun_with (`str`): what the run learns from: "text", "prepared", or "model", with weights and tokenizer of `MODEL`;
+            in run_glue.py always that.
         new (`bool`): a new run is started, in place of one that is resumed.
         keeps (`bool`): a refused start leaves the run in the folder, which ends with the same weights.
         by_losses (`bool`): the same up to the rounding of steps that are computed in another way.
@@ -72,7 +64,7 @@ class Fault(NamedTuple):
     words: str = ""
     allowed: tuple[str, ...] = (REFUSED,)
     scripts: tuple[str, ...] = SCRIPTS
-    from_model: bool = False
+    begun_with: str = "text"
     new: bool = False
     keeps: bool = False
     by_losses: bool = False
@@ -82,9 +74,10 @@ def flags(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in text.split())
 
 
-def argv(script: str, resume: bool, from_model: bool, **more) -> list[str]:
+def argv(script: str, resume: bool, begun_with: str, **more) -> list[str]:
     common = dict(max_steps=STEPS, save_steps=2, save_total_limit=None, eval_strategy="no", eval_steps=None)
-    common |= dict(model=MODEL) if from_model and script != "run_glue" else {}
+    if script != "run_glue":
+        common |= dict(text={}, model=dict(model=MODEL), prepared=FROM_PREPARED)[begun_with]
     resume = resume and "resume_from_checkpoint" not in more
     return kill_and_resume.arguments(script, MATERIAL, more.pop("output_dir", RUN), resume, **(common | more))
 
@@ -170,6 +163,7 @@ def cut(content: bytes, other: bytes = b"") -> bytes:
 
 
 KINDS = {"40 % zeros": zeroed, "one bit": one_bit, "cut": cut, "missing": None, "of step 2": lambda content, other: other}
+BROKEN = [*KINDS][:4]
 TENSORS = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 # They are the same at every step.
 SETTINGS = ("config.json", "tokenizer.json", "training_args.bin")
@@ -206,8 +200,7 @@ FAULTS += [
 FAULTS += [
     Fault(f"{file}: {kind}", "", (damaged, kind, RUN / file), words, EITHER, scripts)
     for file, scripts, words in (("run_arguments.json", SCRIPTS, ""), ("tokenizer/tokenizer.json", TEXTS, "tokenizer"))
-    for kind in KINDS
-    if kind != "of step 2"
+    for kind in BROKEN
 ]
 MOMENTS = [LAST / file for file in TENSORS[1:4]]
 FAULTS += [
@@ -305,6 +298,10 @@ def written(script: str, name: str):
     (MATERIAL / name).write_bytes(DAMAGED[name]() if name in DAMAGED else rows)
 
 
+def other_corpus(script: str, with_manifest: bool):
+    other_shards(PREPARED, with_manifest)
+
+
 DATA = {
     "other words": lambda old: [row.replace("river", "hotel").replace("film", "poem") for row in old],
     "one letter": lambda old: [*old[:-1], old[-1].replace("e", "i", 1)],
@@ -331,20 +328,39 @@ FAULTS += [
     for scripts, flag, kind in ((TEXTS, "train_data", "txt"), (GLUE, "train_file", "tsv"))
     for name in (f"other.{kind}", f"other.{kind}.gz")
 ]
+
+
+def from_prepared(name: str, damage: tuple = (), words: str = "", allowed: tuple[str, ...] = (REFUSED,)) -> Fault:
+    flag = name[2:] if name.startswith("--") else ""
+    return Fault(f"prepared: {name}", flag, damage, words or flag.split("=")[0], allowed, TEXTS, "prepared")
+
+
+FAULTS += [
+    from_prepared("--shuffle_buffer=5"),
+    from_prepared("--max_length=24"),
+    from_prepared("--dataloader_num_workers=2", allowed=(SAME,)),
+    *(from_prepared(f"manifest.json: {kind}", (damaged, kind, PREPARED / "manifest.json"), "prepared") for kind in BROKEN),
+    *(from_prepared(f"a shard: {kind}", (damaged, kind, PREPARED / SHARD), SHARD) for kind in BROKEN[2:]),
+    from_prepared("every shard another one", (other_corpus, False), "shard"),
+    from_prepared("another corpus", (other_corpus, True), "data_digest"),
+    from_prepared("two ids of the tokenizer", (swapped, PREPARED / "tokenizer/tokenizer.json"), "tokenizer"),
+]
 FAULTS += [
     Fault("data: labels swapped", "", (rows, lambda old: [row[:-1] + "10"[int(row[-1])] for row in old]), "", scripts=GLUE),
     Fault("data: missing", "", (lambda script: data_file(script).unlink(),), "material/t"),
     Fault("run/tokenizer: two ids", "", (swapped, RUN / "tokenizer/tokenizer.json"), "tokenizer", scripts=TEXTS),
-    Fault("start: two ids of the tokenizer", "", (swapped, MODEL / "tokenizer.json"), "tokenizer", from_model=True),
-    Fault("start: other weights", "", (tensors, lambda tensor: tensor + 0.5), "", EITHER, from_model=True),
-    Fault("start: another config.json", "", (edited, MODEL / "config.json", dict(hidden_dropout_prob=0.3)), from_model=True),
+    Fault("start: two ids of the tokenizer", "", (swapped, MODEL / "tokenizer.json"), "tokenizer", begun_with="model"),
+    Fault("start: other weights", "", (tensors, lambda tensor: tensor + 0.5), "", EITHER, begun_with="model"),
+    Fault(
+        "start: another config.json", "", (edited, MODEL / "config.json", dict(hidden_dropout_prob=0.3)), begun_with="model"
+    ),
     Fault("learning rate 100", "learning_rate=100", (), "diverge", (REFUSED, TOLD), new=True),
     Fault("learning rate 1e30", "learning_rate=1e30", (), "the loss of step", new=True),
     Fault("a new run in the folder of another", "", (copied, MODEL, RUN), "is not empty", new=True),
 ]
 FAULTS += [
     Fault(
-        f"new run, {name}", "", damage, words, (REFUSED, TOLD) if damage == (misspelt,) else (REFUSED,), from_model=True,
+        f"new run, {name}", "", damage, words, (REFUSED, TOLD) if damage == (misspelt,) else (REFUSED,), begun_with="model",
         new=True,
     )
     for name, (words, *damage) in STARTS.items()
@@ -367,7 +383,7 @@ def other_start(
     def start():
         before()
         with patched("training_step", in_step):
-            run_script(script, argv(script, resume, False))
+            run_script(script, argv(script, resume, "text"))
 
     return in_child(start, Path("other.printed"))
 

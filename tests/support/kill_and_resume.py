@@ -56,7 +56,6 @@ def arguments(script: str, material: Path, folder: Path, resume: bool, **more) -
     flags = dict(max_steps=STEPS, save_steps=SAVE_STEPS, save_total_limit=2, learning_rate=1e-3, eval_strategy="steps")
     flags |= dict(per_device_train_batch_size=4, eval_steps=10) | more
     flags |= dict(resume_from_checkpoint="last") if resume else {}
-    flags = {name: value for name, value in flags.items() if value is not None}
     if script == "run_glue":
         return glue_script.arguments(material, folder, do_train="true", do_eval="true", **flags)
     return mlm_script.arguments(material / "text.txt", folder, **flags)

@@ -40,7 +40,8 @@ def module_of(program: str) -> ModuleType:
 
 
 def command_line(flags: dict) -> list[str]:
-    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    """Those that are not None."""
+    return [str(part) for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
 
 
 def start(*command, **environment) -> subprocess.Popen:

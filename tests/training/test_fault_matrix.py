@@ -33,7 +33,7 @@ def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():
     ],
 )
 def test_the_matrix_tells_outcomes_apart(code, printed, value, outcome, tmp_path):
-    case = fault_matrix.Case(tmp_path, "run_mlm", False, faults.Fault("a fault", "seed=2", words="seed"))
+    case = fault_matrix.Case(tmp_path, "run_mlm", "text", faults.Fault("a fault", "seed=2", words="seed"))
     for folder, number in ((case.reference, 1.0), (case.folder, value)):
         (folder / "run").mkdir(parents=True)
         (folder / "run" / "README.md").write_text("a card", encoding="utf-8")

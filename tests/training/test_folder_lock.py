@@ -9,6 +9,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from scripts import module_of
 from small_pretraining import build, train
 
 from hf_deberta_ext.finetuning.run_folders import begin_folder, begin_seed
@@ -44,6 +45,11 @@ def overwriting(folder):
     return SimpleNamespace(output_dir=str(folder), overwrite_output_dir=True, resume_from_checkpoint=None, resume_anyway=[])
 
 
+def prepare(folder):
+    with module_of("prepare_corpus").in_folder(str(folder)):
+        pass
+
+
 STARTS = {
     "trainer": lambda folder: build(folder).train(),
     "script": lambda folder: claim_folder(folder, is_new=True),
@@ -51,6 +57,7 @@ STARTS = {
     "first look": lambda folder: resume_checkpoint(folder, None),
     "overwriting": lambda folder: begin_folder(overwriting(folder), dict(seed=1)),
     "seed": lambda folder: begin_seed(overwriting(folder), dict(seed=1)),
+    "preparation": prepare,
 }
 
 
@@ -61,7 +68,7 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes_until_the_first_is
     with other_process(folder) as owner:
         (folder / "notes.txt").write_text("mine", encoding="utf-8")
         with pytest.raises(
-            ValueError, match=rf"run is in use: process {owner} on {socket.gethostname()}, since .* trains in it"
+            ValueError, match=rf"run is in use: process {owner} on {socket.gethostname()}, since .* works in it"
         ):
             start(folder)
         assert sorted(os.listdir(folder)) == [LOCK_FILE, "notes.txt"] and os.listdir(tmp_path) == ["run"]
