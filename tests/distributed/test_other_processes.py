@@ -18,6 +18,7 @@ import mlm_script as mlm
 import pytest
 import torch
 from accumulation import exact_accumulation
+from prepared_corpora import make_prepared
 from scripts import EXAMPLES, ROOT, module_of, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
@@ -29,12 +30,20 @@ pytestmark = [
 ]
 text, material = mlm.text, glue_script.material
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-STEPS, NAMES = 40, ("loss", "generator_loss", "discriminator_loss", "grad_norm")
+STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
 # 16 rows a step, and a rest of them at the end of an epoch; with dropout.
 BATCH = dict(
     max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2, save_steps=10, logging_steps=1,
     learning_rate=1e-3, max_train_samples=90,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(text):
+    """The rows of run_mlm.py; run_rtd.py packs those of `text`."""
+    pytest.importorskip("datatrove")
+    make_prepared(text, text.parent / "prepared")
+    return text.parent / "prepared"
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +53,10 @@ def command(request):
     def words(script, folder, *more):
         if script == "run_glue":
             flags = glue_script.arguments(request.getfixturevalue("material"), folder, "--do_train", *more, **BATCH)
+        elif script == "run_mlm":
+            rows = request.getfixturevalue("prepared")
+            prepared_flags = dict(tokenizer=rows / "tokenizer", validation_documents=None, shuffle_buffer=16)
+            flags = mlm.arguments(rows, folder, *more, **prepared_flags, **BATCH)
         else:
             flags = mlm.arguments(request.getfixturevalue("text"), folder, *more, **BATCH)
         return [str(EXAMPLES[script]), *flags]
@@ -89,7 +102,7 @@ def stopped(folder, place, step):
 
 
 @exact_accumulation
-@pytest.mark.parametrize("script", ["run_rtd", "run_glue"])
+@pytest.mark.parametrize("script", ["run_mlm", "run_rtd", "run_glue"])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """With the same flags each time: the accumulation follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")
