@@ -336,22 +336,6 @@ def test_weights_of_another_size_are_listed(kind, file, tmp_path):
     assert model.config.intermediate_size == 20
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "is not JSON"), ('{"weight_map": {"a": "../secret.safetensors"}}', "which is not in the same folder")],
-)
-@pytest.mark.parametrize("kind", ["v3", "ours"])
-def test_a_damaged_index_is_named_and_followed_nowhere(kind, content, message, tmp_path):
-    """KeyError, AttributeError, and files of other folders were opened."""
-    path = whole(kind, "model.safetensors", tmp_path / "model")
-    path.rename(tmp_path / "secret.safetensors")
-    index = path.parent / "model.safetensors.index.json"
-    index.write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
-        DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert str(index) in str(error.value)
-
-
 @pytest.mark.parametrize("content", [[1], None, "x", {1: torch.ones(1)}, torch.ones(2)], ids=str)
 @pytest.mark.parametrize("kind", ["v3", "ours"])
 def test_a_bin_file_without_names_is_refused(kind, content, tmp_path):

@@ -22,12 +22,6 @@ METRICS = dict(
 )  # fmt: skip
 
 
-def test_table_has_a_row_for_each_objective():
-    lines = evaluation_table(METRICS, ["mlm", "sop"]).splitlines()
-    assert lines[2] == "| masked-language modelling | 2.0000 | 7.39 | 0.5000 | 1,234 |"
-    assert lines[3] == "| sentence order prediction | 0.3000 |  | 0.9000 | 10 |"
-
-
 def test_numbers_of_a_run_that_diverged_stay_short():
     """A perplexity had 300 digits."""
     metrics = METRICS | dict(eval_mlm_loss=1.5e30, eval_mlm_perplexity=1e304)

@@ -129,6 +129,8 @@ def test_checking_writes_nothing(folder, capsys):
     [
         (["{}", "--license", "MIT"], "--license: the Hub knows no license 'MIT': is it mit?"),
         (["{}", "--language", "english"], "--language: the Hub knows no language 'english'"),
+        (["{}", "--base_model", "../base"], "--base_model: '../base' is no id"),
+        (["{}", "--datasets", "org/data", "a b"], "--datasets: 'a b' is no id"),
         (["--check", "{}"], "has no README.md: deberta-ext card {} writes it"),
         (["--check", "{}"], "README.md is not UTF-8"),
         (["--check", "{}", "--license", "mit"], "--check sets no metadata: leave --license out"),

@@ -146,17 +146,6 @@ def test_results_are_metrics_without_speeds_and_counts_and_scores_no_losses_or_t
     assert scores == ["exact", "f1", "HasAns_f1", "accuracy", "mm_accuracy"]
 
 
-def test_the_model_index_has_scores_by_configuration_and_split():
-    sets = {"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")}
-    common = dict(task_type="text-classification", dataset="nyu-mll/glue", dataset_name="mnli", sets=sets)
-    main, other = eval_results(measured_metrics(METRICS), **common)
-    assert (main.metric_type, main.metric_value, main.metric_name) == ("accuracy", 0.91, None)
-    assert (main.dataset_config, main.dataset_split, main.dataset_type) == ("mnli", "validation_matched", "nyu-mll/glue")
-    assert (other.metric_type, other.metric_name, other.dataset_split) == (
-        "accuracy", "mm_accuracy", "validation_mismatched",
-    )  # fmt: skip
-
-
 def test_metrics_of_groups_and_averages_are_those_that_the_hub_knows_with_a_note_behind_their_name():
     measured = dict(PER_f1=0.5, macro_f1=0.4, HasAns_exact=70.0, matthews_correlation=0.3)
     common = dict(task_type="other", dataset=None, dataset_name="text")

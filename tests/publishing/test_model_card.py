@@ -4,7 +4,6 @@
 import importlib.util
 import json
 import re
-import struct
 from pathlib import Path
 
 import pytest
@@ -377,36 +376,12 @@ def test_a_card_that_is_overwritten_is_kept_beside_the_new_one(tmp_path):
     assert (folder / "README.md").read_bytes() == b"# Mine\n" and not (folder / "README.md.old-3").exists()
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (dict(license="MIT"), "--license: the Hub knows no license 'MIT'"),
-        (dict(language="english"), "--language: the Hub knows no language 'english'"),
-        (dict(base_model="../base"), "--base_model: '../base' is no id"),
-        (dict(datasets=["org/data", "a b"]), "--datasets: 'a b' is no id"),
-    ],
-)
-def test_names_that_the_hub_does_not_know_are_refused(metadata, message, tmp_path):
-    file = card_in(tmp_path, OURS)
-    with pytest.raises(ValueError, match=message):
-        write_model_card(tmp_path, **metadata)
-    assert file.read_text(encoding="utf-8") == OURS
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no folder of a model: it has neither"):
         write_model_card(tmp_path)
     with pytest.raises(ValueError, match="nowhere is no folder"):
         write_model_card(tmp_path / "nowhere")
     assert not any(tmp_path.iterdir())
-
-
-INDEX = "model.safetensors.index.json"
-TENSOR = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
-
-
-def header(text):
-    return struct.pack("<Q", len(text)) + text
 
 
 @pytest.mark.parametrize(
@@ -416,20 +391,10 @@ def header(text):
         ("config.json", b"[1]", "config.json must hold a JSON object, not a list"),
         ("trainer_state.json", b"{", "trainer_state.json is not JSON"),
         ("model.safetensors", b"", "model.safetensors is truncated within its header, after 0 bytes"),
-        ("model.safetensors", header(b"no json"), "model.safetensors is no safetensors file: its header is not JSON"),
-        ("model.safetensors", header(b"[1]"), "model.safetensors is no safetensors file: its header is a JSON list"),
-        ("model.safetensors", header(b'{"a": {}}'), "model.safetensors is damaged"),
-        (
-            "model.safetensors",
-            header(TENSOR) + b"1234",
-            "model.safetensors is truncated: 73 bytes, expected 77 by its header",
-        ),
-        (INDEX, b'{"weight_map": ["a"]}', f"{INDEX} must name a file"),
-        (INDEX, b'{"weight_map": {"a": "model-1.safetensors"}}', "model-1.safetensors is not"),
+        ("model.safetensors.index.json", b'{"weight_map": ["a"]}', "model.safetensors.index.json must name a file"),
     ],
 )
 def test_damaged_files_are_named(name, content, message, tmp_path):
-    """A header that is no object, and a weight_map that is a list, were an AttributeError."""
     AutoConfig.for_model("deberta-ext", **SIZES).save_pretrained(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)) as raised:

@@ -96,17 +96,6 @@ def test_new_models_and_nothing_measured_are_said(tmp_path):
     assert card.data.eval_results is None and card.data.metrics is None and card.data.base_model is None
 
 
-def test_counts_and_thresholds_are_no_metrics_of_the_metadata(tmp_path):
-    metrics = dict(
-        eval_exact=70.0, eval_f1=75.5, eval_total=100, eval_best_f1=76.0, eval_best_f1_thresh=-1.25, eval_samples=100
-    )
-    card = card_of(tmp_path, task="squad_v2", pipeline="question-answering", metrics=metrics, sets={})
-    assert card.data.metrics == ["exact", "f1"] and len(card.data.eval_results) == 2
-    # For people the threshold is of use.
-    assert "| best_f1_thresh | -1.2500 |" in card.text and "total" not in card.text
-    assert "at the threshold that is best on this very data" in card.text
-
-
 @pytest.mark.parametrize(
     ("task", "columns", "shown"),
     [
