@@ -25,7 +25,6 @@ from hf_deberta_ext.finetuning.tasks.question_answering import (
     QuestionAnsweringData,
     encode_windows,
 )
-from hf_deberta_ext.finetuning.tasks.question_answering_metrics import normalise_answer
 from hf_deberta_ext.finetuning.tasks.squad_format import Questions
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 
@@ -469,80 +468,6 @@ def real(name):
     if "DEBERTA_EXT_DATA" not in os.environ:
         pytest.skip("DEBERTA_EXT_DATA does not name the folder of real data")
     return str(Path(os.environ["DEBERTA_EXT_DATA"]) / name / "validation.jsonl.gz")
-
-
-def whole_words(row):
-    """The shortest reference that neither begins nor ends within a word or a number; None for no answer.
-
-    Three questions have a reference ".", which the metric drops.
-    """
-    spans = []
-    for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True):
-        around = f" {row['context']} "[start : start + len(text) + 2]
-        if normalise_answer(text) and not any(around[at].isalnum() and around[at + 1].isalnum() for at in (0, -2)):
-            spans.append((start, start + len(text)))
-    return min(spans, key=lambda span: span[1] - span[0], default=None)
-
-
-def known_logits(windows, spans, gap):
-    """Null odds of -gap where a question has an answer (a span), and of gap where it has none (None)."""
-    width = int(np.diff(windows.bounds).max())
-    start, end = np.zeros((2, len(windows.null), width), dtype=np.float32)
-    for row, (example, null) in enumerate(zip(windows.examples, windows.null, strict=True)):
-        tokens = slice(windows.bounds[row], windows.bounds[row + 1])
-        first, last = windows.first[tokens], windows.last[tokens]
-        begin, stop = spans[example] or (-1, -1)
-        begins, ends = np.flatnonzero((first == begin) & (last > first)), np.flatnonzero((last == stop) & (last > first))
-        if len(begins) and len(ends):
-            start[row, begins], end[row, ends], start[row, null] = 3, 3, 6 - gap
-        else:
-            # The smallest of the windows counts: this is none of theirs where another holds the answer.
-            start[row, null] = 6 + gap if spans[example] else gap
-    return start, end
-
-
-@pytest.mark.slow
-def test_the_dev_set_of_squad_2_with_known_logits(monkeypatch):
-    """All 10,824 questions of the file at hand, in windows of 160 tokens."""
-    file = real("squad_v2")
-    made = []
-    keep = lambda *args, **options: made.append(encode_windows(*args, **options)) or made[-1]  # noqa: E731
-    monkeypatch.setattr(question_answering, "encode_windows", keep)
-    flags = dict(max_seq_length=160, doc_stride=48, max_answer_length=40, n_best_size=8)
-    read = data(validation_file=[file], task_name="squad_v2", **flags)
-    measured = read.encode(words(), BertConfig()).evaluation[""]
-    [(_, windows)] = made
-    with gzip.open(file, "rt", encoding="utf-8") as stream:
-        spans = [whole_words(json.loads(line)) for line in stream]
-    assert measured.examples == 10824 and len(measured.rows) > 15000
-    start, end = known_logits(windows, spans, gap=4)
-    metrics = measured.metrics((start, end), None)
-    assert (metrics["HasAns_total"], metrics["NoAns_total"]) == (5381, 5443)
-    assert metrics["exact"] == metrics["f1"] == metrics["HasAns_exact"] == metrics["NoAns_exact"] == 100.0
-    assert metrics["best_exact"] == 100.0 and metrics["best_exact_thresh"] == -4.0
-
-    # [CLS] is 20 likelier everywhere: nothing is answered, until the threshold is.
-    shifted = start.copy()
-    shifted[np.arange(len(start)), windows.null] += 20
-    metrics = measured.metrics((shifted, end), None)
-    assert (metrics["HasAns_exact"], metrics["NoAns_exact"]) == (0.0, 100.0)
-    assert metrics["exact"] == pytest.approx(100 * 5443 / 10824)
-    assert metrics["best_f1"] == 100.0 and metrics["best_f1_thresh"] == 16.0
-
-    # Every tenth question is taken for one without an answer, every seventh of the others for one with.
-    answered = [span is not None for span in spans]
-    wrong = [number % (10 if has else 7) == 0 for number, has in enumerate(answered)]
-    changed = start.copy()
-    rows = np.flatnonzero(np.array(wrong)[windows.examples])
-    changed[rows, windows.null[rows]] = np.where(np.array(answered)[windows.examples[rows]], 50, -50)
-    # Five words, because "The" alone is as good as nothing to the metric.
-    ends = end.copy()
-    ends[rows, [np.flatnonzero(windows.first[slice(*windows.bounds[row : row + 2])])[5] for row in rows]] += 1
-    metrics = measured.metrics((changed, ends), None)
-    lost = [sum(w and has == part for w, has in zip(wrong, answered, strict=True)) for part in (True, False)]
-    assert metrics["HasAns_exact"] == pytest.approx(100 * (1 - lost[0] / 5381))
-    assert metrics["NoAns_exact"] == pytest.approx(100 * (1 - lost[1] / 5443))
-    assert metrics["exact"] == pytest.approx(100 * (1 - sum(lost) / 10824))
 
 
 def test_the_dev_set_of_squad_1_is_answered_by_its_labels():
