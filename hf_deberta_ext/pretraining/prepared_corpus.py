@@ -189,12 +189,14 @@ class PreparedRows(Dataset):
             number = int(np.searchsorted(batch_ends, place, side="right"))
             batch, metadata = reader.get_batch_with_custom_metadata(number)
             if (shard, number) not in self.checked:
+                # Else a damaged length or offset is read beyond the end of the file.
+                batch.validate(full=True)
                 if batch_digest(batch) != metadata["digest"].decode():
                     raise ValueError("its rows are not those that were prepared")
                 self.checked.add((shard, number))
                 self.bytes_read += batch.nbytes
-        # Arrow raises OSError or ValueError for what is no Arrow file, and for one that ends too early.
-        except (OSError, ValueError, KeyError) as error:
+        # Of Arrow for what is no Arrow file, for one that ends too early, and for types that it does not read.
+        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
             name = f"{self.root}/{self.shards[shard]['file']}"
             raise ValueError(f"the shard {name} is broken: {error}; copy it again, or prepare the corpus again") from error
         return {name: cell(batch.column(name), int(place - batch_ends[number]) + len(batch)) for name in batch.schema.names}

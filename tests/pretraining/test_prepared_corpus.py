@@ -2,6 +2,7 @@
 """Prepared corpora: what examples/prepare_corpus.py writes, the order of a training, exact resume, and what is refused."""
 
 import json
+import random
 import shutil
 import signal
 from types import SimpleNamespace
@@ -264,6 +265,24 @@ def damage_manifest(folder):
 def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
     folder = damaged(prepared, tmp_path / "prepared", change)
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
+
+
+def test_damaged_lengths_and_offsets_of_a_shard_are_refused_by_name(prepared, tmp_path):
+    """A wrong length was read beyond the end of the file: a segmentation fault."""
+    folder, draws = damaged(prepared, tmp_path / "prepared", lambda folder: None), random.Random(0)
+    file = folder / "train/00000.arrow"
+    content, rows, refused = file.read_bytes(), PreparedRows(folder), 0
+    expected = rows[0]["input_ids"].tolist()
+    # Schema, lengths and offsets come first.
+    for place in range(0, 1200, 4):
+        file.write_bytes(content[:place] + draws.randbytes(8) + content[place + 8 :])
+        rows = PreparedRows(folder)
+        try:
+            assert rows[0]["input_ids"].tolist() == expected
+        except ValueError as error:
+            assert str(file) in str(error)
+            refused += 1
+    assert refused > 200
 
 
 def test_what_a_worker_finds_broken_is_told_in_one_line(prepared, run_mlm, tmp_path, capsys):
