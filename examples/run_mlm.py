@@ -63,7 +63,7 @@ from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import parse_flags
-from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
+from hf_deberta_ext.training.run_folder import contents_line, find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -117,7 +117,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
             reports=reports, rows={"objectives": weights}, objectives=titles, diverged=trainer.divergence(),
         )  # fmt: skip
         write_run_card(args.output_dir, facts)
-        print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{args.output_dir} holds the model and its card.")
+        print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{contents_line(args.output_dir)}")
     if args.push_to_hub:
         trainer.push_to_hub()
     trainer.print_divergence()

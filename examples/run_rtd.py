@@ -57,7 +57,7 @@ from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import option, parse_flags
 from hf_deberta_ext.training.run_contents import weights_digest
-from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
+from hf_deberta_ext.training.run_folder import contents_line, find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 DISCRIMINATOR_ARGUMENTS = (
@@ -138,7 +138,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
             reports=reports, rows=joint_facts(model.config, joint_args, args), diverged=trainer.divergence(),
         )  # fmt: skip
         write_run_card(args.output_dir, facts)
-        print(f"\n{replaced_token_table(metrics)}\n\n{args.output_dir} holds the models and their cards.")
+        print(f"\n{replaced_token_table(metrics)}\n\n{contents_line(args.output_dir)}")
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
             print(

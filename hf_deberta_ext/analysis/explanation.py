@@ -147,7 +147,10 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
     config = model.encoder.config
     if not config.relative_table_size or not config.pos_att_type:
         raise FigureUnavailableError("the model has no relative positions")
-    profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, reach=arguments.reach)
+    # Distances that no text of its training had are noise.
+    longest = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
+    reach = longest if arguments.reach is None else arguments.reach
+    profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, reach=reach)
     H = len(profile.total)
     if arguments.head is not None and not 0 <= arguments.head < H:
         raise ValueError(f"there is no head {arguments.head}: the model has heads 0 to {H - 1}")

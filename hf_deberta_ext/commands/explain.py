@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         figures.add_argument(f"--{name}", help=text, **options)
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
-    parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the model's largest")
+    parser.add_argument(
+        "--reach", type=int, help="largest distance of the profile; default: that of the longest input, by the tokenizer"
+    )
     parser.add_argument(
         "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: png svg"
     )

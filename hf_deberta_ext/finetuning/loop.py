@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..publishing.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
-from ..training.run_folder import repeated_arguments
+from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
@@ -104,6 +104,8 @@ def prepare(
         set_fields(config, data.config_fields())
         prefix_space = getattr(data, "needs_prefix_space", False)
         tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
+        # Trainer would, with a warning; nothing is generated here.
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
         set_recipe_fields(args.recipe, config, data_args, model_args)
     if args.do_train:
@@ -227,6 +229,8 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
         report_run(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
+        if args.should_save:
+            print(contents_line(args.output_dir), flush=True)
         trainer.print_divergence()
     return metrics
 

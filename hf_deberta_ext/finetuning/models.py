@@ -15,10 +15,10 @@ from transformers.utils import logging
 from ..model.checkpoint_files import read_json
 from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
+from ..training.model_sources import announce_official, check_source
 from .arguments import DataArguments, ModelArguments
 
 __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]
@@ -54,9 +54,9 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         OSError: it does not exist.
     """
     source = model_args.config_name or model_args.model_name_or_path
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
-    fields = overrides(model_args.config_overrides)
-    arguments = hub_arguments(model_args, data_args) | fields
+    fields, hub = overrides(model_args.config_overrides), hub_arguments(model_args, data_args)
+    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path", **hub)
+    arguments = hub | fields
     try:
         if is_read_as_ours(source, model_args, data_args):
             config = DebertaExtConfig.from_pretrained(source, **arguments)
@@ -87,29 +87,10 @@ def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArgu
     if Path(model_args.model_name_or_path, "adapter_config.json").is_file():
         # Its weights are named as in the class that it was trained with.
         return False
-    if not configuration_file(source):
-        stored, _ = PretrainedConfig.get_config_dict(source, **hub_arguments(model_args, data_args))
-        if stored.get("model_type") not in OFFICIAL_TYPES or (model_args.trust_remote_code and "auto_map" in stored):
-            return False
-    logger.warning_once(
-        f"{source} is an official DeBERTa checkpoint: it is trained as this package's model, deberta-ext; "
-        "--model_type stock takes transformers' class"
-    )
-    return True
-
-
-def check_source(source: str, flag: str):
-    """Check that a local path is a folder with a configuration; transformers would take it for a Hub id.
-
-    Raises:
-        ValueError: it is not.
-    """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not ((folder / "config.json").is_file() or configuration_file(folder)):
-            raise ValueError(f"{flag} {source} is no folder of a model: it has no config.json")
-    elif folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ValueError(f"{flag} {source}: there is no such folder")
+    return announce_official(
+        source, way_out="; --model_type stock takes transformers' class", trust_remote_code=model_args.trust_remote_code,
+        **hub_arguments(model_args, data_args),
+    )  # fmt: skip
 
 
 def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..analysis.plots import plot_comparison, plot_curves
+from ..analysis.plots import metric_label, plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
 from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
@@ -201,7 +201,7 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
     figure = None
     if scores and importlib.util.find_spec("matplotlib") is not None:
         lines = lines_across(summary.get("baselines", {}), *names.values()) if len(names) == 1 else None
-        plot_comparison(scores, folder / SEEDS_FILE, label=task.metric, baselines=lines)
+        plot_comparison(scores, folder / SEEDS_FILE, label=metric_label(task.metric), baselines=lines)
         figure = SEEDS_FILE
     reports = {seed: read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}) for seed in summary["seeds"]}
     said = {seed: card["diverged"] for seed, card in reports.items() if "diverged" in card}

@@ -23,6 +23,7 @@ from .configuration_deberta_ext import is_joint
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields, json_object
 
 logger = logging.get_logger(__name__)
+transformers_logger = logging.get_logger("transformers.modeling_utils")
 
 __all__ = [
     "DOWNLOAD_ARGUMENTS", "LoadingMixin", "MismatchedSizesError", "config_dict", "nonfinite_parameters",
@@ -90,12 +91,16 @@ class LoadingMixin:
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
         model.loading_report = LoadingReport(str(source))
         model.loading_report.complete({*model.state_dict()}, info)
+        if model.loading_report.initialised or model.loading_report.unused:
+            announce(model.loading_report)
         return (model, info) if with_info else model
 
     @classmethod
     def _load(cls, checkpoint, source, *model_args, **kwargs):
         """The model and transformers' loading info; errors and the warning of non-finite weights name `checkpoint`."""
         load = super().from_pretrained
+        # Its table says again, and longer, what the loading report says.
+        transformers_logger.addFilter(is_error)
         try:
             model, info = load(source, *model_args, **kwargs, output_loading_info=True)
         except Exception as error:
@@ -115,6 +120,8 @@ class LoadingMixin:
                     message = f"{type(error).__name__}: {error}; is one of its files damaged?"
                     raise ValueError(f"{source} could not be loaded: {message}") from error
             raise
+        finally:
+            transformers_logger.removeFilter(is_error)
         check_names(str(checkpoint), info)
         model._freeze_unread_positions()
         if nonfinite := nonfinite_parameters(model):
@@ -178,10 +185,21 @@ class LoadingMixin:
                 "was: DebertaExtForPreTraining.from_checkpoints(...).generator, where the generator's file is beside it"
             )
         model.loading_report = report
-        logger.warning(f"{report.summary()}; model.loading_report has the list")
+        announce(report)
         for note in report.notes:
             logger.warning(note)
         return (model, info) if with_info else model
+
+
+def is_error(record) -> bool:
+    """A filter of log records."""
+    return record.levelno >= logging.ERROR
+
+
+def announce(report: LoadingReport):
+    """Log a loading report in a line, where transformers would log its own."""
+    if transformers_logger.isEnabledFor(logging.WARNING):
+        logger.warning(f"{report.summary()}; model.loading_report has the list")
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):

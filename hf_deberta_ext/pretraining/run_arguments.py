@@ -14,6 +14,7 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
 from ..training.batch_size import is_split_free
 from ..training.flags import LEAVE_OUT, option, overrides
+from ..training.model_sources import announce_official, check_source
 from .corpus import DOCUMENTS
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import MODES, PAIR_MODES
@@ -265,6 +266,8 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
+    check_source(model_args.model, "--model", **download(model_args))
+    announce_official(model_args.model, **download(model_args))
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
 
 

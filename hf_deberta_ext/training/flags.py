@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
+from .progress import hide_short_bars
+
 __all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "refuse_unknown"]
 
 LEAVE_OUT = "leave it out"
@@ -124,7 +126,9 @@ def parse_flags(
             print(table, flush=True)
     if flags.get("seeds") and "seed" in flags:
         raise ValueError("--seed and --seeds are both given: which?")
-    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False), flags
+    parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    hide_short_bars()
+    return parsed, flags
 
 
 def group_help(parser: HfArgumentParser, *, with_trainer: bool):

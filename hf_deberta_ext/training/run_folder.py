@@ -26,6 +26,7 @@ __all__ = [
     "accepted_changes",
     "begin_run",
     "claim_folder",
+    "contents_line",
     "find_checkpoint",
     "follow_processes",
     "is_decided_by_evaluation",
@@ -85,6 +86,13 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
         for name, value in flags.items()
         if name in counted or not (name in FREE or name.startswith(FREE_PREFIXES))
     }
+
+
+def contents_line(folder: str | os.PathLike) -> str:
+    """The end of a run in a line: what its folder holds."""
+    has_code = any(Path(folder).rglob("modeling_deberta_ext.py"))
+    code = "; the .py files load it where this package is not installed" if has_code else ""
+    return f"{folder} holds the model, its tokenizer and its card{code}."
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import TrainerState
+from transformers import ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
@@ -35,6 +35,7 @@ from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .manifest import manifest_problem, saved_with_manifest
+from .progress import RunProgress
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
@@ -82,6 +83,12 @@ class RunTrainer(HubTrainer):
     _record: Mapping[str, Any] = MappingProxyType({})
     _steps: int | None = None
     _saved_step = -1
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # That of a notebook is another one, and stays.
+        if self.pop_callback(ProgressCallback):
+            self.add_callback(RunProgress)
 
     def log(self, logs: dict[str, float], *args, **kwargs):
         """As in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""

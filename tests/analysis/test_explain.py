@@ -208,6 +208,16 @@ def test_layer_head_and_reach_are_chosen(folders, tmp_path):
     assert (profile["heads"], profile["distances"]) == ([3], [*range(-4, 5)]) and len(profile["c2p"]) == 1
 
 
+def test_the_profile_reaches_as_far_as_the_inputs(folders, tmp_path):
+    """A model of short texts with a table for 512 gave a band of noise."""
+    tokenizer = load_tokenizer(folders / "base")
+    tokenizer.model_max_length = 6
+    tokenizer.save_pretrained(tmp_path / "short")
+    flags = ["--model", folders / "base", "--tokenizer", tmp_path / "short", "--position_profile", "--text", "a b"]
+    assert explain(*flags, "--output_dir", tmp_path / "figures") == 0
+    assert numbers_of(tmp_path / "figures")["position_profile"]["distances"] == [*range(-5, 6)]
+
+
 def test_a_tokenizer_from_elsewhere(folders, tmp_path):
     tiny_model(DebertaExtModel).save_pretrained(tmp_path / "model")
     flags = ["--model", tmp_path / "model", "--attention", "--text", TEXT, "--output_dir", tmp_path / "figures"]

@@ -91,8 +91,8 @@ def test_plot_curves_panels_choose_runs_and_metrics(tmp_path, drawn_axes):
     panels = [("All", ["a", "b"], ["loss", "eval_loss"]), ("Accuracy", ["b"], ["eval_accuracy"])]
     plot_curves({"a": HISTORY, "b": HISTORY[:3]}, tmp_path / "curves.png", panels=panels)
     first_legend, second_legend = (labels_of(axes.get_legend().get_texts()) for axes in drawn_axes)
-    assert first_legend == ["a, training loss", "a, held-out loss", "b, training loss", "b, held-out loss"]
-    assert second_legend == ["held-out accuracy"] and [axes.get_title() for axes in drawn_axes] == ["All", "Accuracy"]
+    assert first_legend == ["a, training loss", "a, held-out loss", "b, training loss", "b, held-out loss (3)"]
+    assert second_legend == ["held-out accuracy (0.1)"] and [axes.get_title() for axes in drawn_axes] == ["All", "Accuracy"]
     first, second = (drawn_axes[0].lines[i].get_color() for i in (0, 2))
     assert first != second and drawn_axes[1].get_ylabel() == "held-out accuracy"
 
@@ -103,6 +103,33 @@ def test_plot_curves_draw_baselines_in_the_panels_of_their_metric(tmp_path, draw
     loss, accuracy = drawn_axes
     assert len(loss.lines) == 1 and [*accuracy.lines[1].get_ydata()] == [0.25, 0.25]
     assert labels_of(accuracy.get_legend().get_texts()) == ["held-out accuracy", "majority class (0.25)"]
+
+
+def test_plot_curves_draw_single_evaluations_as_lines_in_panels_without_a_curve(tmp_path, drawn_axes):
+    """They were a lone dot."""
+    history = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}, {"step": 3, "eval_loss": 1.5, "eval_macro_f1": 0.5}]
+    panels = [("", ["run"], ["loss", "eval_loss"]), ("", ["run"], ["eval_macro_f1"])]
+    plot_curves({"run": history}, tmp_path / "curves.png", panels=panels)
+    loss, score = drawn_axes
+    assert labels_of(loss.get_legend().get_texts()) == ["training loss", "held-out loss (1.5)"]
+    assert loss.lines[1].get_xydata().tolist() == [[3, 1.5]] and loss.lines[1].get_marker() == "o"
+    assert [*score.lines[0].get_ydata()] == [0.5, 0.5] and (score.get_xlabel(), [*score.get_xticks()]) == (
+        "after 3 steps",
+        [],
+    )
+    assert score.get_ylabel() == "held-out macro F1"
+    assert labels_of(score.get_legend().get_texts()) == ["held-out macro F1 (0.5)"]
+
+
+def test_plot_curves_leave_out_the_evaluation_of_the_best_model_that_was_restored(tmp_path, drawn_axes):
+    """It was a jump at the last step, which has another model."""
+    scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]
+    end, restored = {"step": 3, "train_runtime": 1.0}, {"step": 3, "eval_loss": 0.5, "eval_runtime": 0.1}
+    panels = [("", ["run"], ["eval_loss"])]
+    plot_curves({"run": [*scores, end, restored]}, tmp_path / "restored.png", panels=panels)
+    plot_curves({"run": [*scores[:2], end, scores[2]]}, tmp_path / "last.png", panels=panels)
+    for axes in drawn_axes:
+        assert axes.lines[0].get_xydata().tolist() == [[1, 1.0], [2, 0.5], [3, 0.75]]
 
 
 def test_plot_minimal_pairs_sorts_phenomena_by_the_first_way_of_scoring(tmp_path, drawn_axes):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from microsoft_checkpoints import microsoft, trainer_folder
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from toy_task import (
@@ -91,6 +92,18 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
     assert read(tmp_path / "ours", "config.json")["model_type"] == "deberta-ext"
     assert caplog.text.count("as this package's model, deberta-ext; --model_type stock takes transformers' class") == 1
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
+
+
+def test_a_folder_of_microsofts_trainer_is_read_as_this_packages_model(tmp_path, caplog):
+    source = tmp_path / "microsoft"
+    source.mkdir()
+    table = "deberta.embeddings.word_embeddings.weight"
+    state = microsoft("v3", heads=("lm",)) | {table: torch.randn(32, 32)}
+    toy_tokenizer().save_pretrained(trainer_folder(source, "v3", state, vocab_size=32, pad_token_id=2))
+    run(source, tmp_path / "run", "--do_train", max_steps=1, learning_rate=0.0)
+    assert read(tmp_path / "run", "config.json")["model_type"] == "deberta-ext"
+    assert caplog.text.count("microsoft is an official DeBERTa checkpoint: it is trained as this package's model") == 1
+    assert torch.equal(weights(tmp_path / "run")[table], state[table])
 
 
 @pytest.mark.criterion("B8")
@@ -302,7 +315,7 @@ def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, t
         ("{folder}/nowhere", "nowhere: there is no such folder"),
         ("{folder}/file.json", "file.json: there is no such folder"),
         ("{folder}/empty", r"empty is no folder of a model: it has no config\.json"),
-        ("someone/nowhere", "someone/nowhere cannot be read"),
+        ("someone/nowhere", "there is no folder someone/nowhere, and the Hub cannot be reached"),
     ],
 )
 def test_models_that_are_not_there_are_named(source, message, tmp_path):

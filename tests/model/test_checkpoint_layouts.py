@@ -2,7 +2,9 @@
 """Official checkpoints in every layout that was published: Microsoft's key names, .bin and safetensors, old and new."""
 
 import copy
+import io
 import json
+import logging
 
 import pytest
 import torch
@@ -193,6 +195,25 @@ def test_head_of_another_size_is_reported_as_new(tmp_path):
     model = DebertaExtForSequenceClassification.from_pretrained(folder, num_labels=5, ignore_mismatched_sizes=True)
     assert model.loading_report.initialised == ["classifier.bias", "classifier.weight"]
     assert "classifier.weight" not in model.loading_report.loaded
+
+
+def test_a_loading_report_is_one_line(tmp_path):
+    """transformers printed a table of the same weights above it."""
+    write(tmp_path, "v3", microsoft("v3", heads=("lm",)))
+    log = io.StringIO()
+    logging.getLogger("transformers").addHandler(handler := logging.StreamHandler(log))
+    own = logging.getLogger("hf_deberta_ext")
+    own.addHandler(handler)
+    try:
+        DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path).save_pretrained(tmp_path / "ours")
+        DebertaExtForSequenceClassification.from_pretrained(tmp_path / "ours")
+        DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "ours")
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+        own.removeHandler(handler)
+    first, second = [line for line in log.getvalue().splitlines() if "loaded" in line or "|" in line]
+    assert "6 newly initialised, 5 unused; model.loading_report has the list" in first
+    assert second.endswith("4 newly initialised, 6 unused; model.loading_report has the list")
 
 
 def test_folders_of_our_own_have_a_loading_report_too(tmp_path):

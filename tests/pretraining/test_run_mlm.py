@@ -111,7 +111,7 @@ def test_training_goes_on_from_a_checkpoint_with_its_head_and_decoder(finished, 
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tmp_path):
+def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tmp_path, caplog):
     """Microsoft's layout and tokenizer files, with more rows than the tokenizer has tokens; learning rate zero."""
     weights = microsoft(kind, heads=("lm",))
     generator = torch.Generator().manual_seed(1)
@@ -125,6 +125,7 @@ def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tm
     run_mlm.main(
         arguments(text, tmp_path / "run", model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0)
     )
+    assert caplog.text.count("official is an official DeBERTa checkpoint: it is trained as this package's model") == 1
     expected = DebertaExtForMaskedLM.from_pretrained(folder)
     trained = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run")
     assert (trained.config.emd_layers, trained.config.emd_input) == (2, "position+hidden")

@@ -138,7 +138,7 @@ def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, tex
 
 
 @pytest.mark.criterion("A3.9")
-def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path):
+def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path, caplog):
     """Microsoft's layout, with more rows than the tokenizer has tokens; learning rate zero."""
     folder = tmp_path / "official"
     folder.mkdir()
@@ -158,6 +158,7 @@ def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path):
         model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0, max_steps=1, stepping="decoupled"
     )
     run_rtd.main(arguments(text, tmp_path / "run", **flags))
+    assert caplog.text.count("official is an official DeBERTa checkpoint: it is trained as this package's model") == 1
     discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "run" / "discriminator").state_dict()
     generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run" / "generator").state_dict()
     torch.testing.assert_close(discriminator[table], pair[0][table], rtol=0, atol=1e-6)

@@ -89,8 +89,9 @@ class LoadingReport:
 
     def summary(self) -> str:
         """One line of counts."""
-        counts = f"{len(self.loaded)} parameters loaded ({len(self.converted)} tensors of the file converted)"
-        return f"{self.source}: {counts}, {len(self.initialised)} newly initialised, {len(self.unused)} unused"
+        converted = f" ({len(self.converted)} tensors of the file converted)" if self.converted else ""
+        loaded = f"{self.source}: {len(self.loaded)} parameters loaded{converted}"
+        return f"{loaded}, {len(self.initialised)} newly initialised, {len(self.unused)} unused"
 
     def __str__(self) -> str:
         lines = [self.summary(), *(f"note: {note}" for note in self.notes)]

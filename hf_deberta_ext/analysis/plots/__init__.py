@@ -6,11 +6,12 @@ colour-blind readers, and neither pyplot's state nor matplotlib's settings are c
 """
 
 from .attention import plot_attention, plot_position_profile
-from .curves import plot_curves
+from .curves import metric_label, plot_curves
 from .scores import plot_comparison, plot_embedding_similarity, plot_minimal_pairs
 from .tokens import plot_replacement_probabilities, readable_tokens
 
 __all__ = [
+    "metric_label",
     "plot_attention",
     "plot_comparison",
     "plot_curves",

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the model of a run is from: a folder, or a repository of the Hub."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from transformers import PretrainedConfig
+from transformers.utils import logging
+
+from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
+
+__all__ = ["announce_official", "check_reachable", "check_source"]
+
+logger = logging.get_logger(__name__)
+
+PROBE_SECONDS = 10
+
+
+def check_source(source: str, flag: str, **download: Any):
+    """Check that a local path is a folder with a configuration, which transformers would take for a Hub id, and that the Hub
+    answers where it is none.
+
+    Args:
+        flag (`str`): that gave it, for messages.
+        download: as of `check_reachable`.
+    Raises:
+        ValueError: it is a path, and no such folder.
+        OSError: it is no path, and the Hub cannot be reached.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not ((folder / "config.json").is_file() or configuration_file(folder)):
+            raise ValueError(f"{flag} {source} is no folder of a model: it has no config.json")
+    elif folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ValueError(f"{flag} {source}: there is no such folder")
+    else:
+        check_reachable(source, **download)
+
+
+def check_reachable(source: str, *, revision: str | None = None, cache_dir: str | None = None, token: Any = None):
+    """Check with one request that the Hub answers, unless the configuration of `source` is in its cache: without a network,
+    each file is tried six times, in half a minute or more. Whatever answer there is, is left to who loads.
+
+    Raises:
+        OSError: there is no connection.
+    """
+    if isinstance(try_to_load_from_cache(source, "config.json", cache_dir, revision), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), token=token, timeout=PROBE_SECONDS)
+    except Exception as error:
+        # Of a package that changes with the client's version: ConnectError, ConnectTimeout, ConnectionError.
+        if isinstance(error, ConnectionError) or type(error).__name__.startswith("Connect"):
+            reason = str(error).strip().partition("\n")[0]
+            raise OSError(
+                f"there is no folder {source}, and the Hub cannot be reached ({reason}): give the folder of a model"
+            ) from error
+
+
+def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
+    """Tell an official DeBERTa checkpoint, and say once that it is trained as this package's model.
+
+    Args:
+        way_out (`str`): end of the line.
+        trust_remote_code (`bool`): code that comes with the checkpoint is meant to be its model.
+    """
+    if not configuration_file(source):
+        stored, _ = PretrainedConfig.get_config_dict(source, **download)
+        if stored.get("model_type") not in OFFICIAL_TYPES or (trust_remote_code and "auto_map" in stored):
+            return False
+    logger.warning_once(
+        f"{source} is an official DeBERTa checkpoint: it is trained as this package's model, deberta-ext{way_out}"
+    )
+    return True

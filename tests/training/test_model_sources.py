@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model sources that are no folder: with and without a Hub that answers."""
+
+import http.server
+import threading
+import time
+
+import huggingface_hub
+import pytest
+
+from hf_deberta_ext.training.model_sources import check_source
+
+
+def use_hub(monkeypatch, address):
+    path = huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(huggingface_hub.constants.ENDPOINT)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + path)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+
+
+@pytest.fixture
+def endpoint(monkeypatch, tmp_path):
+    """A server that counts requests and answers none of them well; (its address, the requests)."""
+    requests = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            requests.append(self.path)
+            self.send_response(500)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    yield f"http://127.0.0.1:{server.server_address[1]}", requests
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_mistyped_name_without_a_network_is_one_line_without_retries(offline, monkeypatch, tmp_path):
+    """Each file was tried six times, in half a minute."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    # Nobody listens there.
+    use_hub(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("a retry"))
+    with pytest.raises(OSError, match=r"no folder debeta-v3-base, and the Hub cannot be reached \(.+\): give") as raised:
+        check_source("debeta-v3-base", "--model", cache_dir=str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_hub_that_answers_is_asked_once_and_a_cached_model_needs_none(endpoint, monkeypatch, tmp_path):
+    address, requests = endpoint
+    use_hub(monkeypatch, address)
+    check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
+    assert requests == ["/someone/model/resolve/v2/config.json"]
+    cached = tmp_path / "models--someone--model" / "snapshots" / "v2"
+    cached.mkdir(parents=True)
+    (cached / "config.json").write_text("{}", encoding="utf-8")
+    check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
+    assert len(requests) == 1
