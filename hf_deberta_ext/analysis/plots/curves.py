@@ -79,8 +79,10 @@ def plot_curves(
 
 
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The log without evaluations, behind the training, of a model that it has evaluated before: that of the best step, which
-    --load_best_model_at_end restores, would be a jump at the last one."""
+    """The log without evaluations behind the training of a model that it has evaluated before.
+
+    Those of the best model, which --load_best_model_at_end restores, would be a jump at the last step.
+    """
     kept, ended = [], False
     for entry in history:
         ended = ended or "train_runtime" in entry
