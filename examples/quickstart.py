@@ -18,11 +18,11 @@ results.json. The same command again goes on where it was stopped.
 import argparse
 import dataclasses
 import json
-import random
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 MODEL = Path(__file__).resolve().parent / "models" / "deberta-ext-small-en"
 NAMES = ("pre-trained", "random weights")
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None):
         checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]
         data_args, *_ = parse(checked, TextClassificationArguments, description="")
         claim_folder(args)
-        files = [args.train_file, args.validation_file] if args.validation_file else split_data(args, data_args.label_column)
+        files = [args.train_file, args.validation_file] if args.validation_file else split_data(args, data_args)
         train, validation = ([str(file)] for file in files)
         TextClassificationData(dataclasses.replace(data_args, train_file=train, validation_file=validation))
     model = pretrain(args) if args.from_text else args.model or MODEL
@@ -109,14 +109,16 @@ def claim_folder(args: argparse.Namespace):
     file.write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
 
 
-def split_data(args: argparse.Namespace, label_column: str) -> list[Path]:
+def split_data(args: argparse.Namespace, data_args: Any) -> list[Path]:
     """Write the texts to train on and those to evaluate on into the output folder, as two files."""
     import docstring_corpus
 
-    from hf_deberta_ext.data.files import read_files
+    from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationData
 
     if args.train_file:
-        parts = hold_out([*read_files(args.train_file, source="--train_file")], label_column)
+        options = dict(train_file=[str(args.train_file)], max_train_samples=None, max_eval_samples=None)
+        data = TextClassificationData(dataclasses.replace(data_args, validation_share=0.2, **options))
+        parts = [data.parts[kind][""].rows for kind in ("train", "validation")]
     else:
         examples = docstring_corpus.task_examples(docstring_corpus.collect_docstrings())
         parts = [
@@ -128,22 +130,6 @@ def split_data(args: argparse.Namespace, label_column: str) -> list[Path]:
     for file, part in zip(files, parts, strict=True):
         file.write_text("".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in part), encoding="utf-8")
     return files
-
-
-def hold_out(rows: list[dict], label_column: str) -> tuple[list[dict], list[dict]]:
-    """Four fifths of the rows and one: rows that differ in nothing but the label stay together, and the first part has
-    every label."""
-    groups: dict[tuple[str, ...], list[dict]] = {}
-    for row in rows:
-        groups.setdefault(tuple(str(value) for name, value in row.items() if name != label_column), []).append(row)
-    shuffled, labels = [*groups.values()], set()
-    random.Random(0).shuffle(shuffled)
-    to_train, held_out = [], []
-    for number, group in enumerate(shuffled):
-        new = {str(row.get(label_column)) for row in group} - labels
-        labels |= new
-        (to_train if new or number % 5 < 4 else held_out).extend(group)
-    return to_train, held_out
 
 
 def pretrain(args: argparse.Namespace) -> Path:

@@ -97,7 +97,7 @@ def prepare(
     # 2. Data, configuration and tokenizer
     with args.main_process_first(desc="reading data and configuration"):
         data = read(data_args, model_args)
-        check_sets(args, do_train=data.num_train, do_eval=data.num_evaluation)
+        check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args, data_args)
         if hasattr(data, "use_label_order"):
             data.use_label_order(config.label2id)
@@ -115,7 +115,7 @@ def prepare(
     # 3. Texts -> features
     with args.main_process_first(desc="tokenising"):
         task = data.encode(tokenizer, config)
-    check_sets(args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
+    check_sets(args, data_args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
     set_best_metric(task, args, given_flags)
 
     # 4. Model and folder
@@ -157,12 +157,14 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
         raise ValueError("--resume_from_checkpoint is for training: give --do_train")
 
 
-def check_sets(args: FineTuningArguments, **counts: int):
+def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: int):
     """Check that --do_train, --do_eval and --do_predict have data, by the number of examples or sets of each.
 
     --eval_strategy sets do_eval.
     """
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
+    if hasattr(data_args, "validation_share"):
+        files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:
             raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or data set of the Hub that has some")

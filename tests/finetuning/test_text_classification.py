@@ -135,12 +135,30 @@ def test_lists_are_multi_label(data, tokenizer, tmp_path):
         ("question sentence", "question sentence"),
         ("question passage text", "question passage"),
         ("title text", "text"),
+        ("paragraph", "paragraph"),
     ],
 )
 def test_columns_of_texts_are_those_of_known_data(data, columns, taken):
     own = [dict.fromkeys(columns.split(), "x") | {"label": n} for n in range(2)]
     assert data(train=own).text_columns == tuple(taken.split())
     assert data(train=own, text_columns=[columns.split()[-1]]).text_columns == (columns.split()[-1],)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [["a"], ["a", "b"]], [0.5, 1.25]], ids=[SINGLE, MULTI, REGRESSION])
+def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, labels):
+    """Who has one file must not split it by hand. Rows of one text stay together; those to train on have every label."""
+    own = [{"text": f"text {n // 2}", "label": labels[n // 2 % 2]} for n in range(40)]
+    rare = [] if isinstance(labels[0], float) else [{"text": "rare", "label": ["c"] if isinstance(labels[0], list) else "c"}]
+    ours = data(train=own + rare, validation_share=0.25, max_train_samples=20)
+    train, held_out = (ours.parts[kind][""].rows for kind in ("train", "validation"))
+    assert (len(train), len(held_out), ours.num_evaluation) == (20, 10, 10)
+    assert not {*train["text"]} & {*held_out["text"]} and all(
+        list(held_out["text"]).count(text) == 2 for text in held_out["text"]
+    )
+    assert "rare" not in held_out["text"]
+    whole = data(train=own + rare, validation_share=0.25)
+    assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + 10 == len(own + rare)
+    assert encoded(whole, tokenizer).evaluation[""].metrics is not None
 
 
 def test_sets_of_their_own_by_name(data, tokenizer):
@@ -275,6 +293,7 @@ def test_a_batch_trains_any_model(data, tokenizer, family, labels):
         (dict(label_names=["a", "A"]), "--label_names takes two or more names, each once"),
         (dict(eval_languages=["de", "de"]), "--eval_languages takes each language once"),
         (dict(max_seq_length=0), "--max_seq_length must be at least 1"),
+        (dict(validation_share=20), "--validation_share must be between 0 and 1, got 20"),
     ],
 )
 def test_flags_that_are_wrong_by_themselves(flags, message):
@@ -290,7 +309,7 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y or files, not both"),
         (dict(train=GOOD, task_name="sst3"), "there is no task 'sst3' here, but cola, .* and xnli"),
         (dict(train=GOOD, language="de"), "are those of --task_name xnli"),
-        (dict(train=[{"a": "x", "label": 0}]), "which columns of --train_file are texts.* it has 'a', 'label'"),
+        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "which columns of --train_file are texts.* 'a', 'b', 'label'"),
         (dict(train=GOOD, text_columns=["body"]), r"has no column 'body'; it has 'text', 'label' \(.*--text_columns\)"),
         (dict(train=[{"text": "x"}]), r"--train_file has no column 'label'; .*--label_column\)"),
         (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
@@ -310,6 +329,11 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         (dict(train=rows({"id": 1}), task_name="sst2", text_columns=["text"]), "{'id': 1}: expected one label"),
         (dict(train=rows(0, 2), label_names=["no", "yes"]), r"the label 2: --label_names has no \(0\), yes \(1\)"),
         (dict(train=GOOD, validation=PAIRS), "--validation_file has no column 'text'"),
+        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* has no validation set"),
+        (dict(train=GOOD, test=GOOD, task_name="sst2", validation_share=0.5), "splits training data of your own"),
+        (dict(test=GOOD, validation_share=0.5), "splits training data of your own"),
+        (dict(train=GOOD, validation_share=0.2), "0.2 of the 3 rows of --train_file is none: give more rows"),
+        (dict(train=[*GOOD, {"text": None, "label": "pos"}], validation_share=0.2), "row 4 of --train_file has None"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training, validation and test set of a task, read from the files that its flags name or from a data set of the Hub."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..arguments import DataArguments
 
-__all__ = ["SPLITS", "HubData", "read_splits"]
+__all__ = ["SPLITS", "HubData", "hold_out", "read_splits"]
 
 T = TypeVar("T")
 
@@ -67,3 +68,25 @@ def read_splits(
         arguments = replace(arguments, data_revision=task.revision)
     loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, arguments)
     return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
+
+
+def hold_out(texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], share: float) -> tuple[list[int], list[int]]:
+    """Numbers of the rows to train on, and of a random share to evaluate on, the same at each call.
+
+    Rows of equal text stay together, and those to train on have every label.
+
+    Args:
+        texts, labels: of each row, the text or texts and the labels that it has.
+        share (`float`): of the rows that are held out, in (0, 1).
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for row, text in enumerate(texts):
+        groups.setdefault(text, []).append(row)
+    shuffled, seen = [*groups.values()], set()
+    random.Random(0).shuffle(shuffled)
+    to_train, held_out = [], []
+    for number, group in enumerate(shuffled):
+        new = {label for row in group for label in labels[row]} - seen
+        seen |= new
+        (held_out if not new and int((number + 1) * share) > int(number * share) else to_train).extend(group)
+    return to_train, held_out

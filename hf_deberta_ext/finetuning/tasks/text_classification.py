@@ -22,7 +22,7 @@ from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
-from .splits import SPLITS
+from .splits import SPLITS, hold_out
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -56,6 +56,9 @@ class TextClassificationArguments(DataArguments):
         "with metrics of its own (eval_mm_accuracy)",
     )
     test_file: list[str] = option(list, "files to predict on, named likewise; labels are not needed")
+    validation_share: float | None = option(
+        None, "without --validation_file: share of the training rows that are held out to evaluate on, such as 0.2"
+    )
     text_columns: list[str] = option(
         list, "the column of the text, or two of a pair; default: those of the task, or of GLUE",
         aliases=["--text_column_names"],
@@ -71,6 +74,8 @@ class TextClassificationArguments(DataArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.validation_share is not None and not 0 < self.validation_share < 1:
+            raise ValueError(f"--validation_share must be between 0 and 1, got {self.validation_share}")
         if len(self.text_columns) > 2:
             raise ValueError(f"--text_columns takes one column, or two of a pair, got {', '.join(self.text_columns)}")
         if self.label_column in self.text_columns:
@@ -128,6 +133,8 @@ class TextClassificationData:
         self.labels = self.labels_of(tables)
         # 2. Texts, and the labels of each set
         self.text_columns = self.text_columns_of(*next(iter(tables.values())))
+        if data_args.validation_share is not None:
+            tables = self.with_validation_share(tables)
         self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
         for (kind, name), (rows, source) in tables.items():
             rows, column = self.examples(first(rows, data_args.limits[kind]), source), data_args.label_column
@@ -171,6 +178,30 @@ class TextClassificationData:
             ValueError: a row nests otherwise.
         """
         return rows
+
+    def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
+        """The tables, with a share of the training rows as validation set.
+
+        Raises:
+            ValueError: there is a validation set, or nothing to split; as `examples`.
+        """
+        share = self.data_args.validation_share
+        if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
+            raise ValueError(
+                f"--validation_share {share:g} splits training data of your own that has no validation set: leave it out"
+            )
+        # Errors name the rows of the whole file.
+        rows, source = tables["train", ""]
+        rows = self.examples(rows, source)
+        texts = zip(*(cells(rows, column) for column in self.text_columns), strict=True)
+        values = self.encoded_labels(Part(rows, label_cells(rows, self.data_args.label_column)[0], source, len(rows)))
+        kind = self.labels.problem_type
+        # A score is no label that the training rows must have.
+        labels = [() if kind == REGRESSION else np.flatnonzero(value) if kind == MULTI else (value,) for value in values]
+        parts = [(rows.select(part), source) for part in hold_out([*texts], labels, share)]
+        if not len(parts[1][0]):
+            raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
+        return tables | {("train", ""): parts[0], ("validation", ""): parts[1]}
 
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
         """The rows with the text columns; those of a known task may have to be made of others.
@@ -308,16 +339,17 @@ class TextClassificationData:
         )
 
     def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
-        """The columns that flags or the task name, or the first of `TEXT_COLUMNS` that are there.
+        """The columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
 
         Raises:
             ValueError: there are none of these.
         """
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
-        for columns in TEXT_COLUMNS:
-            if {*columns} <= {*rows.column_names} - {self.data_args.label_column}:
-                return columns
+        others = [column for column in rows.column_names if column != self.data_args.label_column]
+        for columns in (*TEXT_COLUMNS, others if len(others) == 1 else ("text",)):
+            if {*columns} <= {*others}:
+                return tuple(columns)
         raise ValueError(
             f"which columns of {source} are texts? Give one, or two of a pair, with --text_columns; it has "
             f"{', '.join(map(repr, rows.column_names))}"
