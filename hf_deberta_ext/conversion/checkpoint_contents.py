@@ -47,7 +47,7 @@ __all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
 HEADS: dict[str, type[DebertaExtPreTrainedModel]] = {
     name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()
 }
-# Everything of a repository but weights.
+# Everything of a repository but weights; modules of sentence-transformers ("2_Dense/") may have some of their own.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 # The fields that make the shape of a published size; dropout and the like do not.
 SHAPE_FIELDS = {*SHAPES, "vocab_size", "num_hidden_layers", "max_position_embeddings"}
@@ -176,7 +176,8 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise OSError(f"there is no folder {source}")
     try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
+        patterns = [*SMALL_FILES, *(["[0-9]_*/*"] if weights else [])]
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
         if weights:
             fetch_weights(source, commit=folder.name)
     except HFValidationError as error:

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["convert"]
 DTYPES = ("float32", "float16", "bfloat16")
 # The half of a joint model that becomes each head.
 HALVES = {"replaced-token-detection": "discriminator", "base": "discriminator", "masked-lm": "generator"}
+# Files and folders of sentence-transformers.
+MODULES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*")
 # Of the loading report.
 LINES_OF_A_KIND = 8
 
@@ -83,6 +86,8 @@ def convert(
     try:
         for note in write_folder(model, loaded_tokenizer, written, to=to, lossy=lossy, max_shard_size=max_shard_size):
             report(f"note: {note}")
+        if head == "auto" and (modules := copy_modules(contents.folder, written)):
+            report(f"sentence-transformers: {', '.join(modules)}, as in {source}")
         checks = verification.check_folder(model, written, to)
         wider = [name for name in contents.dtypes if chosen_dtype not in (name, "float32")]
         if wider and model.loading_report.initialised:
@@ -99,7 +104,7 @@ def convert(
         report(f"checked: {check}")
     if aside is not None:
         report(f"moved aside: what was in {output} is in {aside.name} now")
-    sizes = [file.stat().st_size for file in target.iterdir()]
+    sizes = [file.stat().st_size for file in target.rglob("*") if file.is_file()]
     architecture = read_json(target / "config.json")["architectures"][0]
     report(f"written: {output} ({to}, {architecture}, {len(sizes)} files, {sum(sizes):,} bytes)")
 
@@ -230,6 +235,16 @@ def write_folder(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return notes
+
+
+def copy_modules(source: Path, folder: Path) -> list[str]:
+    """Copy the settings of sentence-transformers (activation of the scores, prompts, ...) and its further modules."""
+    if not (source / "modules.json").is_file():
+        return []
+    found = [path for path in sorted(source.iterdir()) if any(fnmatchcase(path.name, name) for name in MODULES)]
+    for path in found:
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
+    return [path.name for path in found]
 
 
 def is_in_use(folder: Path) -> bool:

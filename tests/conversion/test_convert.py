@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DebertaV2ForTokenClassification,
 )
 
@@ -132,6 +133,28 @@ def test_a_stock_checkpoint_becomes_ours(stock_config, shake, run, tmp_path):
     assert "report: note: the checkpoint has no absolute position table" in printed
     model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
+    """Without its settings, sentence-transformers put a sigmoid on scores that had none."""
+    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
+    shake(DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1))).save_pretrained(tmp_path / "stock")
+    tiny_tokenizer().save_pretrained(tmp_path / "stock")
+    pairs = [("where is it", "here"), ("why", "it is so")]
+    stock = cross_encoder(str(tmp_path / "stock"), device="cpu", activation_fn=torch.nn.Identity())
+    stock.save_pretrained(str(tmp_path / "service"))
+    (tmp_path / "service" / "1_More").mkdir()
+    (tmp_path / "service" / "1_More" / "weights").touch()
+    printed = run(tmp_path / "service", tmp_path / "ours")
+    assert (
+        "sentence-transformers: 1_More, config_sentence_transformers.json, modules.json, sentence_bert_config.json"
+        in printed
+    )
+    assert (tmp_path / "ours" / "1_More" / "weights").is_file()
+    ours = cross_encoder(str(tmp_path / "ours"), device="cpu", trust_remote_code=True)
+    assert abs(ours.predict(pairs) - stock.predict(pairs)).max() < 1e-5
+    run(tmp_path / "service", tmp_path / "encoder", "--head", "base")
+    assert not (tmp_path / "encoder" / "modules.json").exists()
 
 
 @pytest.mark.parametrize("whole_table", [True, False], ids=["tables", "deltas"])
