@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..analysis.explanation import load_model
+from ..model.checkpoint_files import is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
@@ -52,7 +53,9 @@ def load(source: str, revision: str | None = None) -> DemoModel:
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
     model = DemoModel(explained.name, tokenizer, explained.encoder, explained.generator, explained.discriminator)
-    if model.masked is None:
+    if is_adapter_folder(source):
+        model.classifier = _adapted_classifier(source)
+    elif model.masked is None:
         model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
         model.classifier = _with_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
     reasons = {
@@ -62,6 +65,19 @@ def load(source: str, revision: str | None = None) -> DemoModel:
     }
     model.absent = dict(reason for name, reason in reasons.items() if getattr(model, name) is None)
     return model
+
+
+def _adapted_classifier(source: str) -> DebertaExtForSequenceClassification | None:
+    """The text classifier that an adapter (LoRA) and its base model are; None for an adapter of another task."""
+    from peft import PeftConfig, PeftModel
+
+    adapter = PeftConfig.from_pretrained(source)
+    if adapter.task_type != "SEQ_CLS":
+        return None
+    # Labels are those of the adapter's own config.json.
+    options = dict(config=DebertaExtConfig.from_pretrained(source), dtype=torch.float32, ignore_mismatched_sizes=True)
+    model = DebertaExtForSequenceClassification.from_pretrained(adapter.base_model_name_or_path, **options)
+    return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
 
 
 def _with_head(model_class: type, head: str | tuple[str, ...], source: str, revision: str | None) -> Any | None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration, tokenizer and model of a fine-tuning, from any folder or Hub id that transformers can read."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..model.checkpoint_files import read_json
+from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
@@ -84,7 +83,7 @@ def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArgu
     """Tell if --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
-    if Path(model_args.model_name_or_path, "adapter_config.json").is_file():
+    if is_adapter_folder(model_args.model_name_or_path):
         # Its weights are named as in the class that it was trained with.
         return False
     return announce_official(
@@ -193,10 +192,9 @@ def load_model(
     if model_args.from_scratch:
         return auto_class.from_config(config, **arguments), []
     source = model_args.model_name_or_path
-    adapter_config = Path(source, "adapter_config.json")
-    adapter = source if adapter_config.is_file() else None
+    adapter = source if is_adapter_folder(source) else None
     if adapter:
-        source = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        source = read_json(Path(adapter, ADAPTER_CONFIG_FILE))["base_model_name_or_path"]
     verbosity = logging.get_verbosity()
     # New weights are reported below in one line.
     logging.set_verbosity_error()
