@@ -205,6 +205,18 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
 
 
 @pytest.mark.criterion("B4.2")
+def test_the_commonest_answer_is_the_baseline():
+    train = [question(label=label) for label in (1, 0, 1)]
+    validation = [question(label=1, group="high"), question(label=0, group="middle"), question(label=0, group="middle")]
+    data = MultipleChoiceData(
+        MultipleChoiceArguments(), dict(train=train, validation=validation), name="mine", dataset="rows", answer_names="ABCD"
+    )
+    assert data.label_counts == {"A": 1, "B": 2}
+    scores = {"accuracy": 1 / 3, "high_accuracy": 1.0, "middle_accuracy": 0.0}
+    assert data.baselines == {"majority class": scores}
+    assert task_of(validation).baselines == task_of(validation).label_counts == {}
+
+
 def test_a_test_set_without_labels_has_answers_but_no_metrics(tokenizer):
     test = task_of([question(label=None), question(3)], split="test").encode(tokenizer, None).test[""]
     assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
@@ -320,7 +332,7 @@ APART_COLUMNS = dict(question_column="ask", choice_columns=["a", "b"])
 
 @pytest.mark.parametrize("source", ["file", "hub"])
 def test_columns_can_be_named(source, tmp_path):
-    rows = [OWN, OWN | {"gold": "A"}]
+    rows = [OWN, OWN | {"gold": " A "}]
     write_lines(tmp_path / "hub" / "train.jsonl", *rows)
     place = (
         dict(train_file=[str(tmp_path / "hub" / "train.jsonl")])

@@ -445,6 +445,18 @@ def test_one_set_of_version_2_by_hand(tmp_path):
     assert again.evaluation[""].metrics((start, end), None)["f1"] == metrics["best_f1"]
 
 
+def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()), one(name="n3", answers=()))
+    found = data(train_file=[file], validation_file=[file], version_2_with_negative=True)
+    assert found.label_counts == {"with an answer": 1, "without": 2}
+    scores = found.baselines["no answer"]
+    assert scores["exact"] == scores["f1"] == pytest.approx(200 / 3)
+    assert (scores["HasAns_f1"], scores["NoAns_f1"]) == (0.0, 100.0)
+    file = write_lines(tmp_path / "b.jsonl", one())
+    first = data(train_file=[file], validation_file=[file])
+    assert first.label_counts == first.baselines == {}
+
+
 @pytest.mark.criterion("A14.3")
 def test_limits_of_answers_come_from_the_flags(tmp_path):
     flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", one())], n_best_size=3, max_answer_length=1)

@@ -73,7 +73,7 @@ CONLL = """-DOCSTART- -X- O O
 Ada NNP I-NP B-PER
 smiles VBZ O O
 
-Paris\tNNP\tI-NP\tB-LOC\r
+Paris\tNNP\tI-NP\tB-LOC \r
 
 -DOCSTART- -X- O O
 
@@ -231,6 +231,16 @@ def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
     with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
         are_entities(["O", "B-PER", "PER"])
+
+
+def test_the_commonest_label_of_words_is_the_baseline(tmp_path):
+    """An accuracy of 0.6 passed without a word that O alone has it."""
+    spaced = [{"tokens": ["Ada", "smiles", "."], "ner_tags": ["B-PER ", " O", "O\r"]}]
+    file = write_lines(tmp_path / "validation.jsonl", *ROWS)
+    data = data_of(tmp_path, rows=[*ROWS, *spaced], validation_file=[file])
+    assert data.label_counts == {"O": 4, "B-LOC": 1, "B-PER": 2, "I-PER": 1}
+    assert data.baselines == {"majority class": dict(precision=0.0, recall=0.0, f1=0.0, accuracy=0.4)}
+    assert data_of(tmp_path).baselines == {}
 
 
 def test_predictions_can_be_read_again(tmp_path, wordpiece):

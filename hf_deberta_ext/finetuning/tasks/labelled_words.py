@@ -73,7 +73,7 @@ def read_conll(file: Path, *, source: str, max_file_bytes: int = HELD_BYTES) -> 
                 + ("a word and its tag" if tagged else "a word alone")
             )
         words[-1].append(columns[0])
-        tags[-1].append(columns[-1])
+        tags[-1].append(columns[-1].strip())
     sentences = [number for number, sentence in enumerate(words) if sentence]
     if not sentences:
         raise ValueError(f"{source}: {file} has no words")

@@ -25,6 +25,7 @@ from ...data.columns import first
 from ...data.files import FLAGS, read_files
 from ...training.flags import option
 from ..arguments import DataArguments
+from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..task import EncodedTask, EvaluationSet, two_outputs
@@ -174,6 +175,22 @@ class MultipleChoiceData:
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
         # With one number of choices the model's own loss is the loss.
         self.loss = choice_loss if len(counts) > 1 else None
+
+    @property
+    def label_counts(self) -> dict[str, int]:
+        """Number of training questions of each answer, a letter or the number of a choice."""
+        counts = Counter(row["label"] for row in self.questions.get("train", ()))
+        return {self.answer_names[label] if self.answer_names else str(label): counts[label] for label in sorted(counts)}
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of the commonest answer of the training data for every question."""
+        train, evaluated = self.questions.get("train"), self.questions.get("validation")
+        if not train or not evaluated:
+            return {}
+        [(answer, _)] = Counter(row["label"] for row in train).most_common(1)
+        labels, groups = ([row[name] for row in evaluated] for name in ("label", "group"))
+        return {MAJORITY: grouped_accuracy([answer] * len(labels), labels, groups)}
 
     def config_fields(self) -> dict[str, Any]:
         # The head scores one choice at a time and has no labels.

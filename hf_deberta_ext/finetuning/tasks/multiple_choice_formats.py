@@ -197,6 +197,7 @@ def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, plac
         ValueError: it is not of the form `columns.answers`, or the text of no choice.
     """
     letters, kind = LETTERS[: len(choices)], columns.answers
+    cell = cell.strip() if isinstance(cell, str) and kind != "text" else cell
     if cell is None or cell == "":
         return None
     if kind == "text":

@@ -99,6 +99,24 @@ class QuestionAnsweringData:
         }
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
+    @property
+    def label_counts(self) -> dict[str, int]:
+        """Number of training questions with an answer and without; empty where all have one."""
+        if not self.with_null or "train" not in self.sets:
+            return {}
+        answered = [bool(texts) for texts in self.sets["train"].texts]
+        return {"with an answer": sum(answered), "without": len(answered) - sum(answered)}
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of no answer to any question. Where all have one, no answer is common to several: there is no baseline."""
+        if not self.label_counts or "validation" not in self.sets:
+            return {}
+        evaluated = self.sets["validation"]
+        references = dict(zip(evaluated.ids, evaluated.texts, strict=True))
+        scores = squad_v2(dict.fromkeys(references, ""), references)
+        return {"no answer": {name: value for name, value in scores.items() if not name.endswith("total")}}
+
     def config_fields(self) -> dict[str, Any]:
         # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
         return two_outputs()

@@ -233,9 +233,10 @@ class TextClassificationData:
     def label_counts(self) -> dict[str, int]:
         """Number of training rows of each label; empty without training data or classes."""
         train = self.parts["train"].get("")
-        if train is None or self.labels.problem_type != SINGLE:
+        if train is None or self.labels.problem_type == REGRESSION:
             return {}
-        counts = np.bincount(self.encoded_labels(train), minlength=len(self.labels.names))
+        labels = np.array(self.encoded_labels(train), dtype=np.int64)
+        counts = labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.labels.names))
         return dict(zip(self.labels.names, counts.tolist(), strict=True))
 
     @cached_property

@@ -8,7 +8,8 @@ over all words of all sentences.
 
 import copy
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +23,7 @@ from transformers.utils import logging
 from ...data.files import FLAGS, read_files
 from ...training.flags import option
 from ..arguments import DataArguments
+from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet, label_fields
@@ -280,6 +282,33 @@ class TokenClassificationData:
             )
         return rows
 
+    def scores(self, predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Metrics of predicted tags, a list for each sentence."""
+        if not self.entities:
+            return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(tags)])}
+        scores = entity_scores(predicted, tags)
+        by_type = {kind: scores.pop(kind) for kind in [*scores] if isinstance(scores[kind], Mapping)}
+        scores = {name.removeprefix("overall_"): value for name, value in scores.items()}
+        if self.data_args.return_entity_level_metrics:
+            for kind, values in by_type.items():
+                scores |= {f"{kind}_{name}": values[name] for name in ("precision", "recall", "f1")}
+        return scores
+
+    @property
+    def label_counts(self) -> dict[str, int]:
+        """Number of training words of each label."""
+        counts = Counter(chain.from_iterable(self.sets["train"].tags)) if "train" in self.sets else {}
+        return {label: counts[label] for label in self.labels if label in counts}
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of the commonest label for every word: for entities "O", with an F1 of 0."""
+        counts, evaluated = self.label_counts, self.sets.get("validation")
+        if not counts or evaluated is None:
+            return {}
+        label = max(counts, key=counts.__getitem__)
+        return {MAJORITY: self.scores([[label] * len(tags) for tags in evaluated.tags], evaluated.tags)}
+
     def evaluation_set(self, rows: "Dataset", sentences: Sentences) -> EvaluationSet:
         """`rows` are the features of `sentences`."""
         positions = rows["word_tokens"][:]
@@ -297,16 +326,7 @@ class TokenClassificationData:
             ]
 
         def metrics(predictions, labels):
-            predicted = tags_of(predictions)
-            if not self.entities:
-                return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(sentences.tags)])}
-            scores = entity_scores(predicted, sentences.tags)
-            by_type = {kind: scores.pop(kind) for kind in [*scores] if isinstance(scores[kind], Mapping)}
-            scores = {name.removeprefix("overall_"): value for name, value in scores.items()}
-            if self.data_args.return_entity_level_metrics:
-                for kind, values in by_type.items():
-                    scores |= {f"{kind}_{name}": values[name] for name in ("precision", "recall", "f1")}
-            return scores
+            return self.scores(tags_of(predictions), sentences.tags)
 
         def write(predictions, folder, stem):
             file = Path(folder, f"{stem}_predictions.txt")
