@@ -120,6 +120,11 @@ class Logits(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
+def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Answer:
+    """Of a runtime that takes the inputs of these names."""
+    return lambda inputs: torch.from_numpy(run({name: x.numpy() for name, x in inputs.items() if name in names}))
+
+
 def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
     import onnxruntime
 
@@ -128,12 +133,7 @@ def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: b
     file = onnx_file(args, folder, source=source, int8=int8)
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
-
-    def answer(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
-        return torch.from_numpy(session.run(["logits"], arrays)[0])
-
-    return answer
+    return answer_of_arrays(names, lambda arrays: session.run(["logits"], arrays)[0])
 
 
 def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
@@ -144,12 +144,7 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
     names = {name for port in compiled.inputs for name in port.names}
-
-    def answer(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
-        return torch.from_numpy(compiled(arrays)["logits"])
-
-    return answer
+    return answer_of_arrays(names, lambda arrays: compiled(arrays)["logits"])
 
 
 SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {

@@ -12,7 +12,6 @@ floor counts tensor cores, shared memory (the shear alone) and exponentials of a
 import argparse
 import collections
 import contextlib
-import csv
 import itertools
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from measuring import write_csv
 
 from hf_deberta_ext.model.relative_position import RelativePosition
 
@@ -191,13 +191,6 @@ def tile_row(N: int, batch: int, rows: list[dict], *, heads=12, head_size=64, bl
         exponentials = sum(near + (far if name != "bwd_kernel_bands" else 0) for name in names)
         row[f"{part}_exponentials_ms"] = round(work * exponentials / EXPONENTIALS / SMS / GHZ / 1e6, 4)
     return row
-
-
-def write_csv(path: Path, rows: list[dict]):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def main():
