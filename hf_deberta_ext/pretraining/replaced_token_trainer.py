@@ -306,7 +306,8 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
-    """
+    """Check that generator and discriminator can step as asked.
+
     Raises:
         ValueError: the two halves cannot step in turn, because they share weights that both train.
     """

@@ -19,7 +19,8 @@ LINKED = [
     "CONTRIBUTING.md",
     "examples/evidence.md",
 ]
-LONGEST = {page: 150 if page == "README.md" else 120 for page in PAGES}
+API = "examples/guides/api.md"
+LONGEST = {page: 150 if page in ("README.md", API) else 120 for page in PAGES}
 # "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; the markers of README's two commands enclose theirs.
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -126,6 +127,13 @@ def test_a_guide_is_short_and_all_its_commands_are_fenced(guide):
     assert len(text.splitlines()) <= LONGEST[guide]
     unfenced = BLOCK.sub("", re.sub(r"<!-- (main job|test) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL))
     assert "```" not in unfenced and not re.search(r"\n\n {4}\S", unfenced)
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    command = [sys.executable, ROOT / "tests/house/api_page.py"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode("utf-8") == (ROOT / API).read_text(encoding="utf-8"), "python tests/house/api_page.py > " + API
 
 
 def anchors(text):
