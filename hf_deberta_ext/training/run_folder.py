@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from ..model.checkpoint_files import checkpoint_step, read_json
+from ..model.checkpoint_files import checkpoint_step, is_adapter_folder, read_json
 from .batch_size import is_split_free, near_divisors
 from .checkpoints import checkpoint_problem, is_partial
 from .disk_space import disk_errors, write_text
@@ -92,7 +92,8 @@ def contents_line(folder: str | os.PathLike) -> str:
     """The end of a run in a line: what its folder holds."""
     has_code = any(Path(folder).rglob("modeling_deberta_ext.py"))
     code = "; the .py files load it where this package is not installed" if has_code else ""
-    return f"{folder} holds the model, its tokenizer and its card{code}."
+    kind = "adapter" if is_adapter_folder(folder) else "model"
+    return f"{folder} holds the {kind}, its tokenizer and its card{code}."
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:

@@ -94,6 +94,21 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("argv", [[], ["--lora"], ["--seeds", "1"]], ids=["whole", "adapter", "seeds"])
+def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsys):
+    """Model or adapter, labels and tokenizer; a checkpoint too."""
+    if argv == ["--lora"]:
+        pytest.importorskip("peft")
+    run(folder_of("v2"), tmp_path / "run", "--do_train", "--do_eval", *argv, max_steps=2, save_strategy="epoch")
+    folder = tmp_path / "run" / "seed-1" if "--seeds" in argv else tmp_path / "run"
+    kind = "adapter" if argv == ["--lora"] else "model"
+    assert f"{folder} holds the {kind}, its tokenizer and its card; the .py files load it" in capsys.readouterr().out
+    before = read(folder, "eval_results.json")["eval_loss"]
+    for name in (folder, folder / "checkpoint-2"):
+        measured = run(name, tmp_path / "again" / name.name, "--do_eval")
+        assert measured["eval_loss"] == pytest.approx(before, rel=1e-5)
+
+
 def test_a_folder_of_microsofts_trainer_is_read_as_this_packages_model(tmp_path, caplog):
     source = tmp_path / "microsoft"
     source.mkdir()

@@ -149,6 +149,8 @@ def _draw_panel(axes, histories, names, metrics, baselines):
     else:
         axes.set_xlabel(f"after {max(step for (step, _), _, _ in single)} steps", fontsize=11)
         axes.set_xticks([])
+        # Lines across alone do not set the limits.
+        axes.autoscale(axis="y")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, frameon=False)
