@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from logging import ERROR, getLogger
+from pathlib import Path
 from types import ModuleType
 
 from safetensors import SafetensorError
@@ -95,6 +96,7 @@ def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
     with ExitOnUserError(f"{PROGRAM} {name}", expected=EXPECTED, show_traceback=arguments.debug):
         try:
             with contextlib.nullcontext() if arguments.debug else _quiet():
+                check_model(arguments)
                 status = module.run(arguments)
             # Here and not at the exit, where nothing could be done about a reader that has gone.
             sys.stdout.flush()
@@ -104,6 +106,16 @@ def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+
+
+def check_model(arguments: argparse.Namespace):
+    """Find out at once that a model is neither a folder nor to be had from the Hub."""
+    from huggingface_hub import is_offline_mode
+
+    if isinstance(model := getattr(arguments, "model", None), str) and not (Path(model).exists() or is_offline_mode()):
+        from ..training.model_sources import check_reachable
+
+        check_reachable(model, revision=getattr(arguments, "revision", None))
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from ..model.joint_checkpoints import SHAPES
 from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
 from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
 from ..model.presets import PRESETS
+from ..training.model_sources import check_reachable
 
 __all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
 
@@ -175,6 +176,8 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
         raise OSError(f"{source} is a file; give the folder that it is in, or a repository id")
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise OSError(f"there is no folder {source}")
+    if not is_offline_mode():
+        check_reachable(source, revision=revision)
     try:
         patterns = [*SMALL_FILES, *(["[0-9]_*/*"] if weights else [])]
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))

@@ -4,7 +4,8 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.file_download import repo_folder_name
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
@@ -39,13 +40,15 @@ def check_source(source: str, flag: str, **download: Any):
 
 
 def check_reachable(source: str, *, revision: str | None = None, cache_dir: str | None = None, token: Any = None):
-    """Check with one request that the Hub answers, unless the configuration of `source` is in its cache: without a network,
-    each file is tried six times, in half a minute or more. Whatever answer there is, is left to who loads.
+    """Check with one request that the Hub answers, unless `source` is a path or in the cache.
+
+    Without a network, each file is tried six times, in half a minute or more. Any answer is left to who loads.
 
     Raises:
         OSError: there is no connection.
     """
-    if isinstance(try_to_load_from_cache(source, "config.json", cache_dir, revision), str):
+    cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=source, repo_type="model"))
+    if Path(source).exists() or any(cached.glob("snapshots/*")):
         return
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), token=token, timeout=PROBE_SECONDS)

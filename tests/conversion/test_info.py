@@ -431,7 +431,7 @@ def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkey
         (dict(status=403, headers={"X-Error-Code": "GatedRepo"}), "user/name is gated: ask for access on its page"),
         (dict(status=401, headers={"X-Error-Code": "RepoNotFound"}), "no such repository on the Hub (or it is private"),
         (dict(kind="cut"), "deberta-ext info: error: "),
-        (None, "the Hub cannot be reached, and no such repository is in its cache"),
+        (None, "there is no folder user/name, and the Hub cannot be reached ("),
     ],
     ids=["gated", "private", "cut", "no answer"],
 )

@@ -8,6 +8,7 @@ import time
 import huggingface_hub
 import pytest
 
+from hf_deberta_ext.commands import main
 from hf_deberta_ext.training.model_sources import check_source
 
 
@@ -49,6 +50,16 @@ def test_a_mistyped_name_without_a_network_is_one_line_without_retries(offline, 
     with pytest.raises(OSError, match=r"no folder debeta-v3-base, and the Hub cannot be reached \(.+\): give") as raised:
         check_source("debeta-v3-base", "--model", cache_dir=str(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("argv", [["info", "debeta"], ["explain", "--model", "debeta"], ["demo", "debeta"]])
+def test_commands_say_it_at_once_too(argv, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    use_hub(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("a retry"))
+    assert main(argv) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"deberta-ext {argv[0]}: error: there is no folder debeta, and the Hub") and "\n" not in said
 
 
 def test_a_hub_that_answers_is_asked_once_and_a_cached_model_needs_none(endpoint, monkeypatch, tmp_path):
