@@ -180,3 +180,32 @@ def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent
     assert_same_losses(run, whole("run_glue"), first=1)
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     assert results["train_resumed_at_step"] >= 20
+
+
+SLURM = {
+    "scontrol": 'case $1 in show) echo localhost;; *) echo "$@" >> "$CALLS";; esac',
+    # The step of a job, here on two nodes that are this machine: signals of srun reach its tasks.
+    "srun": '"$@" & one=$!; "$@" & other=$!; trap "kill -TERM $one $other" TERM; wait $one; wait $one; wait $other',
+}
+
+
+@exact_accumulation
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the job is a shell script")
+def test_a_slurm_job_told_to_end_saves_queues_again_and_goes_on(command, whole, tmp_path):
+    for name, line in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    run, calls = tmp_path / "run", tmp_path / "calls"
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = dict(SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID=str(os.getpid()), CALLS=str(calls))
+    environment = job | {"PATH": path, "PET_LOCAL_ADDR": "localhost"}
+    words = ["bash", str(ROOT / "examples" / "cluster" / "train.sbatch"), *command("run_glue", run)]
+    first = start(*words, **environment)
+    wait_for(run / "checkpoint-10", [first])
+    first.send_signal(signal.SIGTERM)
+    printed, _ = first.communicate(timeout=300)
+    assert first.returncode == 0, printed[-3000:]
+    assert calls.read_text(encoding="utf-8").split() == ["requeue", job["SLURM_JOB_ID"]]
+    assert not (run / "model.safetensors").exists()
+    mlm.finish(start(*words, **environment))
+    assert_same_losses(run, whole("run_glue"), first=1)
