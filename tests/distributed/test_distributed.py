@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on two processes is training on one: DistributedDataParallel, FSDP2, tensor parallel; and what sharding and
-offloading rest on: no module reads the weights of another, and weights may be elsewhere until their module runs."""
+"""Training on two processes is training on one: DistributedDataParallel, FSDP2, DeepSpeed, tensor parallel; and what
+sharding and offloading rest on: no module reads the weights of another, and weights may be elsewhere until their module
+runs."""
 
 import json
 from collections import Counter
@@ -82,6 +83,7 @@ REFUSED = {
     "all": (dict(training="replaced tokens, all"), TWO_MODULES),
     "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
 }
+ZERO, STAGES = (RESUMED, "replaced tokens, joint"), (1, 2, 3)
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
@@ -93,8 +95,9 @@ SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark
 class Processes:
     """Results of two processes for the jobs of this file: started together, since starting is what takes time."""
 
-    def __init__(self, folder: Path, trainings: Iterable[str], everything: bool):
-        self.folder, jobs = folder, []
+    def __init__(self, folder: Path, trainings: Iterable[str] = (), everything: bool = False, zero: bool = False):
+        self.folder = folder
+        jobs = self.zero_jobs() if zero else []
         for training in trainings:
             jobs.append(dict(training=training, wrapper="ddp", folder=self.place("ddp", training)))
         if everything:
@@ -119,10 +122,20 @@ class Processes:
             jobs.append(dict(wrapper="tensor", backend=backend, folder=self.place("tensor", backend)))
         return jobs
 
+    def zero_jobs(self) -> list[dict]:
+        """By DeepSpeed."""
+        jobs = [dict(training=training, stage=stage) for training in ZERO for stage in STAGES]
+        jobs.append(dict(training="replaced tokens, decoupled", stage=1))
+        for job in jobs:
+            job |= dict(folder=self.place("zero", f"{job['training']} {job['stage']}"), save_strategy="steps", save_steps=2)
+        for job in jobs[: len(STAGES)]:
+            jobs.append(job | dict(folder=job["folder"] + " resumed", resume=str(Path(job["folder"], "checkpoint-2"))))
+        return [job | dict(wrapper="deepspeed") for job in jobs]
+
     def start(self, jobs: list[dict]):
         file = self.folder / "jobs.json"
         file.write_text(json.dumps(jobs), encoding="utf-8")
-        finish(start(*TORCHRUN, str(WORKER), str(file), CUDA_VISIBLE_DEVICES=""))
+        finish(start(*TORCHRUN, str(WORKER), str(file), CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu"))
 
     def place(self, wrapper: str, key: str | None) -> str:
         number = [*TRAININGS].index(key) if key in TRAININGS else key
@@ -140,8 +153,15 @@ def processes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def zero(tmp_path_factory):
+    """DeepSpeed keeps its settings for the process that used it: nothing else runs there."""
+    pytest.importorskip("deepspeed")
+    return Processes(tmp_path_factory.mktemp("zero"), zero=True)
+
+
+@pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    return Processes(tmp_path_factory.mktemp("short"), SHORT, everything=False)
+    return Processes(tmp_path_factory.mktemp("short"), SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +314,28 @@ def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, process
     """accelerate wraps layers in checkpoints that do not keep the random state: gradients of other dropout masks."""
     error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
     assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
+
+
+@slow
+@exact_accumulation
+@processes_talk
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("training, goes_on", [*((training, False) for training in ZERO), (RESUMED, True)])
+def test_deepspeed_trains_as_one_process_and_saves_a_model_that_loads(training, goes_on, stage, zero, alone):
+    key = f"{training} {stage} resumed" if goes_on else f"{training} {stage}"
+    result, folder = zero.result("zero", key), Path(zero.place("zero", key))
+    assert result["wrapped"] == "DeepSpeedEngine"
+    assert_same_log(result["log"], alone(training)["log"])
+    model, info = SAVED_AS[training.split(",")[0]].from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"]
+    assert_same_weights(model.state_dict(), alone(training))
+
+
+@slow
+@processes_talk
+def test_decoupled_steps_are_refused_under_deepspeed(zero):
+    error = torch.load(Path(zero.place("zero", "replaced tokens, decoupled 1"), "result.pt"))["error"].splitlines()[-1]
+    assert error.startswith("ValueError: decoupled steps cannot run under DeepSpeed")
 
 
 @slow

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small training runs, each the same on one process or on several: by DistributedDataParallel, FSDP2, or tensor parallel.
+"""Small training runs, each the same on one process or on several: by DistributedDataParallel, FSDP2, DeepSpeed, or tensor
+parallel.
 
     python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
 
-A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`, "ddp" or "fsdp", a folder
-for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor" or "sharded" it is what
-`tensor_step` or `sharded_step` returns. Tests call these functions for the result of one process.
+A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`, "ddp", "fsdp" or
+"deepspeed", a folder for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor" or
+"sharded" it is what `tensor_step` or `sharded_step` returns. Tests call these functions for the result of one process.
 """
 
 import json
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from every_head import CLASSES
+from scripts import ROOT
 from tiny_constants import random_weights
 from torch import distributed
 from transformers import Trainer, TrainingArguments, default_data_collator
@@ -214,7 +216,9 @@ HEADS = {
 TRAININGS |= HEADS
 
 
-def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | None = None, **more) -> Trainer:
+def make_trainer(
+    training: str, folder: str, processes: int = 1, wrapper: str | None = None, stage: int = 0, **more
+) -> Trainer:
     """Three steps over 24 rows, eight a step, in two micro-batches on each of two processes."""
     recipe = TRAININGS[training]
     wide = processes == 1 and not recipe.random
@@ -228,6 +232,10 @@ def make_trainer(training: str, folder: str, processes: int = 1, wrapper: str | 
         arguments |= dict(ddp_backend="gloo")
     if wrapper == "fsdp":
         arguments |= dict(fsdp="full_shard auto_wrap", fsdp_config={"version": 2} | more.pop("fsdp_config", {}))
+    if wrapper == "deepspeed":
+        zero = json.loads((ROOT / "examples" / "cluster" / "zero3.json").read_text(encoding="utf-8"))
+        zero["zero_optimization"]["stage"] = stage
+        arguments |= dict(deepspeed=zero)
     return recipe.build(folder, **(arguments | dict(recipe.arguments) | more))
 
 
@@ -246,10 +254,10 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
         "wrapped": type(wrapped).__name__,
         "find_unused": getattr(wrapped, "find_unused_parameters", None),
     }
-    if wrapper == "fsdp":
+    if wrapper in ("fsdp", "deepspeed"):
         # Which also splits again what an evaluation has left whole.
         trainer.save_model(folder)
-        result |= shards(trainer.model)
+        result |= shards(trainer.model) if wrapper == "fsdp" else {}
     else:
         result["state"] = {name: weight.detach().clone() for name, weight in trainer.model.state_dict().items()}
     return result
