@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build of the native CPU kernel, a library for any Python and torch of a platform; all else is in setup.cfg."""
 
+import os
+import re
+from pathlib import Path
+
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
@@ -28,4 +32,8 @@ kernel = Extension(
     # Without a compiler, the package serves with its other backends.
     optional=True,
 )
-setup(ext_modules=[kernel], cmdclass=dict(build_ext=BuildLibrary, bdist_wheel=Wheel))
+readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+# Set by .ci/release: the package index shows README alone, where relative links lead nowhere.
+if links := os.environ.get("README_LINKS"):
+    readme = re.sub(r"\]\((?!https?://|#)", f"]({links}/", readme)
+setup(ext_modules=[kernel], cmdclass=dict(build_ext=BuildLibrary, bdist_wheel=Wheel), long_description=readme)

@@ -264,7 +264,8 @@ def description_text(facts: dict[str, Any]) -> str:
     if "checkpoints" in facts:
         last = facts["last_whole_checkpoint"]
         state = f"the last whole one is {last}" if last else "none is whole"
-        rows.append(("run", f"{len(facts['checkpoints'])} checkpoints, {state}"))
+        count = len(facts["checkpoints"])
+        rows.append(("run", f"{count} checkpoint{'s' * (count != 1)}, {state}"))
         if last:
             rows.append(("", f"deberta-ext info {shlex.quote(str(Path(facts['source'], last)))}"))
     if facts.get("trainer_state"):

@@ -62,6 +62,21 @@ def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, ref
     assert done.returncode == (refusal is not None) and (refusal or "") in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("address", [None, "https://example.org/me/repo/blob/v1"])
+def test_links_of_the_readme_lead_somewhere_on_the_package_index(address, tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    for name in ("setup.py", "setup.cfg", "README.md", "LICENSE", "hf_deberta_ext/_version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    environment = os.environ | ({"README_LINKS": address} if address else {})
+    command = [sys.executable, "setup.py", "-q", "egg_info"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+    shown = (tmp_path / "hf_deberta_ext.egg-info" / "PKG-INFO").read_text(encoding="utf-8")
+    target = "examples/guides/install.md"
+    assert f"]({address}/{target})" in shown if address else f"]({target})" in shown
+    assert not address or "](examples/" not in shown
+
+
 def test_a_section_of_the_changelog_has_each_heading_once():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
