@@ -54,9 +54,20 @@ def flex_unavailable(
 
 
 def disentangled_attention_flex(
-    Q_c, K_c, V_c, *, K_r=None, Q_r=None, delta=None, terms=(), scale,
-    mask=None, query_positions=None, dropout_p=0.0, reach=None,
-) -> torch.Tensor:  # fmt: skip
+    Q_c: torch.Tensor,
+    K_c: torch.Tensor,
+    V_c: torch.Tensor,
+    *,
+    K_r: torch.Tensor | None = None,
+    Q_r: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+    terms: tuple[str, ...] = (),
+    scale: float,
+    mask: torch.Tensor | None = None,
+    query_positions: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    reach: int | None = None,
+) -> torch.Tensor:
     """Disentangled attention, DeBERTa (He et al. 2021) Eq. (4), in a kernel that torch.compile generates.
 
     A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_r[delta(i, j)] + K_c[j]·Q_r[delta(i, j)],  out = softmax(scale · A) V_c.

@@ -41,9 +41,21 @@ def native_unavailable(device: torch.device, head_size: int, dtype: torch.dtype,
 
 
 def disentangled_attention_native(
-    Q_c, K_c, V_c, *, K_r=None, Q_r=None, delta=None, terms=(), scale,
-    mask=None, query_positions=None, dropout_p=0.0, reach=None, cu_seqlens=None,
-) -> torch.Tensor:  # fmt: skip
+    Q_c: torch.Tensor,
+    K_c: torch.Tensor,
+    V_c: torch.Tensor,
+    *,
+    K_r: torch.Tensor | None = None,
+    Q_r: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+    terms: tuple[str, ...] = (),
+    scale: float,
+    mask: torch.Tensor | None = None,
+    query_positions: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    reach: int | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Disentangled attention, DeBERTa Eq. (4), in one pass over blocks of keys; forward and backward in O(N) memory.
 
     Arguments as in `disentangled_attention_eager`, with head sizes from 16 to 128, and

@@ -39,9 +39,19 @@ def blocked_unavailable(**call) -> str | None:
 
 
 def disentangled_attention_blocked(
-    Q_c, K_c, V_c, *, K_r=None, Q_r=None, delta=None, terms=(), scale,
-    mask=None, dropout_p=0.0, reach=None,
-) -> torch.Tensor:  # fmt: skip
+    Q_c: torch.Tensor,
+    K_c: torch.Tensor,
+    V_c: torch.Tensor,
+    *,
+    K_r: torch.Tensor | None = None,
+    Q_r: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+    terms: tuple[str, ...] = (),
+    scale: float,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    reach: int | None = None,
+) -> torch.Tensor:
     """Disentangled attention, DeBERTa Eq. (4), in blocks of queries; arguments as in `disentangled_attention_eager`.
 
     Args:

@@ -11,9 +11,20 @@ __all__ = ["disentangled_attention_sdpa"]
 
 
 def disentangled_attention_sdpa(
-    Q_c, K_c, V_c, *, K_r=None, Q_r=None, delta=None, terms=(), scale,
-    mask=None, query_positions=None, dropout_p=0.0, reach=None,
-) -> torch.Tensor:  # fmt: skip
+    Q_c: torch.Tensor,
+    K_c: torch.Tensor,
+    V_c: torch.Tensor,
+    *,
+    K_r: torch.Tensor | None = None,
+    Q_r: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+    terms: tuple[str, ...] = (),
+    scale: float,
+    mask: torch.Tensor | None = None,
+    query_positions: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    reach: int | None = None,
+) -> torch.Tensor:
     """Disentangled attention, DeBERTa Eq. (4); arguments as in `disentangled_attention_eager`.
 
     The bias [B, H, Q, N] is made once, in float32, by gathers, which torch.compile fuses into one pass without index
