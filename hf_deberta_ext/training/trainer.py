@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerState
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import TrainOutput, has_length
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step
@@ -35,7 +36,7 @@ from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .manifest import manifest_problem, saved_with_manifest
-from .progress import RunProgress
+from .progress import SECONDS
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
@@ -46,6 +47,26 @@ logger = logging.get_logger(__name__)
 __all__ = ["RunTrainer"]
 
 RESULTS_FILE = "all_results.json"
+
+
+class RunProgress(ProgressCallback):
+    """Trainer's bar with the last loss in it; of what is logged, metrics of evaluations alone are printed."""
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        if state.is_world_process_zero and has_length(eval_dataloader):
+            if self.prediction_bar is None:
+                self.prediction_bar = tqdm(total=len(eval_dataloader), leave=False, delay=SECONDS, dynamic_ncols=True)
+            self.prediction_bar.update(1)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs and self.training_bar is not None:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
+        elif "train_runtime" not in logs:
+            if self.prediction_bar is not None:
+                # What is printed would draw it once more.
+                self.prediction_bar.close()
+                self.prediction_bar = None
+            super().on_log(args, state, control, logs=logs, **kwargs)
 
 
 class RunTrainer(HubTrainer):

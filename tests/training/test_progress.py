@@ -14,6 +14,10 @@ def test_short_work_shows_the_training_alone(folder_of, tmp_path, capfd, monkeyp
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     shown = logging.is_progress_bar_enabled()
     hide_short_bars()
+    wrapped = vars(tqdm)["__init__"]
+    hide_short_bars()
+    # Once in a process, not for each of its command lines.
+    assert vars(tqdm)["__init__"] is wrapped
     try:
         Dataset.from_dict({"x": [1, 2]}).map(lambda row: row, desc="short")
         run(
