@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,7 +182,7 @@ class MultipleChoiceData:
         counts = Counter(row["label"] for row in self.questions.get("train", ()))
         return {self.answer_names[label] if self.answer_names else str(label): counts[label] for label in sorted(counts)}
 
-    @property
+    @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
         """Metrics of the commonest answer of the training data for every question."""
         train, evaluated = self.questions.get("train"), self.questions.get("validation")

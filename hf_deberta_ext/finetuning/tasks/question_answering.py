@@ -8,7 +8,7 @@ answer are token positions in the windows that hold all of it, and those of [CLS
 import copy
 import json
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ class QuestionAnsweringData:
         answered = [bool(texts) for texts in self.sets["train"].texts]
         return {"with an answer": sum(answered), "without": len(answered) - sum(answered)}
 
-    @property
+    @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
         """Metrics of no answer to any question. Where all have one, no answer is common to several: there is no baseline."""
         if not self.label_counts or "validation" not in self.sets:

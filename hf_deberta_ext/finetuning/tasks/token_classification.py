@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -300,7 +300,7 @@ class TokenClassificationData:
         counts = Counter(chain.from_iterable(self.sets["train"].tags)) if "train" in self.sets else {}
         return {label: counts[label] for label in self.labels if label in counts}
 
-    @property
+    @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
         """Metrics of the commonest label for every word: for entities "O", with an F1 of 0."""
         counts, evaluated = self.label_counts, self.sets.get("validation")
