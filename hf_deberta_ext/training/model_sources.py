@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the model of a run is from: a folder, or a repository of the Hub."""
+"""The source of a model: a folder, or a repository of the Hub."""
 
 from pathlib import Path
 from typing import Any

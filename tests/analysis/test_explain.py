@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import HfApi
 from microsoft_checkpoints import microsoft, write
 from scripts import module_of
-from tiny_models import TINY, save_tokenizer, tiny_model
+from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model
 
 pytest.importorskip("matplotlib")
 
@@ -89,16 +89,10 @@ def files_in(folder):
 
 def test_an_adapter_is_merged_into_its_base_model(folders, tmp_path):
     """Its attention is that of the model with the adapter's products added to the projections."""
-    peft = pytest.importorskip("peft")
+    pytest.importorskip("peft")
     torch.manual_seed(0)
     model = DebertaExtForSequenceClassification.from_pretrained(folders / "classifier")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj"], r=2))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_()
-    adapted.save_pretrained(tmp_path / "adapter")
-    model.config.save_pretrained(tmp_path / "adapter")
-    save_tokenizer(tmp_path / "adapter")
+    adapted = save_adapter(model, tmp_path / "adapter", r=2)
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     save_tokenizer(tmp_path / "merged")
     numbers = []

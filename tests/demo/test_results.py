@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 import torch
 from tiny_constants import random_weights
-from tiny_models import TINY, save_tokenizer, tiny_model, word_tokenizer
+from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model, word_tokenizer
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
@@ -58,24 +58,17 @@ def test_masked_words_are_those_of_the_model_with_its_decoder_and_of_the_same_wi
 
 def test_an_adapter_is_the_classifier_of_its_base_model(tmp_path):
     """It ended with "no file named model.safetensors"."""
-    peft = pytest.importorskip("peft")
+    pytest.importorskip("peft")
     tiny_model(hf_deberta_ext.DebertaExtForMaskedLM).save_pretrained(tmp_path / "base")
     labels = {0: "no", 1: "maybe", 2: "yes"}
     classifier = hf_deberta_ext.DebertaExtForSequenceClassification
     model = classifier.from_pretrained(tmp_path / "base", id2label=labels, num_labels=3)
-    lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj"], modules_to_save=["classifier", "pooler"])
-    adapted = peft.get_peft_model(model, lora)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_()
-    adapted.save_pretrained(tmp_path / "adapter")
-    model.config.save_pretrained(tmp_path / "adapter")
-    save_tokenizer(tmp_path / "adapter")
+    adapted = save_adapter(model, tmp_path / "adapter", modules_to_save=["classifier", "pooler"])
     shown = load(str(tmp_path / "adapter"))
     assert shown.masked is None and shown.classifier.config.id2label == labels
     inputs = shown.tokenizer(PLAIN, return_tensors="pt")
     with torch.no_grad():
-        torch.testing.assert_close(shown.classifier(**inputs).logits, adapted.eval()(**inputs).logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shown.classifier(**inputs).logits, adapted(**inputs).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_replaced_words_have_the_probabilities_of_the_discriminator(demo):

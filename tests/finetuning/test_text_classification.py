@@ -146,7 +146,7 @@ def test_columns_of_texts_are_those_of_known_data(data, columns, taken):
 
 @pytest.mark.parametrize("labels", [["a", "b"], [["a"], ["a", "b"]], [0.5, 1.25]], ids=[SINGLE, MULTI, REGRESSION])
 def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, labels):
-    """Who has one file must not split it by hand. Rows of one text stay together; those to train on have every label."""
+    """One file need not be split by hand. Rows of one text stay together; those to train on have every label."""
     own = [{"text": f"text {n // 2}", "label": labels[n // 2 % 2]} for n in range(40)]
     rare = [] if isinstance(labels[0], float) else [{"text": "rare", "label": ["c"] if isinstance(labels[0], list) else "c"}]
     ours = data(train=own + rare, validation_share=0.25, max_train_samples=20)

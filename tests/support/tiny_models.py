@@ -12,7 +12,10 @@ import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.tokenization import finish
 
-__all__ = ["FILES", "HEADS", "TINY", "save_tokenizer", "tiny_inputs", "tiny_model", "tiny_tokenizer", "word_tokenizer"]
+__all__ = [
+    "FILES", "HEADS", "TINY", "save_adapter", "save_tokenizer", "tiny_inputs", "tiny_model",
+    "tiny_tokenizer", "word_tokenizer",
+]  # fmt: skip
 
 CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
@@ -55,6 +58,21 @@ def word_tokenizer(**options) -> transformers.PreTrainedTokenizerFast:
 
 def save_tokenizer(folder: Path):
     word_tokenizer().save_pretrained(folder)
+
+
+def save_adapter(model, folder: Path, **options):
+    """Save `model` with an adapter (LoRA) of noise as a run with --lora does; returns both as one model, in eval mode."""
+    import peft
+
+    config = model.config
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj"], **options))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    adapted.save_pretrained(folder)
+    config.save_pretrained(folder)
+    save_tokenizer(folder)
+    return adapted.eval()
 
 
 def tiny_tokenizer(words=("hello", "world")):
