@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from logging import ERROR, getLogger
-from pathlib import Path
 from types import ModuleType
 
 from safetensors import SafetensorError
@@ -112,7 +111,7 @@ def check_model(arguments: argparse.Namespace):
     """Find out at once that a model is neither a folder nor to be had from the Hub."""
     from huggingface_hub import is_offline_mode
 
-    if isinstance(model := getattr(arguments, "model", None), str) and not (Path(model).exists() or is_offline_mode()):
+    if isinstance(model := getattr(arguments, "model", None), str) and not is_offline_mode():
         from ..training.model_sources import check_reachable
 
         check_reachable(model, revision=getattr(arguments, "revision", None))

@@ -54,7 +54,7 @@ def load(source: str, revision: str | None = None) -> DemoModel:
     check_tokenizer(tokenizer, explained.encoder.config)
     model = DemoModel(explained.name, tokenizer, explained.encoder, explained.generator, explained.discriminator)
     if is_adapter_folder(source):
-        model.classifier = _adapted_classifier(source)
+        model.classifier = _with_adapter(DebertaExtForSequenceClassification, source)
     elif model.masked is None:
         model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
         model.classifier = _with_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
@@ -67,7 +67,7 @@ def load(source: str, revision: str | None = None) -> DemoModel:
     return model
 
 
-def _adapted_classifier(source: str) -> DebertaExtForSequenceClassification | None:
+def _with_adapter(model_class: type, source: str) -> Any | None:
     """The text classifier that an adapter (LoRA) and its base model are; None for an adapter of another task."""
     from peft import PeftConfig, PeftModel
 
@@ -76,7 +76,7 @@ def _adapted_classifier(source: str) -> DebertaExtForSequenceClassification | No
         return None
     # Labels are those of the adapter's own config.json.
     options = dict(config=DebertaExtConfig.from_pretrained(source), dtype=torch.float32, ignore_mismatched_sizes=True)
-    model = DebertaExtForSequenceClassification.from_pretrained(adapter.base_model_name_or_path, **options)
+    model = model_class.from_pretrained(adapter.base_model_name_or_path, **options)
     return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
 
 

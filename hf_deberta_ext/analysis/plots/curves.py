@@ -32,8 +32,11 @@ WORDS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson correlation", "
 
 def metric_label(metric: str) -> str:
     """The name of a metric in words: "held-out macro F1" for eval_macro_f1."""
-    words = metric.replace("eval_", "held-out ", 1).split("_")
-    return LABELS.get(metric) or " ".join(WORDS.get(word, word) for part in words for word in part.split(" "))
+    return LABELS.get(metric) or " ".join(WORDS.get(word, word) for word in _plain_name(metric).split(" "))
+
+
+def _plain_name(metric: str) -> str:
+    return metric.replace("eval_", "held-out ", 1).replace("_", " ")
 
 
 def plot_curves(
@@ -160,10 +163,7 @@ def _curve_labels(metrics: Sequence[str]) -> dict[str, str]:
     """Each metric's label; metrics that would share one ("training loss" of generator and discriminator) by their names."""
     labels = {metric: metric_label(metric) for metric in metrics}
     counts = Counter(labels.values())
-    return {
-        metric: label if counts[label] == 1 else metric.replace("eval_", "held-out ", 1).replace("_", " ")
-        for metric, label in labels.items()
-    }
+    return {metric: label if counts[label] == 1 else _plain_name(metric) for metric, label in labels.items()}
 
 
 def _axis_label(metrics: Sequence[str]) -> str:
