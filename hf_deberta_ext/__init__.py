@@ -38,6 +38,7 @@ _ALIASES = {"ATTENTION_BACKENDS": "BACKENDS"}
 __all__ = [
     "ATTENTION_BACKENDS",
     "DebertaExtConfig",
+    "DebertaExtForEntityScoring",
     "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice",
     "DebertaExtForPreTraining",

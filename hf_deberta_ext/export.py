@@ -121,6 +121,8 @@ def exported_head(model: nn.Module) -> Head:
             f"{head.model_class} is a generator and a discriminator; export one of them: model.export_discriminator() or "
             "model.export_generator()"
         )
+    if head == HEADS["entity-scoring"]:
+        raise ValueError(f"{head.model_class} reads entity_indices, which exported graphs do not; export model.deberta")
     if head is None or not is_ours:
         names = ", ".join(name for name in heads if name != HEADS["pretraining"].model_class)
         raise TypeError(f"{type(model).__name__} is none of {names}; adapters have to be merged first")

@@ -117,8 +117,8 @@ class CheckpointContents:
         # Architectures of this package, or of transformers for the same task.
         tasks = {re.sub(r"^Deberta(Ext|V2)?", "", name) for name in self.config.get("architectures") or []}
         first = [name for name in complete if HEADS[name].__name__.removeprefix("DebertaExt") in tasks]
-        if "pooler.dense.weight" in self.converted:
-            # The classifier of a whole text has the names of a token's as well.
+        if "pooler.dense.weight" in self.converted or "entity-scoring" in complete:
+            # The classifiers of whole texts and of entities have the names of a token's as well.
             complete = [name for name in complete if name != "token-classification"]
         return first + [name for name in complete if name not in first]
 

@@ -105,7 +105,8 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     """Notes on the features that a stock folder does not hold; an error where that changes outputs, unless `lossy`."""
     config = model.config
     if type(model).__name__ not in STOCK_CLASSES:
-        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; export one of its parts")
+        part = "one of its parts" if hasattr(model, "generator") else "model.deberta without the head"
+        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; write {part} instead")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 has no p2p attention term (pos_att_type); such a model cannot be written as one")
     if getattr(model, "proj", None) is not None:

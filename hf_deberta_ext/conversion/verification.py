@@ -94,7 +94,8 @@ def compute_outputs(model: Any) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         if "MultipleChoice" in type(model).__name__:
             return {"logits": model(ids[None], attention_mask=mask[None]).logits.float()}
-        output = {**model(ids, attention_mask=mask)}
+        entities = dict(entity_indices=ids.new_tensor([[[1, 2]]] * 2)) if "EntityScoring" in type(model).__name__ else {}
+        output = {**model(ids, attention_mask=mask, **entities)}
         if hasattr(model, "generator"):
             logits = model.generator(ids, attention_mask=mask).logits
             output = {"discriminator_logits": output["discriminator_logits"], "generator_logits": logits}

@@ -40,7 +40,7 @@ from .heads import HEADS  # noqa: F401
 from .input_validation import check_batch, check_labels, model_forward, require_tensor
 from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
 from .layer_sharing import run_layer  # noqa: F401
-from .losses import cross_entropy, sequence_loss
+from .losses import cross_entropy, mean_loss, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM
 from .official_configurations import from_official  # noqa: F401
 from .presets import PRESETS  # noqa: F401
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .triton_tiles import dot  # noqa: F401
 
 __all__ = [
+    "DebertaExtForEntityScoring",
     "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice",
     "DebertaExtForPreTraining",
@@ -71,6 +72,9 @@ __all__ = [
     "DebertaExtModel",
     "DebertaExtPreTrainedModel",
 ]
+
+# The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
+EXCLUDED = -10_000.0
 
 
 class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
@@ -150,6 +154,62 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
+    """A score for each entity of a text, from its tokens: the head of microsoft/DeBERTa for ReCoRD.
+
+    The tokens of an entity are averaged with the softmax of their scaled products with the [CLS] state.
+    """
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @model_forward
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        entity_indices: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """`entity_indices` [B, E, T] ints: the tokens of each entity, 0 = none; `labels` [B, E]: 1 for a right entity, 0 for
+        a wrong one, -100 for one without tokens, which is not counted. Returns the mean binary cross-entropy and logits
+        [B, E], -10,000 for an entity without tokens."""
+        if entity_indices is None:
+            raise ValueError("entity_indices [B, E, T] are needed: the indices of the tokens of each entity, filled with 0")
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, _ = self.encode(*inputs, output_attentions, output_hidden_states, may_pack=False)
+        states = outputs.last_hidden_state
+        check_labels("entity_indices", entity_indices, "class", classes=states.shape[1])
+        places, is_token = entity_indices.long().clamp(min=0), entity_indices > 0
+        scores = (states @ states[:, 0, :, None]).squeeze(-1) / states.shape[-1] ** 0.5
+        scores = scores.gather(1, places.flatten(1)).view(places.shape).masked_fill(~is_token, EXCLUDED)
+        weights = states.new_zeros(*places.shape[:2], states.shape[1])
+        weights = weights.scatter_add(2, places, scores.softmax(-1).to(states.dtype))
+        logits = self.classifier(self.dropout(ACT2FN["gelu"](self.proj(weights @ states)))).squeeze(-1).float()
+        is_entity = is_token.any(-1)
+        loss = None
+        if labels is not None:
+            check_labels("labels", labels, "class", [*is_entity.shape], classes=2)
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
+            counted = is_entity & (labels >= 0)
+            loss = mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits.masked_fill(~is_entity, EXCLUDED), hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )  # fmt: skip
 
 
 class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):

@@ -15,12 +15,14 @@ from transformers import AutoModel, DebertaV2Config
 
 from hf_deberta_ext import (
     DebertaExtConfig,
+    DebertaExtForEntityScoring,
     DebertaExtForMaskedLM,
     DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
+from hf_deberta_ext.conversion.checkpoint_contents import read_contents
 from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
 
 
@@ -116,8 +118,35 @@ def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
     with pytest.raises(ValueError, match="NER models is DebertaExtForTokenClassification"):
         DebertaExtForSequenceClassification.from_pretrained(folder)
     record = {name: x[:1] if name.startswith("classifier") else x for name, x in weights.items()}
-    with pytest.raises(ValueError, match="that of ReCoRD, with one output, no class reads"):
+    with pytest.raises(ValueError, match="that of ReCoRD, with one output, is DebertaExtForEntityScoring"):
         DebertaExtForTokenClassification.from_pretrained(trainer_folder(tmp_path, "v3", record))
+
+
+def test_the_head_of_record_scores_entities_by_their_tokens(tmp_path):
+    """Against Microsoft's module: at most 2e-6 of the largest logit."""
+    weights = {name: x[:1] if name.startswith("classifier") else x for name, x in microsoft("v3", heads=("ner",)).items()}
+    folder = trainer_folder(tmp_path, "v3", weights)
+    model = DebertaExtForEntityScoring.from_pretrained(folder)
+    assert not model.loading_report.unused and read_contents(folder).heads == ["entity-scoring"]
+    ids = torch.arange(5, 25)[None]
+    states = model.deberta(ids).last_hidden_state[0]
+    entities = [[3, 4, 7], [9]]
+    logits = []
+    for places in entities:
+        shares = (states[places] @ states[0] / states.shape[1] ** 0.5).softmax(0)
+        pooled = torch.nn.functional.gelu(shares @ states[places] @ weights["proj.weight"].T + weights["proj.bias"])
+        logits.append(pooled @ weights["classifier.weight"][0] + weights["classifier.bias"][0])
+    indices = torch.tensor([[[3, 4, 7], [9, 0, 0], [0, 0, 0]]])
+    outputs = model(ids, entity_indices=indices, labels=torch.tensor([[1, 0, 1]]))
+    assert torch.allclose(outputs.logits, torch.tensor([[*logits, -1e4]]), atol=1e-5)
+    expected = (torch.nn.functional.softplus(-logits[0]) + torch.nn.functional.softplus(logits[1])) / 2
+    assert torch.allclose(outputs.loss, expected, atol=1e-5)
+    outputs.loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert model(ids, entity_indices=0 * indices, labels=torch.tensor([[1, 0, 1]])).loss == 0
+    for wrong in (None, torch.full((1, 1, 1), 20)):
+        with pytest.raises(ValueError, match="entity_indices"):
+            model(ids, entity_indices=wrong)
 
 
 def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_path):

@@ -21,6 +21,8 @@ from hf_deberta_ext import (
 from hf_deberta_ext.model.losses import cross_entropy, mean_loss
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
+# What a head needs beside ids and mask.
+ENTITIES = {"DebertaExtForEntityScoring": dict(entity_indices=torch.tensor([[[1, 2], [4, 0]], [[3, 0], [2, 0]]]))}
 
 
 def test_cross_entropy_by_hand():
@@ -154,16 +156,17 @@ def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
     ids, mask = batch(2, 9, [9, 5])
     if head is DebertaExtForMultipleChoice:
         ids, mask = ids.view(1, 2, 9), mask.view(1, 2, 9)
+    inputs = dict(attention_mask=mask, **ENTITIES.get(head.__name__, {}))
     with torch.no_grad():
-        before = model(ids, attention_mask=mask)[0]
+        before = model(ids, **inputs)[0]
         model.resize_token_embeddings(70)
-        after = model(ids, attention_mask=mask)[0]
+        after = model(ids, **inputs)[0]
     assert torch.allclose(after[..., : before.shape[-1]], before, atol=1e-6)
-    out = model.train()(ids.clamp(min=66), attention_mask=mask)[0]
+    out = model.train()(ids.clamp(min=66), **inputs)[0]
     (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
     assert model.get_input_embeddings().weight.grad[66].any()
     model.eval().save_pretrained(tmp_path)
-    assert equal_outputs(head.from_pretrained(tmp_path)(ids, attention_mask=mask)[0], after)
+    assert equal_outputs(head.from_pretrained(tmp_path)(ids, **inputs)[0], after)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,7 +181,7 @@ def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind,
     ids, mask = batch(2, 9, [9, 5])
     if head is DebertaExtForMultipleChoice:
         ids, mask = ids.view(1, 2, 9), mask.view(1, 2, 9)
-    out = model(ids, attention_mask=mask)
+    out = model(ids, attention_mask=mask, **ENTITIES.get(head.__name__, {}))
     sum(value.square().sum() for value in out.values()).backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]

@@ -8,7 +8,7 @@ from every_head import HEADS, KINDS, MODES, NAMES, autocast, call_of, small, ste
 from hf_deberta_ext.model import heads
 
 # Whose outputs belong to one sample, [B, ...], or to one token, [B, N, ...].
-OF_SAMPLES = {name: head.outputs[0] for name, head in heads.HEADS.items() if head.labels in ("row", "choice")}
+OF_SAMPLES = {name: head.outputs[0] for name, head in heads.HEADS.items() if head.labels in ("row", "choice", "entities")}
 OF_TOKENS = {name: head.outputs[0] for name, head in heads.HEADS.items() if name not in (*OF_SAMPLES, "pretraining")}
 
 
@@ -24,8 +24,9 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
     place = [*OF_SAMPLES, *OF_TOKENS].index(head) + list(MODES).index(mode)
     model = shake(small(head, KINDS[place % 3], tiny_config), std=0.15).to(dtype)
 
-    def run(ids, mask=None):
-        return model(ids, attention_mask=mask)[(OF_SAMPLES | OF_TOKENS)[head]].double()
+    def run(ids, mask=None, rows=slice(None)):
+        inputs = {name: x[rows] for name, x in arguments.items() if name == "entity_indices"}
+        return model(ids, attention_mask=mask, **inputs)[(OF_SAMPLES | OF_TOKENS)[head]].double()
 
     with torch.no_grad(), autocast(low):
         for name in NAMES:
@@ -38,7 +39,8 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
                         # Choices are of different lengths: each stays padded to the longer one.
                         alone, there = run(ids[row : row + 1], mask[row : row + 1])[0], together[row]
                     else:
-                        alone, there = run(ids[row : row + 1, mask[row]])[0], together[row]
+                        alone = run(ids[row : row + 1, mask[row]], rows=slice(row, row + 1))[0]
+                        there = together[row]
                         there = there if head in OF_SAMPLES else there[mask[row]]
                     assert (there - alone).norm() < 8 * torch.finfo(low or dtype).eps * alone.norm(), (name, row)
 

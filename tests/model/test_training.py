@@ -11,6 +11,7 @@ from packaging.version import Version
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_deberta_ext import (
+    DebertaExtForEntityScoring,
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
     DebertaExtForQuestionAnswering,
@@ -61,6 +62,10 @@ def examples(head, N=16, count=8, seed=0):
             row = dict(input_ids=torch.stack([ids, ids.flip(0)]), labels=torch.tensor(index % 2))
         elif head is DebertaExtForMaskedLM:
             row |= dict(labels=ids.where(few, -100))
+        elif head is DebertaExtForEntityScoring:
+            entities = torch.tensor([[1, 2], [4, 0], [6, 7]])
+            labels = (ids[:3] % 2).where(torch.arange(3) <= index % 3, -100)
+            row |= dict(entity_indices=entities * (labels >= 0)[:, None], labels=labels)
         else:
             row |= dict(labels=(ids % 2).where(few, -100))
         rows.append(row)

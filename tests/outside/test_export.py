@@ -22,7 +22,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.export import export_program
 
-HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
+HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 # Each compilation takes seconds: the other heads are slow.
 QUICK = (DebertaExtForMaskedLM, DebertaExtForMultipleChoice)
 LENGTHS = (5, 9, 17, 40, 33, 60)

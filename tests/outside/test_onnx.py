@@ -33,7 +33,7 @@ onnx = pytest.importorskip("onnx", reason=REASON)
 pytest.importorskip("onnxscript", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
-HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
+HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "export_onnx.py"
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # A head of each family, with a convolution, one row for each distance, types and positions in the input, and choices. Each

@@ -94,6 +94,8 @@ def make_rows(head) -> list[dict[str, torch.Tensor]]:
             case "tokens":
                 classes = 3 if head is DebertaExtForTokenClassification else 2
                 row |= dict(labels=(ids % classes).where(targets, -100))
+            case "entities":
+                row |= dict(entity_indices=torch.tensor([[1, 2], [3, 0]]), labels=ids[:2] % 2)
             case "words":
                 row |= dict(input_ids=torch.where(targets, 63, ids) * mask, labels=ids.where(targets, -100))
         if head is MultiObjectiveMaskedLM:

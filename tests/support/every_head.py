@@ -56,7 +56,10 @@ def call_of(head: str) -> dict[str, torch.Tensor]:
     if head == "multiple-choice":
         arguments = {name: torch.stack([x, x.flip(0)], 1) for name, x in arguments.items()}
     labels = labels_of(head, ids)
-    if "labels" in labels and labels["labels"].dim() == 2:
+    if head == "entity-scoring":
+        # The second row has one entity of one token.
+        arguments["entity_indices"] = torch.tensor([[[1, 2, 3], [5, 0, 0], [7, 8, 0]], [[4, 0, 0], [0, 0, 0], [0, 0, 0]]])
+    elif "labels" in labels and labels["labels"].dim() == 2:
         labels = {"labels": labels["labels"].masked_fill(~selected, -100)}
     return arguments | labels
 
@@ -69,7 +72,7 @@ def labels_of(head: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     ones = torch.ones(len(ids), dtype=torch.long)
     if kind == "span":
         return dict(start_positions=ones, end_positions=ones * 4)
-    labels = {None: None, "words": ids, "tokens": ids % 2, "row": ones, "choice": ones}[kind]
+    labels = {None: None, "words": ids, "tokens": ids % 2, "row": ones, "choice": ones, "entities": ids[:, :3] % 2}[kind]
     return {} if labels is None else dict(labels=labels)
 
 

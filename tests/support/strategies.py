@@ -52,7 +52,7 @@ SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
 SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
 
 # Without "pretraining", which has configurations of its own.
-HEADS = [head for head in CLASSES if head != "pretraining"]
+HEADS = [head for head in CLASSES if head not in ("pretraining", "entity-scoring")]
 # Of one piece, so that a gradient does not jump where a rounding error crosses a corner; and others. Without xielu, whose
 # parameters transformers loads as bfloat16 whatever the model is.
 SMOOTH = ("gelu", "gelu_new", "silu", "tanh", "mish", "quick_gelu", "sigmoid", "linear", "gelu_pytorch_tanh")

@@ -177,7 +177,8 @@ class LoadingMixin:
         if "proj.weight" in report.unused and "classifier.weight" in report.loaded:
             raise ValueError(
                 f"{source} has a head of Microsoft's with a dense layer (proj) before the classifier: that of its NER "
-                "models is DebertaExtForTokenClassification here; that of ReCoRD, with one output, no class reads"
+                "models is DebertaExtForTokenClassification here; that of ReCoRD, with one output, is "
+                "DebertaExtForEntityScoring"
             )
         if hasattr(model, "lm_predictions") and any(key.startswith("mask_predictions.") for key in state_dict):
             report.notes.append(

@@ -17,7 +17,7 @@ class Head:
         description (`str`): opens a new model card.
         outputs (`tuple[str, ...]`): its tensors without the loss, as exported graphs give them.
         labels (*optional*): "words": ids of the vocabulary [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
-            start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N].
+            start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
         auto_class (`str`, *optional*): the Auto class of transformers that loads it; None = by its own name alone.
         stock_class (`str`, *optional*): the class of transformers that loads it once it is written as deberta-v2.
         pipeline_tag (`str`, *optional*): on the Hub.
@@ -26,7 +26,7 @@ class Head:
     model_class: str
     description: str
     outputs: tuple[str, ...] = ("logits",)
-    labels: Literal["words", "tokens", "row", "span", "choice"] | None = None
+    labels: Literal["words", "tokens", "row", "span", "choice", "entities"] | None = None
     auto_class: str | None = None
     stock_class: str | None = None
     pipeline_tag: str | None = None
@@ -60,6 +60,9 @@ HEADS = {
     ),
     "multiple-choice": task_head(
         "MultipleChoice", "A DeBERTa model that chooses among answers", "multiple-choice", labels="choice"
+    ),
+    "entity-scoring": Head(
+        "DebertaExtForEntityScoring", "A DeBERTa model that scores the entities of a text", labels="entities"
     ),
     "pretraining": Head(
         "DebertaExtForPreTraining", "Generator and discriminator of replaced token detection (DeBERTaV3)",
