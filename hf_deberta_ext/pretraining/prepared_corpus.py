@@ -41,11 +41,14 @@ def manifest_file(folder: str | os.PathLike) -> tuple[Any, str]:
 
 
 def is_prepared(*folders: str | os.PathLike) -> bool:
-    """True if one of them is a folder with a manifest, also of an unfinished preparation."""
+    """True if one of them is a folder with a manifest of ours, also damaged or of an unfinished preparation."""
     for folder in map(os.fspath, folders):
         if os.path.isdir(folder) or "://" in folder:
             files, path = manifest_file(folder)
-            if files.isfile(path):
+            # Text may lie beside a manifest of somebody else's.
+            if files.isfile(path) and (
+                b"finished" in files.cat_file(path) or files.isdir(path.removesuffix(MANIFEST_FILE) + TOKENIZER)
+            ):
                 return True
     return False
 

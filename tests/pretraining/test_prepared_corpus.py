@@ -21,9 +21,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.pretraining import NumberedExamples, pack, train_tokenizer
+from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, train_tokenizer
 from hf_deberta_ext.pretraining.packing import COUNTS
-from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder
+from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.run_contents import json_digest, run_contents
 
@@ -265,6 +265,15 @@ def damage_manifest(folder):
 def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
     folder = damaged(prepared, tmp_path / "prepared", change)
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
+
+
+def test_a_folder_of_text_with_a_manifest_of_its_own_is_text(tmp_path):
+    """It was a prepared corpus whose manifest is damaged."""
+    (tmp_path / "manifest.json").write_text('{"files": ["a.jsonl"], "made": "2024-05-01"}', encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{"text": "The river runs behind the mill."}', encoding="utf-8")
+    assert not is_prepared(tmp_path)
+    with pytest.raises(ValueError, match="no column 'text' in row 1 of .*manifest.json"):
+        load_corpus([tmp_path])
 
 
 def test_damaged_lengths_and_offsets_of_a_shard_are_refused_by_name(prepared, tmp_path):
