@@ -272,7 +272,7 @@ def test_a_folder_of_text_with_a_manifest_of_its_own_is_text(tmp_path):
     (tmp_path / "manifest.json").write_text('{"files": ["a.jsonl"], "made": "2024-05-01"}', encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"text": "The river runs behind the mill."}', encoding="utf-8")
     assert not is_prepared(tmp_path)
-    with pytest.raises(ValueError, match="no column 'text' in row 1 of .*manifest.json"):
+    with pytest.raises(ValueError, match=r"no column 'text' in row 1 of .*manifest.json"):
         load_corpus([tmp_path])
 
 
