@@ -268,12 +268,14 @@ class WriteManifest(PipelineStep):
             fill=mean / longest,
         )
         tokenizer = load_tokenizer(tokenizer_folder(self.folder))
+        facts = dict(vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer))
+        facts |= dict(manifest["tokenizer"], files=get_datafolder(f"{self.folder}/{TOKENIZER}").list_files())
         manifest |= dict(
             finished=True,
             documents=documents,
             dropped=dict(dropped),
             report=vars(report),
-            tokenizer=dict(manifest["tokenizer"], vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer)),
+            tokenizer=facts,
             digest=json_digest({name: [shard["digest"] for shard in shards[name]] for name in SHARDS}),
             **shards,
         )

@@ -9,11 +9,14 @@ i is of lane i % lanes. A process, and each of its workers, takes batches at reg
 import json
 import os
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub.constants import HF_HOME
 from torch.utils.data import Dataset, Sampler
 from xxhash import xxh3_64
 
@@ -30,6 +33,8 @@ BATCH_ROWS = 256
 OPEN_SHARDS = 64
 # Rows whose order is in memory at once.
 ORDERED_ROWS = 2**23
+# Seconds before a remote file is tried again.
+WAITS = (1, 5, 25)
 
 
 def manifest_file(folder: str | os.PathLike) -> tuple[Any, str]:
@@ -40,15 +45,69 @@ def manifest_file(folder: str | os.PathLike) -> tuple[Any, str]:
     return files, f"{path.rstrip('/')}/{MANIFEST_FILE}"
 
 
+def tried(name: str, read: Callable[[], Any], *, may_be_missing: bool = False) -> Any:
+    """The result of `read`, tried again after `WAITS` where `name` is a URL.
+
+    Raises:
+        FileNotFoundError: there is no such file, and it `may_be_missing`.
+        OSError: a remote file failed each time.
+    """
+    if "://" not in name:
+        return read()
+    for wait in (*WAITS, None):
+        try:
+            return read()
+        # Clients of HTTP and S3 have errors of their own.
+        except Exception as error:
+            if may_be_missing and isinstance(error, FileNotFoundError):
+                raise
+            if wait is None:
+                raise OSError(
+                    f"{name} could not be read in {len(WAITS) + 1} tries; the last ended with {type(error).__name__}: "
+                    f"{error}; run the command again when the server answers"
+                ) from error
+        time.sleep(wait)
+
+
+def copy_file(url: str, target: Path, size: int | None = None):
+    """Copy a remote file, of a known size, in one go: other processes may copy it, too."""
+    from fsspec.core import url_to_fs
+
+    def copy():
+        files, path = url_to_fs(url)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            part = Path(folder, target.name)
+            files.get_file(path, str(part))
+            if size not in (None, part.stat().st_size):
+                raise OSError(f"{part.stat().st_size:,} of {size:,} bytes came")
+            part.replace(target)
+
+    tried(url, copy)
+
+
+def cache(folder: str | None) -> Path:
+    """The folder of copies of remote files."""
+    return Path(folder or HF_HOME, "prepared_corpora")
+
+
+def manifest_content(folder: str | os.PathLike) -> bytes | None:
+    """The file of the manifest of a folder; None without one."""
+    files, path = manifest_file(folder)
+    try:
+        return tried(os.fspath(folder), lambda: files.cat_file(path), may_be_missing=True)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
 def is_prepared(*folders: str | os.PathLike) -> bool:
     """True if one of them is a folder with a manifest of ours, also damaged or of an unfinished preparation."""
     for folder in map(os.fspath, folders):
         if os.path.isdir(folder) or "://" in folder:
             files, path = manifest_file(folder)
+            content = manifest_content(folder)
             # Text may lie beside a manifest of somebody else's.
-            if files.isfile(path) and (
-                b"finished" in files.cat_file(path) or files.isdir(path.removesuffix(MANIFEST_FILE) + TOKENIZER)
-            ):
+            if content is not None and (b"finished" in content or files.isdir(path.removesuffix(MANIFEST_FILE) + TOKENIZER)):
                 return True
     return False
 
@@ -69,17 +128,18 @@ def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     Raises:
         ValueError: it is damaged.
     """
-    files, path = manifest_file(folder)
+    if (content := manifest_content(folder)) is None:
+        return {}
     try:
-        manifest = dict(json.loads(files.cat_file(path)))
+        manifest = dict(json.loads(content))
         # Older ones have none.
         is_whole = manifest.pop("checksum", None) in (None, json_digest(manifest)) and "finished" in manifest
-    except FileNotFoundError:
-        return {}
     except (TypeError, ValueError):
         is_whole = False
     if not is_whole:
-        raise ValueError(f"{path} is damaged: copy it again, or prepare the corpus again in another folder")
+        raise ValueError(
+            f"{manifest_file(folder)[1]} is damaged: copy it again, or prepare the corpus again in another folder"
+        )
     return manifest
 
 
@@ -93,9 +153,16 @@ def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     if not manifest["finished"]:
         raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
     root = path.removesuffix(MANIFEST_FILE)
-    found = [entry for name in SHARDS if manifest[name] for entry in files.find(root + name, detail=True).values()]
-    sizes = {entry["name"].removeprefix(root): entry["size"] for entry in found}
     expected = {shard["file"]: shard["bytes"] for name in SHARDS for shard in manifest[name]}
+
+    def file_sizes():
+        # A server of HTTP lists no sizes, if it lists anything.
+        if "http" in files.protocol:
+            return dict(zip(expected, files.sizes([root + name for name in expected]), strict=True))
+        found = [entry for name in SHARDS if manifest[name] for entry in files.find(root + name, detail=True).values()]
+        return {entry["name"].removeprefix(root): entry["size"] for entry in found}
+
+    sizes = tried(os.fspath(folder), file_sizes)
     for name, size in expected.items():
         if sizes.get(name) != size:
             problem = f"has {sizes[name]:,} bytes, prepared were {size:,}" if name in sizes else "is missing"
@@ -123,13 +190,15 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
 def tokenizer_folder(folder: str | os.PathLike) -> str:
     """The folder of the tokenizer of a prepared folder, on this machine."""
     files, path = manifest_file(folder)
-    source = path.removesuffix(MANIFEST_FILE) + TOKENIZER
-    if "://" not in os.fspath(folder):
+    source, url = path.removesuffix(MANIFEST_FILE) + TOKENIZER, os.fspath(folder).rstrip("/")
+    if "://" not in url:
         return source
     # The same place each time: a resumed run must repeat it.
-    target = os.path.join(tempfile.gettempdir(), f"{TOKENIZER}-{json_digest(os.fspath(folder))}")
-    files.get(source + "/", target + "/", recursive=True)
-    return target
+    target = cache(None) / f"{TOKENIZER}-{json_digest(url)}"
+    # A preparation has no names yet, and a server of HTTP may list none.
+    for name in map(os.path.basename, load_manifest(folder).get("tokenizer", {}).get("files") or files.find(source)):
+        copy_file(f"{url}/{TOKENIZER}/{name}", target / name)
+    return str(target)
 
 
 def batch_digest(batch: Any) -> str:
@@ -151,6 +220,7 @@ class PreparedRows(Dataset):
         buffer (`int`): rows of a window of `ShardOrder`.
     Raises:
         ValueError: as `read_manifest`; a shard is broken, which comes when a row of it is read.
+        OSError: a remote file cannot be read, in several tries.
     """
 
     def __init__(
@@ -163,7 +233,7 @@ class PreparedRows(Dataset):
         cache_dir: str | None = None,
     ):
         manifest = read_manifest(folder)
-        self.root, self.cache_dir, self.buffer = os.fspath(folder).rstrip("/"), cache_dir, buffer
+        self.root, self.cache, self.buffer = os.path.expanduser(folder).rstrip("/"), cache(cache_dir), buffer
         self.shards = manifest[SHARDS[held_out]]
         self.ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
         if limit is not None:
@@ -187,8 +257,9 @@ class PreparedRows(Dataset):
             raise IndexError(f"row {i} of {len(self)}")
         shard = int(np.searchsorted(self.ends, i, side="right"))
         place = i - (self.ends[shard - 1] if shard else 0)
+        file = self.local_file(shard)
         try:
-            reader, batch_ends = self.open_shard(shard)
+            reader, batch_ends = self.open_shard(shard, file)
             number = int(np.searchsorted(batch_ends, place, side="right"))
             batch, metadata = reader.get_batch_with_custom_metadata(number)
             if (shard, number) not in self.checked:
@@ -200,21 +271,28 @@ class PreparedRows(Dataset):
                 self.bytes_read += batch.nbytes
         # Of Arrow for what is no Arrow file, for one that ends too early, and for types that it does not read.
         except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-            name = f"{self.root}/{self.shards[shard]['file']}"
-            raise ValueError(f"the shard {name} is broken: {error}; copy it again, or prepare the corpus again") from error
+            cure = "copy it again" if file.startswith(self.root) else f"remove this copy of {self.url(shard)}"
+            raise ValueError(f"the shard {file} is broken: {error}; {cure}, or prepare the corpus again") from error
         return {name: cell(batch.column(name), int(place - batch_ends[number]) + len(batch)) for name in batch.schema.names}
 
-    def open_shard(self, shard: int) -> tuple[Any, np.ndarray]:
+    def url(self, shard: int) -> str:
+        return f"{self.root}/{self.shards[shard]['file']}"
+
+    def local_file(self, shard: int) -> str:
+        """The file of a shard; a remote one is copied when its first row is asked for."""
+        if "://" not in self.root:
+            return self.url(shard)
+        file = self.cache / f"{json_digest(self.shards[shard])}.arrow"
+        if shard not in self.open_shards and not file.is_file():
+            copy_file(self.url(shard), file, self.shards[shard]["bytes"])
+        return str(file)
+
+    def open_shard(self, shard: int, file: str) -> tuple[Any, np.ndarray]:
         """The reader of a shard, and the rows up to the end of each record batch."""
         if shard not in self.open_shards:
-            import fsspec
             import pyarrow as pa
 
-            path = f"{self.root}/{self.shards[shard]['file']}"
-            if "://" in path:
-                options = {} if self.cache_dir is None else {"cache_storage": self.cache_dir}
-                path = fsspec.open_local(f"filecache::{path}", filecache=options)
-            reader = pa.ipc.open_file(pa.memory_map(os.path.expanduser(path)))
+            reader = pa.ipc.open_file(pa.memory_map(file))
             batches = [reader.get_batch_with_custom_metadata(number) for number in range(reader.num_record_batches)]
             rows, digests = zip(*((len(batch), metadata["digest"].decode()) for batch, metadata in batches), strict=True)
             if (sum(rows), json_digest(digests)) != (self.shards[shard]["rows"], self.shards[shard]["digest"]):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared corpora: what examples/prepare_corpus.py writes, the order of a training, exact resume, and what is refused."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -14,14 +15,14 @@ import pyarrow as pa
 import pytest
 import torch
 from mlm_script import arguments, assert_refused, assert_same_weights
-from prepared_corpora import other_shards
+from prepared_corpora import FailingServer, other_shards
 from scripts import command_line
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, train_tokenizer
+from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, prepared_corpus, train_tokenizer
 from hf_deberta_ext.pretraining.packing import COUNTS
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared
 from hf_deberta_ext.tokenization import load_tokenizer
@@ -300,6 +301,94 @@ def test_what_a_worker_finds_broken_is_told_in_one_line(prepared, run_mlm, tmp_p
     message = f": error: the shard {folder}/train/00002.arrow is broken"
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40, dataloader_num_workers=1))
     assert "Traceback" not in capsys.readouterr().err
+
+
+SHARD = "train/00000.arrow"
+
+
+@pytest.fixture
+def served(prepared, tmp_path, monkeypatch):
+    """served(faults): a server of the prepared folder, and its rows, which are tried again at once."""
+    from aiohttp import ClientTimeout
+    from fsspec.config import conf
+
+    monkeypatch.setattr(prepared_corpus, "WAITS", (0, 0, 0))
+    monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(conf, "http", {"client_kwargs": {"timeout": ClientTimeout(total=3)}})
+    with contextlib.ExitStack() as servers:
+        yield lambda **faults: servers.enter_context(FailingServer(prepared, {SHARD: [], **faults}))
+
+
+@pytest.mark.parametrize("faults", [[503, 503], ["short", 503, "short"], ["slow"]], ids=["status", "short", "late"])
+def test_a_remote_file_that_fails_at_first_is_read(faults, served, prepared, tmp_path):
+    server = served(**{SHARD: faults, "manifest.json": [500, 503]})
+    assert prepared_corpus.is_prepared(server.url)
+    rows, local = PreparedRows(server.url, cache_dir=tmp_path), PreparedRows(prepared)
+    assert SHARD not in server.asked and len(rows) == len(local)
+    tries = len(faults) + 1
+    assert str(rows[0]) == str(local[0])
+    assert server.asked.count(SHARD) == tries
+    # From the cache; nothing of another shard, nothing half.
+    assert len(PreparedRows(server.url, cache_dir=tmp_path)[0]) == len(rows[0]) and server.asked.count(SHARD) == tries
+    (copy,) = (tmp_path / "prepared_corpora").iterdir()
+    assert copy.read_bytes() == (prepared / SHARD).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "faults, message",
+    [
+        (["short"] * 9, f"/{SHARD} could not be read in 4 tries; the last ended with OSError: 100 of "),
+        ([404] * 9, f"/{SHARD} could not be read in 4 tries; the last ended with FileNotFoundError: "),
+    ],
+    ids=["short", "missing"],
+)
+def test_a_remote_file_that_always_fails_is_named(faults, message, served, tmp_path):
+    rows = PreparedRows(served(**{SHARD: faults}).url, cache_dir=tmp_path)
+    with pytest.raises(OSError, match=message):
+        rows[0]
+
+
+def test_a_training_reads_a_remote_folder_as_a_local_one(served, prepared, run_mlm, tmp_path):
+    server = served(**{SHARD: [503]})
+
+    def remote(folder, url=server.url):
+        argv = training(prepared, tmp_path / folder, cache_dir=tmp_path / "cache", dataloader_num_workers=1)
+        return [url if word == str(prepared) else word for word in argv]
+
+    run_mlm.main(remote("remote"))
+    run_mlm.main(training(prepared, tmp_path / "local"))
+    assert_same_weights(tmp_path / "remote", tmp_path / "local")
+    for copy in (tmp_path / "cache/prepared_corpora").glob("*.arrow"):
+        copy.write_bytes(copy.read_bytes()[:-8])
+    assert_refused(run_mlm, f"; remove this copy of {server.url}/", remote("broken"))
+    shutil.rmtree(tmp_path / "cache")
+    down = served(**{f"train/{file.name}": [503] * 9 for file in (prepared / "train").iterdir()})
+    assert_refused(run_mlm, ".arrow could not be read in 4 tries; the last ended with ", remote("down", down.url))
+
+
+def test_a_bucket_of_s3_is_read_as_a_local_folder(prepared, tmp_path, monkeypatch):
+    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    from fsspec.config import conf
+
+    monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        options = dict(key="a", secret="b", endpoint_url="http://{}:{}".format(*server.get_host_and_port()))
+        monkeypatch.setitem(conf, "s3", options)
+        bucket = s3fs.S3FileSystem(**options)
+        bucket.mkdir("bucket")
+        bucket.put(f"{prepared}/", "bucket/prepared/", recursive=True)
+        rows, local = PreparedRows("s3://bucket/prepared", cache_dir=tmp_path), PreparedRows(prepared)
+        assert [*map(str, map(rows.__getitem__, range(9)))] == [*map(str, map(local.__getitem__, range(9)))]
+        tokenizer = load_tokenizer(prepared_corpus.tokenizer_folder("s3://bucket/prepared"))
+        assert tokenizer.get_vocab() == load_tokenizer(prepared / "tokenizer").get_vocab()
+        bucket.rm(f"bucket/prepared/{SHARD}")
+        bucket.invalidate_cache()
+        with pytest.raises(ValueError, match=f"the shard {SHARD} of s3://bucket/prepared is missing"):
+            PreparedRows("s3://bucket/prepared")
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small prepared corpus, and another one in its place."""
+"""A small prepared corpus, another one in its place, and a server of it that fails."""
 
 import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from scripts import command_line, module_of
 
-__all__ = ["make_prepared", "other_shards"]
+__all__ = ["FailingServer", "make_prepared", "other_shards"]
 
 
 def make_prepared(text: Path, folder: Path):
@@ -34,3 +36,50 @@ def other_shards(folder: Path, with_manifest: bool = False):
         shard["digest"] = json_digest(writer.digests)
     if with_manifest:
         write_manifest(folder, manifest | dict(digest=json_digest(manifest["train"])))
+
+
+class FailingServer(ThreadingHTTPServer):
+    """Serves a folder over HTTP, without listings.
+
+    Args:
+        faults (`dict[str, list]`): file -> what its next answers are: a status, "short" or "slow".
+    """
+
+    daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, folder: Path, faults: dict[str, list]):
+        super().__init__(("127.0.0.1", 0), lambda *args: _FailingHandler(*args, directory=str(folder)))
+        self.faults, self.asked, self.ended = faults, [], threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *args):
+        self.ended.set()
+        self.shutdown()
+        super().__exit__(*args)
+
+
+class _FailingHandler(SimpleHTTPRequestHandler):
+    def do_GET(self):
+        name = self.path.lstrip("/")
+        self.server.asked.append(name)
+        fault = self.server.faults[name].pop(0) if self.server.faults.get(name) else None
+        if isinstance(fault, int):
+            self.send_error(fault)
+        elif fault == "short":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(Path(self.translate_path(self.path)).read_bytes()[:100])
+        elif fault == "slow":
+            self.server.ended.wait(60)
+        else:
+            super().do_GET()
+
+    def list_directory(self, path):
+        self.send_error(404)
+
+    def log_message(self, *args):
+        pass
