@@ -17,6 +17,7 @@ from transformers.utils import logging
 from .._version import __version__
 from ..data.files import HELD_BYTES, KINDS, STREAMED_BYTES, file_kind, read_lines, read_rows
 from ..data.hub import load_hub_dataset
+from .prepared_corpus import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -50,8 +51,8 @@ def load_corpus(
 
     Args:
         sources: one or several of: a file (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz); a folder
-            (all such files below it, sorted; hidden ones skipped, others counted in a warning); else the name of a data set
-            on the Hub.
+            (all such files below it, sorted; hidden ones skipped, others and manifest.json counted in a warning); else the
+            name of a data set on the Hub.
         documents: a document of plain text: the lines between blank lines ("blank_line"), each line that is not blank
             ("line"), or a file ("file"). Line ends become "\\n", a byte order mark is dropped. A document is held in memory,
             and so is a .json file that is one array and a .parquet.gz file: each has at most `HELD_BYTES` (2 GiB).
@@ -118,16 +119,20 @@ def list_files(source: str) -> list[File] | None:
     """
     path = os.path.expanduser(source)
     if os.path.isdir(path):
-        all_paths = []
+        paths, left_out = [], Counter()
         for folder, subfolders, names in os.walk(path):
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            all_paths += [os.path.join(folder, name) for name in names if not name.startswith(".")]
-        paths = [path for path in all_paths if file_kind(path)]
+            for name in filter(lambda name: not name.startswith("."), names):
+                # A manifest lists files, and holds no text.
+                if file_kind(name) and name != MANIFEST_FILE:
+                    paths.append(os.path.join(folder, name))
+                else:
+                    left_out[name if file_kind(name) else os.path.splitext(name)[1] or "no ending"] += 1
         if not paths:
             raise ValueError(f"the folder {source} holds no file with one of the endings {ENDINGS}")
-        if skipped := Counter(os.path.splitext(path)[1] or "no ending" for path in all_paths if not file_kind(path)):
-            endings = ", ".join(f"{count} x {ending}" for ending, count in sorted(skipped.items()))
-            logger.warning(f"{source}: {len(paths)} files are read; left out by their ending: {endings}")
+        if left_out:
+            shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
+            logger.warning(f"{source}: {len(paths)} files are read; left out: {shown}")
         paths.sort(key=lambda file: os.path.relpath(file, path).split(os.sep))
     elif os.path.isfile(path):
         if not file_kind(path):

@@ -104,10 +104,11 @@ def is_prepared(*folders: str | os.PathLike) -> bool:
     """True if one of them is a folder with a manifest of ours, also damaged or of an unfinished preparation."""
     for folder in map(os.fspath, folders):
         if os.path.isdir(folder) or "://" in folder:
-            files, path = manifest_file(folder)
             content = manifest_content(folder)
-            # Text may lie beside a manifest of somebody else's.
-            if content is not None and (b"finished" in content or files.isdir(path.removesuffix(MANIFEST_FILE) + TOKENIZER)):
+            # Text may lie beside a manifest of another program; a damaged one of ours is known by the shards.
+            if content is not None and (
+                "://" in folder or b'"finished"' in content[:1000] or any(Path(folder, SHARDS[0]).glob("*.arrow"))
+            ):
                 return True
     return False
 

@@ -333,7 +333,7 @@ def test_real_articles_are_read_whole():
 
 def test_files_of_a_folder_that_are_left_out_are_counted(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(corpus_module.logger, "propagate", True)
-    for name in ("a.txt", "b.jsonl.zst", "c.md", "d.md", ".hidden", "LICENSE"):
+    for name in ("a.txt", "b.jsonl.zst", "c.md", "d.md", ".hidden", "LICENSE", "manifest.json"):
         (tmp_path / name).write_text("text", encoding="utf-8")
     load_corpus(tmp_path, streaming=True)
-    assert f"{tmp_path}: 1 files are read; left out by their ending: 2 x .md, 1 x .zst, 1 x no ending" in caplog.text
+    assert f"{tmp_path}: 1 files are read; left out: 2 x .md, 1 x .zst, 1 x manifest.json, 1 x no ending" in caplog.text

@@ -268,13 +268,33 @@ def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, 
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
 
 
-def test_a_folder_of_text_with_a_manifest_of_its_own_is_text(tmp_path):
-    """It was a prepared corpus whose manifest is damaged."""
-    (tmp_path / "manifest.json").write_text('{"files": ["a.jsonl"], "made": "2024-05-01"}', encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text('{"text": "The river runs behind the mill."}', encoding="utf-8")
+def zero_manifest(folder):
+    (folder / "manifest.json").write_bytes(bytes((folder / "manifest.json").stat().st_size))
+
+
+def remove_manifest(folder):
+    (folder / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda folder: None, True), (unfinish, True), (damage_manifest, True), (misspell_manifest, True),
+        (zero_manifest, True), (remove_manifest, False),
+    ],
+)  # fmt: skip
+def test_a_prepared_folder_is_known_by_its_manifest_also_by_a_damaged_one(change, expected, prepared, tmp_path):
+    assert is_prepared(damaged(prepared, tmp_path / "prepared", change)) is expected
+
+
+@pytest.mark.parametrize("content", ['{"name": "tales", "files": ["a.txt"]}', '{"path": "a.txt"}\n{"path": "b.txt"}\n', ""])
+def test_a_folder_of_text_may_have_a_manifest_of_its_own(content, tmp_path):
+    """It was taken for a damaged prepared corpus, and its manifest for text without a column "text"."""
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "a.txt").write_text("a tale", encoding="utf-8")
+    (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
     assert not is_prepared(tmp_path)
-    with pytest.raises(ValueError, match=r"no column 'text' in row 1 of .*manifest.json"):
-        load_corpus([tmp_path])
+    assert load_corpus(tmp_path, cache_dir=tmp_path / "cache")["text"][:] == ["a tale"]
 
 
 def test_damaged_lengths_and_offsets_of_a_shard_are_refused_by_name(prepared, tmp_path):
