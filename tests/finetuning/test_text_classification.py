@@ -20,6 +20,7 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
 PAIRS = [{"premise": "it rains", "hypothesis": "wet", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
+BLANK = [{"text": "", "label": "pos"}, {"text": " \t\u3000", "label": "neg"}]
 TINY = TINY_BERT | dict(max_position_embeddings=32)
 
 
@@ -319,6 +320,10 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         (dict(train=[*GOOD, {"text": "x", "label": None}]), "row 4 of --train_file has no label"),
         (dict(train=GOOD[::2]), "--train_file has the one label 'pos': there is nothing to learn"),
         (dict(train=rows(1.0, 1.0)), "--train_file has the one label 1.0"),
+        # They were told by scikit-learn: "empty vocabulary".
+        (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl has only blank texts in 'text': name"),
+        (dict(train=[*BLANK, *GOOD], max_train_samples=2), r"train.jsonl has only blank texts in 'text'"),
+        (dict(train=[row | dict(second="\n") for row in BLANK], text_columns=["text", "second"]), "in 'text', 'second': "),
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd': --train_file"),
         (dict(train=GOOD, validation={"ko": rows("odd")}), "row 1 of --validation_file ko has the label 'odd'"),
         (dict(train=GOOD, test=rows("pos", "odd")), "row 2 of --test_file has the label 'odd'"),

@@ -144,6 +144,12 @@ class TextClassificationData:
                 values, _ = label_cells(rows, column)
             self.parts[kind][name] = part = Part(rows, values, source, self.count(rows), kind == "test")
             encoded = self.encoded_labels(part)
+            texts = (text for column in self.text_columns for text in cells(rows, column))
+            if kind == "train" and not any(map(str.strip, texts)):
+                raise ValueError(
+                    f"{' '.join((source, *data_args.train_file))} has only blank texts in "
+                    f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
+                )
             if kind == "train" and self.labels.problem_type != MULTI and len({*encoded}) < 2:
                 raise ValueError(f"{source} has the one label {values[0]!r}: there is nothing to learn")
         self.num_train, self.num_evaluation = (
