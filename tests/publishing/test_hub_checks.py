@@ -463,6 +463,15 @@ def test_the_process_that_loads_has_no_secret_is_offline_and_sees_nothing_but_wh
     assert process.seen == {*files_of(folder)} and "training_args.bin" not in process.seen
 
 
+def test_what_takes_long_is_told_before_it_begins(folder, process, monkeypatch):
+    """A push said nothing for 15 s."""
+    told = []
+    monkeypatch.setattr(checks.logger, "warning", lambda line: told.append((line, hasattr(process, "command"))))
+    process.result = types.SimpleNamespace(returncode=1, stdout="")
+    load_problems(files_of(folder))
+    assert told == [("loading the model in a process without hf_deberta_ext; this may take a minute", False)]
+
+
 def test_a_process_that_is_killed_or_too_slow_is_named(folder, process):
     process.result = types.SimpleNamespace(returncode=-9, stdout="")
     assert "ended with status -9, perhaps for want of memory: no message" in load_problems(files_of(folder))[0]
