@@ -213,18 +213,13 @@ class TextClassificationData:
         """The rows with the text columns; those of a known task may have to be made of others.
 
         Raises:
-            ValueError: a column is missing, all its cells are empty, or a cell is no text.
+            ValueError: a column is missing, or a cell is no text.
         """
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, source=source)
             # No error: QQP has such questions.
             empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
-            if empty and len(empty) == len(rows):
-                count = len(empty)
-                raise ValueError(
-                    f"{source}: all {count} cells of the column {column!r} are empty: name another by --text_columns"
-                )
             if empty:
                 logger.warning(
                     f"{source}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
