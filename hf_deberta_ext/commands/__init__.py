@@ -109,9 +109,7 @@ def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
 
 def check_model(arguments: argparse.Namespace):
     """Find out at once that a model is neither a folder nor to be had from the Hub."""
-    from huggingface_hub import is_offline_mode
-
-    if isinstance(model := getattr(arguments, "model", None), str) and not is_offline_mode():
+    if isinstance(model := getattr(arguments, "model", None), str):
         from ..training.model_sources import check_reachable
 
         check_reachable(model, revision=getattr(arguments, "revision", None))

@@ -176,9 +176,8 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
         raise OSError(f"{source} is a file; give the folder that it is in, or a repository id")
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise OSError(f"there is no folder {source}")
-    if not is_offline_mode():
-        check_reachable(source, revision=revision)
     try:
+        check_reachable(source, revision=revision)
         patterns = [*SMALL_FILES, *(["[0-9]_*/*"] if weights else [])]
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
         if weights:
@@ -195,8 +194,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
             "open it: hf auth login)"
         ) from error
     except LocalEntryNotFoundError as error:
-        reason = "the Hub is switched off (HF_HUB_OFFLINE)" if is_offline_mode() else "the Hub cannot be reached"
-        raise OSError(f"there is no folder {source}; {reason}, and no such repository is in its cache") from error
+        raise OSError(f"the Hub cannot be reached, and not all that is needed of {source} is in its cache") from error
     return folder
 
 

@@ -52,9 +52,13 @@ def test_a_mistyped_name_without_a_network_is_one_line_without_retries(offline, 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("argv", [["info", "debeta"], ["explain", "--model", "debeta"], ["demo", "debeta"]])
-def test_commands_say_it_at_once_too(argv, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize(
+    "line", ["info %s", "convert %s out", "explain --model %s", "eval --pairs a.tsv --model %s", "demo %s"]
+)
+def test_commands_say_it_at_once_too(line, offline, monkeypatch, tmp_path, capsys):
+    argv = (line % "debeta").split()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     use_hub(monkeypatch, "http://127.0.0.1:9")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("a retry"))
     assert main(argv) == 2
