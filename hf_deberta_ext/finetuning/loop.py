@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,8 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
         ValueError: the model does not fit the task, the flags, or SiFT.
     """
     model_args, args = prepared.model_args, prepared.args
+    # peft asks transformers for a property by its former name.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     set_seed(seed)
     config = copy.deepcopy(prepared.config)
     model, new_weights = load_model(

@@ -95,8 +95,8 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
 
 
 @pytest.mark.parametrize("argv", [[], ["--lora"], ["--seeds", "1"]], ids=["whole", "adapter", "seeds"])
-def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsys):
-    """Model or adapter, labels and tokenizer; a checkpoint too."""
+def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsys, recwarn):
+    """Model or adapter, labels and tokenizer; a checkpoint too. Nothing is said of what packages call each other."""
     if argv == ["--lora"]:
         pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--do_eval", *argv, max_steps=2, save_strategy="epoch")
@@ -107,6 +107,7 @@ def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsy
     for name in (folder, folder / "checkpoint-2"):
         measured = run(name, tmp_path / "again" / name.name, "--do_eval")
         assert measured["eval_loss"] == pytest.approx(before, rel=1e-5)
+    assert [warning for warning in recwarn if issubclass(warning.category, FutureWarning)] == []
 
 
 def test_a_folder_of_microsofts_trainer_is_read_as_this_packages_model(tmp_path, caplog):

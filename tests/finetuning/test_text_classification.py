@@ -353,9 +353,11 @@ def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
 
 
 @pytest.mark.criterion("B3.6")
-def test_empty_texts_are_counted(data, monkeypatch):
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_empty_texts_are_counted(share, data, monkeypatch):
     """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""
     warnings = []
     monkeypatch.setattr(text_classification.logger, "warning", warnings.append)
-    data(train=[dict(sentence=text, label=number % 2) for number, text in enumerate(("a", " ", "", "b"))])
+    rows = [dict(sentence=text, label=number % 2) for number, text in enumerate(("a", " ", "", "b", "c", "d"))]
+    data(train=rows, validation_share=share)
     assert warnings == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]

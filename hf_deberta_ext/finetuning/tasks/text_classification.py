@@ -137,7 +137,9 @@ class TextClassificationData:
             tables = self.with_validation_share(tables)
         self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
         for (kind, name), (rows, source) in tables.items():
-            rows, column = self.examples(first(rows, data_args.limits[kind]), source), data_args.label_column
+            rows, column = first(rows, data_args.limits[kind]), data_args.label_column
+            if data_args.validation_share is None or kind == "test":
+                rows = self.examples(rows, source)
             values = None
             if column in rows.column_names or kind != "test":
                 check_columns(rows, [column], source=source, flag="--label_column")
