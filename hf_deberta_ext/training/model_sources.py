@@ -47,8 +47,10 @@ def check_reachable(source: str, *, revision: str | None = None, cache_dir: str 
     Raises:
         OSError: there is no connection.
     """
+    if Path(source).exists():
+        return
     cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=source, repo_type="model"))
-    if Path(source).exists() or any(cached.glob("snapshots/*")):
+    if any(cached.glob("snapshots/*")):
         return
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), token=token, timeout=PROBE_SECONDS)

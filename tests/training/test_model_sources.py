@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.training.model_sources import check_source
+from hf_deberta_ext.training.model_sources import check_reachable, check_source
 
 
 def use_hub(monkeypatch, address):
@@ -66,9 +66,11 @@ def test_commands_say_it_at_once_too(line, offline, monkeypatch, tmp_path, capsy
     assert said.startswith(f"deberta-ext {argv[0]}: error: there is no folder debeta, and the Hub") and "\n" not in said
 
 
-def test_a_hub_that_answers_is_asked_once_and_a_cached_model_needs_none(endpoint, monkeypatch, tmp_path):
+def test_a_hub_that_answers_is_asked_once_and_a_cached_model_or_a_folder_needs_none(endpoint, monkeypatch, tmp_path):
+    """`deberta-ext demo models/of/mine` was refused as a repository of a wrong name, unless HF_HUB_OFFLINE was set."""
     address, requests = endpoint
     use_hub(monkeypatch, address)
+    check_reachable(str(tmp_path))
     check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
     assert requests == ["/someone/model/resolve/v2/config.json"]
     cached = tmp_path / "models--someone--model" / "snapshots" / "v2"
