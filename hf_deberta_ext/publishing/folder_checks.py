@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import get_token
-from transformers.utils import logging
 
 from .._version import __version__
 from ..model.configuration_deberta_ext import DebertaExtConfig
@@ -31,8 +30,6 @@ __all__ = [
     "readme_problems",
     "size_problems",
 ]
-
-logger = logging.get_logger(__name__)
 
 CODE = Path(__file__).resolve().parent.parent / "model"
 # What transformers itself requires, and so everybody has.
@@ -221,7 +218,8 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
     models = model_folders(files)
     if not models:
         return []
-    logger.warning("loading the model in a process without hf_deberta_ext; this may take a minute")
+    # No message of a logger: commands silence those.
+    print("loading the model in a process without hf_deberta_ext; this may take a minute", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_check_", ignore_cleanup_errors=True) as scratch:
         copy = Path(scratch, "model")
         for name, file in files.items():

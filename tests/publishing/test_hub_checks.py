@@ -19,6 +19,7 @@ from tiny_models import tiny_tokenizer
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
+from hf_deberta_ext.commands import main as deberta_ext
 from hf_deberta_ext.publishing import check_folder
 from hf_deberta_ext.publishing import folder_checks as checks
 from hf_deberta_ext.publishing import secret_search as leaks
@@ -463,13 +464,12 @@ def test_the_process_that_loads_has_no_secret_is_offline_and_sees_nothing_but_wh
     assert process.seen == {*files_of(folder)} and "training_args.bin" not in process.seen
 
 
-def test_what_takes_long_is_told_before_it_begins(folder, process, monkeypatch):
+def test_what_takes_long_is_told_in_commands_too(folder, process, monkeypatch, capsys):
     """A push said nothing for 15 s."""
-    told = []
-    monkeypatch.setattr(checks.logger, "warning", lambda line: told.append((line, hasattr(process, "command"))))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     process.result = types.SimpleNamespace(returncode=1, stdout="")
-    load_problems(files_of(folder))
-    assert told == [("loading the model in a process without hf_deberta_ext; this may take a minute", False)]
+    assert deberta_ext(["push", str(folder), "ann/x", "--dry_run"]) == 1 and hasattr(process, "command")
+    assert "loading the model in a process without hf_deberta_ext; this may take a minute\n" == capsys.readouterr().err
 
 
 def test_a_process_that_is_killed_or_too_slow_is_named(folder, process):
