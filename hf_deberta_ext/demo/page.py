@@ -141,7 +141,9 @@ def attention_html(model: DemoModel, text: str, layer: int, head: int) -> str:
     largest = max(float(values.abs().max()) for values in maps.values()) or 1
     parts = [_heat_map("attention", tokens, attention, float(attention.max()), ".1%")]
     parts += [_heat_map(name, tokens, values, largest, "+.3f") for name, values in maps.items()]
-    width = f"grid-template-columns:repeat(auto-fit,minmax(min(100%,{max(15, 4 + 0.9 * len(tokens)):.1f}rem),1fr))"
+    width = max(15, 4 + 0.9 * len(tokens))
+    # Of four maps, all or two stand beside each other, never three.
+    width = f"grid-template-columns:repeat(auto-fit,minmax(min(100%,max({width:.1f}rem,{23 if width < 16 else 34}%)),1fr))"
     return _html(f'<div class="dx-columns" style="{width}">', *parts, "</div>")
 
 
