@@ -326,6 +326,8 @@ def test_several_dtypes_become_float32_and_values_beyond_float16_are_refused(tmp
 def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
     source = official()
     tiny_tokenizer().save_pretrained(source)
+    AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    assert "TokenizersBackend" in (source / "tokenizer_config.json").read_text()
     for to in ("deberta-ext", "deberta-v2"):
         printed = run(source, tmp_path / to, "--to", to)
         assert f"tokenizer: 7 tokens, from {source}" in printed
@@ -333,6 +335,8 @@ def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / to)
         assert tokenizer("hello", "world")["input_ids"] == [1, 5, 2, 6, 2]
         assert tokenizer("hello", "world")["token_type_ids"] == [0, 0, 0, 1, 1]
+        # TokenizersBackend is unknown to transformers 4.
+        assert '"tokenizer_class": "PreTrainedTokenizerFast"' in (tmp_path / to / "tokenizer_config.json").read_text()
 
 
 def test_a_tokenizer_from_elsewhere_or_none(official, run, tmp_path):
