@@ -42,6 +42,8 @@ _RENAMES = [
     (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
     (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
     (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
+    (r"LayerNorm\.gamma$", "LayerNorm.weight"),
+    (r"LayerNorm\.beta$", "LayerNorm.bias"),
 ]
 # The other way round, without the signs of patterns: parts of our names, and those that a file may have in their place.
 _FILE_NAMES = [

@@ -127,9 +127,18 @@ def test_a_fine_tuned_official_classifier_keeps_its_labels(official, run, tmp_pa
 
 
 @pytest.mark.criterion("A17.4")
-def test_a_stock_checkpoint_becomes_ours(stock_config, shake, run, tmp_path):
+@pytest.mark.parametrize("old_names", [False, True], ids=["", "gamma and beta"])
+def test_a_stock_checkpoint_becomes_ours(old_names, stock_config, shake, run, tmp_path):
     stock = shake(DebertaV2ForTokenClassification(stock_config("v2", num_labels=3)))
     stock.save_pretrained(tmp_path / "stock")
+    if old_names:
+        # transformers 5.4 writes them for a model that it has loaded.
+        file = tmp_path / "stock" / "model.safetensors"
+        names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        tensors = load_file(file)
+        for new, old in names.items():
+            tensors = {key.replace(new, old): value for key, value in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"})
     printed = run(tmp_path / "stock", tmp_path / "ours")
     assert "report: note: the checkpoint has no absolute position table" in printed
     model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")

@@ -79,8 +79,10 @@ def test_saved_run_resumes_with_its_arguments_and_ends_as_it_did(run, folders):
     # Other versions of torch draw other dropout masks.
     assert losses == pytest.approx(before["losses"], rel=1e-2)
     results = json.loads(Path(run, "all_results.json").read_text(encoding="utf-8"))
-    # Masks of the same rate are drawn otherwise since: their number differs in so small a file.
-    compared = {name: value for name, value in before["results"].items() if name != "eval_mlm_targets"}
+    # Masks of the same rate are drawn otherwise since: their number differs in so small a file. After resuming, Trainer of
+    # transformers 5.4 gives another mean of the losses above.
+    left_out = {"eval_mlm_targets", "train_loss"}
+    compared = {name: value for name, value in before["results"].items() if name not in left_out}
     assert {name: results[name] for name in compared} == pytest.approx(compared, rel=1e-2)
     weights = torch.cat([weight.flatten().double() for weight in load_file(Path(run, "model.safetensors")).values()])
     assert weights.norm().item() == pytest.approx(before["norm_of_weights"], rel=1e-3)
