@@ -31,7 +31,7 @@ from run_versions import interpreter, make_environment, pins, table, versions_of
 
 HEADER = ("client", "version", "transformers", "what was done", "works", "message")
 # Beside the wheel of the package, whose code is read from the checkout.
-OWN_REQUIREMENTS = ("sentencepiece", "protobuf")
+OWN_REQUIREMENTS = ("torch", "sentencepiece", "protobuf")
 
 
 def run_journey(python: str, client: str, number: int, models: Path, examples: Path | None) -> dict[str, dict]:
