@@ -49,10 +49,10 @@ def check_reachable(source: str, *, revision: str | None = None, cache_dir: str 
     """
     if Path(source).exists():
         return
-    cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=source, repo_type="model"))
-    if any(cached.glob("snapshots/*")):
-        return
     try:
+        cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=source, repo_type="model"))
+        if any(cached.glob("snapshots/*")):
+            return
         get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), token=token, timeout=PROBE_SECONDS)
     except Exception as error:
         # Of a package that changes with the client's version: ConnectError, ConnectTimeout, ConnectionError.

@@ -350,7 +350,7 @@ def test_a_model_must_be_there_and_be_ours(tmp_path, capsys, monkeypatch):
         (): "--model is missing",
         ("--curves",): "--model is missing",
         ("--attention", "--curves", "run"): "--model is missing",
-        ("--model", "nowhere"): "nowhere is no folder, and cannot be read as a repository: ",
+        ("--model", "nowhere"): "there is no folder nowhere, and the Hub cannot be reached",
         ("--model", "empty"): "empty has no config.json: it is no folder of a model",
         ("--model", "bert"): "the configuration of bert is of model_type 'bert'",
         ("--model", "bert/config.json"): "--model bert/config.json is a file: give the folder",
