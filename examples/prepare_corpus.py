@@ -52,7 +52,8 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
         "consecutive", "nsp: half of the pairs have a B of elsewhere", choices=["consecutive", "nsp"]
     )
     seed: int = option(0, "of the random choices of nsp")
-    languages: list[str] = option(list, "keep documents of these languages alone (fastText's lid.176)")
+    languages: list[str] = option(list, "keep documents of these languages alone")
+    language_model: str | None = option(None, "fastText's .bin file that tells them; default: lid.176, downloaded")
     language_threshold: float = option(0.65, "probability from which on a document is of a language")
     quality: list[str] = option(list, "filters of quality", choices=["gopher_repetition", "gopher_quality", "fineweb"])
     deduplicate: list[str] = option(
@@ -94,6 +95,7 @@ def run(args: PreparationArguments) -> dict:
     )
     evaluation_files = preparation.evaluation_files(args.decontaminate)
     evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
+    filters = preparation.language_filters(args.languages, args.language_threshold, args.language_model)
     packing = dict(
         mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language,
         min_tokens=args.min_tokens, seed=args.seed if args.packing in PAIR_MODES else 0,
@@ -123,10 +125,9 @@ def run(args: PreparationArguments) -> dict:
         else:
             trained = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
             trained |= flags.tokenizer_options(args)
-        filters = preparation.document_filters(
-            args.output_dir, languages=args.languages, threshold=args.language_threshold, quality=args.quality,
-            evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram,
-        )  # fmt: skip
+        filters |= preparation.document_filters(
+            args.output_dir, quality=args.quality, evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram
+        )
 
         # 3. Stages
         stages = preparation.prepare(
@@ -168,6 +169,8 @@ def check(args: PreparationArguments):
     for name in ("workers", "part_bytes", "tokenizer_sample", "decontaminate_ngram"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.language_model is not None and not args.languages:
+        raise ValueError("--language_model has nothing to tell: give --languages")
     flags.tokenizer_options(args)
     check_packing(None, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
 

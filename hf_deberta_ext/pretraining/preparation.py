@@ -43,6 +43,7 @@ from datatrove.pipeline.dedup import (
 )  # fmt: skip
 from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter, LanguageFilter
 from datatrove.utils.hashing import HashConfig, create_hash_func
+from datatrove.utils.lid import FastTextLID
 from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
@@ -51,8 +52,8 @@ from .corpus import File, file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
 __all__ = [
-    "EXECUTORS", "QUALITY", "document_filters", "evaluation_files", "grouped_sources", "ngram_hashes", "prepare",
-    "run_stages", "text_hashes",
+    "EXECUTORS", "QUALITY", "document_filters", "evaluation_files", "grouped_sources", "language_filters", "ngram_hashes",
+    "prepare", "run_stages", "text_hashes",
 ]  # fmt: skip
 
 EXECUTORS = ("local", "slurm", "ray")
@@ -79,6 +80,44 @@ class Words(WordTokenizer):
 
 
 WORDS = Words()
+
+
+class LanguageModel(FastTextLID):
+    """fastText's classifier of languages, of a file of one's own; labels are of the form `__label__en`.
+
+    Args:
+        path (`str`): a local file.
+        languages: labels, without their prefix, to score.
+    Raises:
+        FileNotFoundError, ValueError: no such file, no model of fastText, or one that does not know one of the languages.
+    """
+
+    def __init__(self, path: str, languages: Sequence[str]):
+        super().__init__([*languages])
+        self.path = path
+        known = [label.removeprefix("__label__") for label in read_language_model(path).get_labels()]
+        if missing := [language for language in languages if language not in known]:
+            raise ValueError(f"{path} knows no language {missing[0]!r} of --languages, but {', '.join(sorted(known)[:200])}")
+
+    @property
+    def model(self) -> Any:
+        # Read in the task: it cannot be pickled.
+        if self._model is None:
+            self._model = read_language_model(self.path)
+        return self._model
+
+
+def read_language_model(path: str) -> Any:
+    from fasttext.FastText import _FastText
+
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {path}, of --language_model")
+    try:
+        return _FastText(path)
+    except (ValueError, MemoryError) as error:
+        raise ValueError(
+            f"{path} is no classifier of fastText ({error}): give the .bin file of lid.176 or GlotLID"
+        ) from error
 
 
 def document_text(document: Document) -> str:
@@ -136,20 +175,29 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
     return chosen
 
 
+def language_filters(languages: Sequence[str], threshold: float, model: str | None) -> dict[str, PipelineStep]:
+    """The filter of languages, by its reason to drop a document; empty without languages.
+
+    Args:
+        threshold (`float`): probability from which on a document is of a language.
+        model (`str`, *optional*): fastText's .bin file; None: lid.176, which the first task downloads.
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, it is no model of fastText, or it lacks a language.
+        ImportError: fastText is not installed.
+    """
+    if not languages:
+        return {}
+    block = LanguageFilter([*languages], threshold)
+    if model is not None:
+        block.model = LanguageModel(model, languages)
+    return {"other languages": block}
+
+
 def document_filters(
-    output: str,
-    *,
-    languages: Sequence[str],
-    threshold: float,
-    quality: Sequence[str],
-    evaluation_hashes: Collection[int],
-    ngram: int,
+    output: str, *, quality: Sequence[str], evaluation_hashes: Collection[int], ngram: int
 ) -> dict[str, PipelineStep]:
     """Filters by their reason to drop a document; the `ngram_hashes` of evaluation sets are written into the folder."""
-    filters: dict[str, PipelineStep] = {}
-    if languages:
-        filters["other languages"] = LanguageFilter([*languages], threshold)
-    filters |= {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
+    filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
     if evaluation_hashes:
         folder = get_datafolder(f"{output}/{WORK}/contamination")
         with folder.open("evaluation.index.hashes", "wb") as file:

@@ -502,7 +502,7 @@ def test_ids_beyond_the_number_of_tokens_are_kept(tmp_path):
 
 
 def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
-    options = dict(languages=[], threshold=0.5, evaluation_hashes=[], ngram=13)
+    options = dict(evaluation_hashes=[], ngram=13)
     filters = preparation.document_filters(str(tmp_path), quality=[*preparation.QUALITY], **options)
     poor = {
         "gopher_quality": "Too short for use.",
@@ -513,6 +513,41 @@ def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
         assert [*block([Document(text=poor[name], id="")])] == [], name
         assert len([*block([Document(text=GOOD, id="")])]) == 1, name
     assert len(filters) == 3
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """A classifier of English and German, trained on a few words of each."""
+    fasttext = pytest.importorskip("fasttext", reason="the filter of languages runs on fastText")
+    words = dict(en=GOOD.split(), de="Der Fluss hinter der Mühle ist gestaut und niemand kennt die Mauer".split())
+    file, draws = tmp_path_factory.mktemp("languages") / "lines.txt", random.Random(0)
+    lines = [f"__label__{label} {' '.join(draws.choices(words[label], k=9))}\n" for _ in range(500) for label in words]
+    file.write_text("".join(lines), encoding="utf-8")
+    for _ in range(20):
+        # The wheel's training ends at "Encountered NaN" at random, mostly the first time.
+        with contextlib.suppress(RuntimeError):
+            fasttext.train_supervised(str(file), dim=4, thread=1, verbose=0).save_model(f"{file}.bin")
+            return f"{file}.bin"
+    raise RuntimeError("fastText trained no model")
+
+
+def test_languages_are_told_by_a_file_of_ones_own(language_model, prepare_corpus, tmp_path):
+    german = "Niemand kennt die Mauer hinter der Mühle\n"
+    (tmp_path / "texts.txt").write_text(german * 3 + "".join(f"{line}\n" for line in GOOD.splitlines()), encoding="utf-8")
+    flags = dict(train_data=tmp_path / "texts.txt", documents="line", max_length=32, output_dir=tmp_path / "prepared")
+    flags |= dict(train_tokenizer="byte-level-bpe", vocab_size=300, validation_documents=1)
+    argv = command_line(flags | dict(languages="en", language_model=language_model))
+    manifest = prepare_corpus.main(argv)
+    assert manifest["dropped"]["other languages"] == 3 and manifest["report"]["documents"] == 3
+    for wrong, said in [
+        (dict(languages="fr", language_model=language_model), "knows no language 'fr' of --languages, but de, en"),
+        (dict(languages="en", language_model=tmp_path / "texts.txt"), "texts.txt is no classifier of fastText"),
+        (dict(languages="en", language_model=tmp_path / "none.bin"), "there is no file"),
+        (dict(language_model=language_model), "--language_model has nothing to tell: give --languages"),
+    ]:
+        refused = dict(flags, output_dir=tmp_path / "refused") | wrong
+        assert_refused(prepare_corpus, said, command_line(refused))
+    assert not (tmp_path / "refused").exists()
 
 
 def test_jobs_of_slurm_make_the_same_corpus(prepared, prepare_corpus, text, tmp_path, monkeypatch, request):
