@@ -36,10 +36,10 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
 from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, manifest_text, read_manifest, write_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
+from hf_deberta_ext.training.digests import tokenizer_digest
 from hf_deberta_ext.training.disk_space import disk_errors
 from hf_deberta_ext.training.flags import option, overrides, parse_flags
 from hf_deberta_ext.training.folder_lock import locked_folder
-from hf_deberta_ext.training.run_contents import tokenizer_digest
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 

@@ -21,7 +21,7 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 
 from ..tokenization import load_tokenizer
-from ..training.run_contents import json_digest, tokenizer_digest
+from ..training.digests import json_digest, tokenizer_digest
 from .corpus import file_documents, load_hub_corpus
 from .packing import COUNTS, PackingReport, pack_documents
 from .prepared_corpus import BATCH_ROWS, SHARDS, TOKENIZER, batch_digest, tokenizer_folder, write_manifest

@@ -20,7 +20,7 @@ from huggingface_hub.constants import HF_HOME
 from torch.utils.data import Dataset, Sampler
 from xxhash import xxh3_64
 
-from ..training.run_contents import add_values, json_digest
+from ..training.digests import add_values, json_digest
 from .packing import PackingReport
 
 __all__ = [

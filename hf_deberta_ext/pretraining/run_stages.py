@@ -18,9 +18,9 @@ from ..publishing.facts import RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
+from ..training.digests import json_digest, tokenizer_digest
 from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
-from ..training.run_contents import json_digest, tokenizer_digest
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
 from .corpus import list_files, load_corpus, texts

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.encoder import ContextPooler
-from ..model.pretrained_model import cls_states
 
 __all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
 
 
 def add_head(model: nn.Module, config: DebertaExtConfig):
+    # Not above: it takes 200 MB of memory in each process that packs.
+    from ..model.encoder import ContextPooler
+
     model.pooler = ContextPooler(config)
     # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
     model.sentence_relationship = nn.Linear(config.hidden_size, 2)
@@ -36,6 +37,8 @@ def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logits [B, 2] of the state of [CLS] in states [B, N, d]; the sentence labels [B], and the rows 0 to B - 1."""
+    from ..model.pretrained_model import cls_states
+
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
     rows = torch.arange(len(states), device=states.device)
     return model.sentence_relationship(pooled), batch["sentence_labels"].view(len(states)), rows

@@ -2,7 +2,6 @@
 """Digests of what a run learns from: its examples, its tokenizer, the weights and the configuration that it begins with."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from xxhash import xxh3_64
 from .._version import __version__
 from ..model.attention_backends import choose_backend
 from ..model.checkpoint_files import is_weight_file
+from .digests import add_values, json_digest, tokenizer_digest
 from .manifest import digest_of
 from .run_folder import is_decided_by_evaluation
 
-__all__ = ["examples_digest", "json_digest", "run_contents", "tokenizer_digest", "weights_digest"]
+__all__ = ["examples_digest", "run_contents", "weights_digest"]
 
 # Of a data set that is neither a list nor of the package datasets, whose rows may be made when they are read.
 MOST_ROWS = 1000
@@ -97,50 +97,8 @@ def examples_digest(dataset: Any) -> str | None:
     return f"{len(dataset)} rows, {digests.pop() if len(digests) == 1 else 'drawn when they are read'}"
 
 
-def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest: not its buffers, which also hold what was sliced off."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = array.type
-    if array.null_count:
-        add_values(digest, array.is_valid())
-    if pa.types.is_struct(kind):
-        for field in array.flatten():
-            add_values(digest, field)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        add_values(digest, pc.list_value_length(array).fill_null(0))
-        add_values(digest, array.flatten())
-    elif pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
-        digest.update(str(kind).encode())
-        digest.update(array.drop_null().to_numpy(zero_copy_only=False))
-    else:
-        digest.update(json_digest(array.to_pylist()).encode())
-
-
-def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Of the vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
-    if not hasattr(tokenizer, "get_vocab"):
-        return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    # Truncation and padding stand before the added tokens; to parse all would take a second.
-    state = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str().partition('"added_tokens"')[2]
-    return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
-
-
 def weights_digest(source: str | None, commit: str | None = None) -> str | None:
     """Of the weight files in a folder, or the commit on the Hub that a model was loaded from; None for new weights."""
     if not source or not Path(source).is_dir():
         return commit
     return json_digest([digest_of(file) for file in sorted(Path(source).iterdir()) if is_weight_file(file.name)])
-
-
-def json_digest(value: Any) -> str:
-    """Digest of plain values, arrays and tensors."""
-
-    def plain(other: Any) -> Any:
-        if isinstance(other, Mapping):
-            return dict(other)
-        return other.tolist() if hasattr(other, "tolist") else repr(other)
-
-    return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()

@@ -26,7 +26,8 @@ from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, prep
 from hf_deberta_ext.pretraining.packing import COUNTS
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared
 from hf_deberta_ext.tokenization import load_tokenizer
-from hf_deberta_ext.training.run_contents import json_digest, run_contents
+from hf_deberta_ext.training.digests import json_digest
+from hf_deberta_ext.training.run_contents import run_contents
 
 pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
 

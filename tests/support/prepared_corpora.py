@@ -23,7 +23,7 @@ def other_shards(folder: Path, with_manifest: bool = False):
 
     from hf_deberta_ext.pretraining.preparation_blocks import ShardWriter
     from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, write_manifest
-    from hf_deberta_ext.training.run_contents import json_digest
+    from hf_deberta_ext.training.digests import json_digest
 
     manifest = load_manifest(folder)
     for shard in manifest["train"]:

@@ -21,8 +21,9 @@ from transformers import DataCollatorWithPadding, TrainingArguments, default_dat
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.pretraining import MaskingOptions
+from hf_deberta_ext.training.digests import json_digest, tokenizer_digest
 from hf_deberta_ext.training.manifest import MANIFEST_FILE
-from hf_deberta_ext.training.run_contents import examples_digest, json_digest, tokenizer_digest, weights_digest
+from hf_deberta_ext.training.run_contents import examples_digest, weights_digest
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, follow_processes
 from hf_deberta_ext.training.trainer import RunTrainer
 

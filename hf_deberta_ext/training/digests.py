@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of values, Arrow arrays and tokenizers, without torch and Trainer: each process of a preparation imports them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from xxhash import xxh3_64
+
+__all__ = ["add_values", "json_digest", "tokenizer_digest"]
+
+
+def add_values(digest: Any, array: Any):
+    """Add the values of an Arrow array to a digest: not its buffers, which also hold what was sliced off."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if array.null_count:
+        add_values(digest, array.is_valid())
+    if pa.types.is_struct(kind):
+        for field in array.flatten():
+            add_values(digest, field)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        add_values(digest, pc.list_value_length(array).fill_null(0))
+        add_values(digest, array.flatten())
+    elif pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
+        digest.update(str(kind).encode())
+        digest.update(array.drop_null().to_numpy(zero_copy_only=False))
+    else:
+        digest.update(json_digest(array.to_pylist()).encode())
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """Of the vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Truncation and padding stand before the added tokens; to parse all would take a second.
+    state = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str().partition('"added_tokens"')[2]
+    return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
+
+
+def json_digest(value: Any) -> str:
+    """Digest of plain values, arrays and tensors."""
+
+    def plain(other: Any) -> Any:
+        if isinstance(other, Mapping):
+            return dict(other)
+        return other.tolist() if hasattr(other, "tolist") else repr(other)
+
+    return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()
