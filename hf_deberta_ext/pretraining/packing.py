@@ -29,7 +29,7 @@ __all__ = ["MODES", "PAIR_MODES", "PackingReport", "check_packing", "pack"]
 PAIR_MODES = ("segment_pair", "sentence_pair")
 MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
 # Characters that are tokenised at once: as Python objects, offsets take 25 times the memory of the text.
-TOKENIZED_TOGETHER = 1_000_000
+TOKENIZED_TOGETHER = 100_000
 # Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
 SPLIT_TOGETHER = 50_000
 COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
@@ -315,7 +315,7 @@ def tokenize_documents(
                 counts["dropped_tokens"] += n
                 continue
             counts["packed_tokens"] += n
-            token_ends = np.fromiter((end for _, end in offsets), dtype=np.int64, count=n)
+            token_ends = np.fromiter(itertools.chain.from_iterable(offsets), dtype=np.int64, count=2 * n)[1::2]
             # A sentence begins with the first token that ends after its start; monotone although normalisers may reorder.
             cuts = np.searchsorted(np.maximum.accumulate(token_ends), sentence_starts(text, language), side="right")
             yield np.array(ids, dtype=np.int32), [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]

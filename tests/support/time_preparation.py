@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--tokenizer", required=True, help="folder of a fast tokenizer")
     parser.add_argument("--articles", required=True, help=".jsonl.gz of real articles")
     parser.add_argument("--folder", type=Path, required=True, help="place of the text")
-    parser.add_argument("--flags", default="--deduplicate exact", help="others of prepare_corpus.py")
+    parser.add_argument("--flags", default="", help='others of prepare_corpus.py, such as "--deduplicate exact"')
     args = parser.parse_args()
     files = generate(args.articles, args.folder / "text", round(args.gigabytes * 1e9 / FILE_BYTES) or 1)
     before = tokens_per_second(args.tokenizer, files, args.workers)
