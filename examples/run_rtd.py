@@ -142,9 +142,9 @@ def run(model_args, joint_args, data_args, masking_args, args):
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
             print(
-                f"The discriminator's loss of {loss:.4f} is that of a constant guess ({guess:.4f}): it has learned nothing "
-                "that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a one lets all its "
-                "states become equal."
+                f"The discriminator's loss of {loss:.4f} is no better than a constant guess's ({guess:.4f}): it has "
+                "learned nothing that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a "
+                "one lets all its states become equal."
             )
     if args.push_to_hub:
         trainer.push_to_hub()

@@ -169,12 +169,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 metrics |= super().evaluate(measured.rows, ignore_keys, prefix)
             finally:
                 self._measured = None
-        best = self.args.metric_for_best_model
-        if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
-            names = ", ".join(name for name in metrics if not name.endswith(("_runtime", "_per_second", "_samples")))
-            error = ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
-            error.has_traceback = False
-            raise error
+        self.check_best_metric(metrics)
         return metrics
 
     def predict_set(self, predicted: EvaluationSet, prefix: str) -> PredictionOutput:

@@ -53,6 +53,8 @@ class TargetArguments(RunArguments):
         for name, (value, reason) in NEEDED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
+        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
+            self.greater_is_better = False
         super().__post_init__()
 
 
@@ -107,6 +109,9 @@ class TargetTrainer(RunTrainer):
     def __init__(self, model, args: TargetArguments, *, weights: dict[str, float], statistics: list[str], **kwargs):
         if args.n_gpu > 1:
             raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
+        if args.eval_strategy != "no" and args.metric_for_best_model not in (None, "loss", "eval_loss"):
+            # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
+            args.eval_on_start = True
         self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
         self.check_wrappers()
@@ -217,6 +222,13 @@ class TargetTrainer(RunTrainer):
             logs |= self.training_metrics(dict(zip(self.statistics, sums.tolist(), strict=True)))
             self._sums.zero_()
         super().log(logs, *args, **kwargs)
+
+    def evaluate(self, eval_dataset=None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"):
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        # Trainer evaluates each of several sets by a call of its own.
+        if metric_key_prefix == "eval":
+            self.check_best_metric(metrics)
+        return metrics
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Statistics of each row in place of logits: small, and gathered from several processes without doubles."""

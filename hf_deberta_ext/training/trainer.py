@@ -289,6 +289,20 @@ class RunTrainer(HubTrainer):
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
+    def check_best_metric(self, metrics: Mapping[str, float]):
+        """Check the metrics of an evaluation during the training.
+
+        Raises:
+            ValueError: --metric_for_best_model is none of them.
+        """
+        best = self.args.metric_for_best_model
+        if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
+            uninteresting = ("epoch", "_runtime", "_per_second", "_samples")
+            names = ", ".join(name for name in metrics if not name.endswith(uninteresting))
+            error = ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+            error.has_traceback = False
+            raise error
+
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
         with readable_checkpoint(resume_from_checkpoint), safe_sharded_states(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)

@@ -17,6 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.pretraining.trainer import PretrainingArguments, TargetTrainer
 from hf_deberta_ext.training.manifest import MANIFEST_FILE
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
@@ -219,6 +220,8 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(sop_weight=1), "makes no pairs to judge"),
         (dict(masking_rate=1.5), "rate"),
         (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
+        (dict(eval_strategy="steps", metric_for_best_model="sop_loss"),
+         "--metric_for_best_model sop_loss is not among what is measured: eval_loss, eval_mlm_loss"),
         (dict(max_file_bytes=99), "text.txt has more than 99 bytes (decompressed): give a higher --max_file_bytes"),
         (dict(max_length=4), "--max_length must be at least 8, got 4"),
         (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
@@ -237,13 +240,21 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(text_column="content", train_data="{folder}/a.jsonl"), "content"),
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
     ],
-)
-def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm, text, tmp_path):
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(TargetTrainer, "training_step", None)
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
     flags = {name: str(value).format(folder=tmp_path, text=text) for name, value in flags.items()}
     assert_refused(run_mlm, message, arguments(text, tmp_path / "run", **flags))
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("metric", "greater"), [("mlm_perplexity", False), ("mlm_accuracy", True), ("mlm_loss", False)])
+def test_a_lower_perplexity_is_better(metric, greater, tmp_path):
+    """transformers takes every metric whose name does not end in "loss" for one that should be high."""
+    args = PretrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric, report_to="none")
+    assert args.greater_is_better is greater
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer
+from hf_deberta_ext.pretraining.trainer import TargetTrainer
 
 SCRIPT = EXAMPLES["run_rtd"]
 PARTS = ("discriminator", "generator")
@@ -91,7 +92,7 @@ def test_models_load_with_auto_classes_and_do_what_the_joint_one_does(finished):
 def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_path, capsys):
     run_rtd.main(arguments(text, tmp_path / "run", max_steps=1, learning_rate=0.0, save_strategy="no"))
     printed = capsys.readouterr().out
-    assert "is that of a constant guess" in printed and "lower --discriminator_learning_rate" in printed
+    assert "is no better than a constant guess" in printed and "lower --discriminator_learning_rate" in printed
     assert "discriminator 2 layers x 32 (2 heads), generator 1 layers x 32 (2 heads)" in printed
 
 
@@ -228,12 +229,17 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
         (dict(rtd_lambda=0), "rtd_lambda = 0"),
         (dict(temperature=-1), "rtd_temperature = -1"),
         (dict(discriminator_max_grad_norm=1), "discriminator_max_grad_norm needs stepping = 'decoupled'"),
+        (
+            dict(eval_strategy="steps", metric_for_best_model="accuracy"),
+            "--metric_for_best_model accuracy is not among",
+        ),
         (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
         (dict(recipe="official-base", per_device_train_batch_size=48), "take 32 or 64 per device"),
         (dict(recipe="official-xsmall-continue"), "knows only the ids of its own tokenizer"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd, text, tmp_path):
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(TargetTrainer, "training_step", None)
     mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags))
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
