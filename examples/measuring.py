@@ -26,6 +26,7 @@ from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_vocabulary
+from hf_deberta_ext.training.flags import show_one_spelling
 
 # Texts of a batch, and tokens of the longest one.
 BATCH, LONGEST = 32, 512
@@ -60,6 +61,7 @@ def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str)
     add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
     add("--output_dir", "--output-dir", type=Path, default=Path(output_dir), help=f"new or empty (default {output_dir})")
     add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
+    show_one_spelling(parser)
 
 
 def text_lengths(file: Path, tokenizer: str | None) -> list[int]:

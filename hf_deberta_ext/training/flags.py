@@ -17,7 +17,16 @@ from transformers import HfArgumentParser
 
 from .progress import hide_short_bars
 
-__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "refuse_unknown"]
+__all__ = [
+    "LEAVE_OUT",
+    "REMOVED",
+    "given_flags",
+    "option",
+    "overrides",
+    "parse_flags",
+    "refuse_unknown",
+    "show_one_spelling",
+]
 
 LEAVE_OUT = "leave it out"
 # Flags that scripts of older transformers had -> their replacement.
@@ -138,9 +147,10 @@ def group_help(parser: HfArgumentParser, *, with_trainer: bool):
     # Of the classes that inherit a field, the last one declares it, or the last that declares it anew.
     subjects = {}
     for kind in parser.dataclass_types:
+        parsed = {field.name for field in dataclasses.fields(kind) if field.init}
         for base in reversed(kind.__mro__):
             subject = next((SUBJECTS[other.__name__] for other in base.__mro__ if other.__name__ in SUBJECTS), "run")
-            subjects |= dict.fromkeys(vars(base).get("__annotations__", ()), subject)
+            subjects |= dict.fromkeys(parsed & {*vars(base).get("__annotations__", ())}, subject)
     groups = {title: parser.add_argument_group(title) for title in ("recipe", *dict.fromkeys(SUBJECTS.values()), "LoRA")}
     own = parser._optionals._group_actions
     for action in [action for action in own if action.dest in subjects]:
@@ -149,6 +159,14 @@ def group_help(parser: HfArgumentParser, *, with_trainer: bool):
         groups[title]._group_actions.append(action)
         if title == "Trainer" and not with_trainer:
             action.help = argparse.SUPPRESS
+    show_one_spelling(parser)
+
+
+def show_one_spelling(parser: argparse.ArgumentParser):
+    """Leave spellings with hyphens (--output-dir), which are taken all the same, out of help and messages."""
+    for action in parser._actions:
+        spellings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        action.option_strings = spellings or action.option_strings
 
 
 def flags_of_file(file: Path) -> list[str]:

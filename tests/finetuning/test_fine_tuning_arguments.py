@@ -21,6 +21,7 @@ pytest.importorskip("accelerate")
 @dataclass
 class ToyArguments(DataArguments):
     toy_column: str = option("toy", "of the test")
+    label_names: list[str] = option(list, "of the test")
 
 
 def flags(tmp_path, *more):
@@ -102,7 +103,7 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
     subjects = {
         "recipe": ["--recipe"],
         "model": ["--model_name_or_path", "--model_type"],
-        "data": ["--train_file", "--toy_column"],
+        "data": ["--train_file", "--toy_column", "--label_names"],
         "run": ["--output_dir", "--overwrite_output_dir"],
         "SiFT": ["--sift_weight"],
         "LoRA": ["--lora_r"],
@@ -114,6 +115,8 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
     for subject, names in subjects.items():
         section = shown.split(f"\n{subject}:\n")[1].split("\n\n")[0]
         assert all(f"  {name}" in section for name in names), subject
+    # Spellings with hyphens are taken, and not shown.
+    assert not re.search(r"--\w+-", shown)
 
 
 @pytest.mark.criterion("B1.2")
