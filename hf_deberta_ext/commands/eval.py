@@ -127,15 +127,19 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
     """The model with the head of a way of scoring, and its tokenizer.
 
     Raises:
-        ValueError: the checkpoint has no such head.
+        ValueError: the checkpoint has no such head, or is an adapter.
     """
     import torch
     from transformers import AutoModelForMaskedLM
 
     from ..analysis.explanation import load_model
+    from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
     from ..tokenization import load_tokenizer
 
     source, revision = arguments.model, arguments.revision
+    if is_adapter_folder(source):
+        base = read_json(Path(source, ADAPTER_CONFIG_FILE)).get("base_model_name_or_path")
+        raise ValueError(f"{source} is an adapter of {base}: give a whole model")
     if method == "rtd":
         explained = load_model(arguments)
         if explained.discriminator is None:

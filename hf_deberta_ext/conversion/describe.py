@@ -201,6 +201,9 @@ def describe_adapter(source: str, folder: Path) -> dict[str, Any]:
     """Facts about a folder with an adapter of peft."""
     config = read_json(folder / ADAPTER_CONFIG_FILE)
     base = config.get("base_model_name_or_path")
+    model_config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    model_class = (model_config.get("architectures") or ["DebertaExtFor..."])[0]
+    labelled = f", config={source!r}, ignore_mismatched_sizes=True)" if model_config else "), the class of its task"
     facts: dict[str, Any] = dict(
         source=source,
         kind=f"an adapter of peft ({config.get('peft_type', 'of no type')}), not a model",
@@ -208,7 +211,7 @@ def describe_adapter(source: str, folder: Path) -> dict[str, Any]:
         problems=[],
         missing=[],
         loading=[
-            f"model = DebertaExtFor....from_pretrained({base!r}), the class of its task; "
+            f"model = {model_class}.from_pretrained({base!r}{labelled}; "
             f"model = peft.PeftModel.from_pretrained(model, {source!r})"
         ],
     )
@@ -223,7 +226,7 @@ def describe_adapter(source: str, folder: Path) -> dict[str, Any]:
             facts["problems"].append(str(error))
     else:
         facts["problems"].append("adapter_model.safetensors is not there")
-    if (folder / "config.json").exists() and (labels := read_json(folder / "config.json").get("id2label")):
+    if labels := model_config.get("id2label"):
         facts["labels"] = [*labels.values()]
     if base and not Path(base).exists() and (base.startswith(("/", ".")) or base.count("/") > 1):
         facts["problems"].append(f"its base model {base} is not there")

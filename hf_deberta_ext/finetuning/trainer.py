@@ -60,8 +60,10 @@ class _TaskLossTrainer(Trainer):
         super()._save(output_dir, state_dict)
         model = self.accelerator.unwrap_model(self.model)
         if hasattr(model, "peft_config") and self.args.should_save:
-            # The adapter alone does not know the labels.
-            model.get_base_model().config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
+            # The adapter alone knows neither the labels nor the class.
+            base = model.get_base_model()
+            base.config.architectures = [type(base).__name__]
+            base.config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
 
 
 class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):

@@ -135,6 +135,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
     "flags, message",
     [
         ({"--model": "rtd"}, "--scoring rtd is for discriminators"),
+        ({"--model": "adapter"}, "adapter is an adapter of user/base: give a whole model"),
         ({"--scoring": "rtd"}, "has no head of replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),
         ({"--pairs": "text.txt"}, "text.txt"),
@@ -147,6 +148,8 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
 )
 def test_mistakes_are_named(flags, message, files, capsys):
     (files / "wrong.jsonl").write_text('{"sentence_good": "a"}\n', encoding="utf-8")
+    (files / "adapter").mkdir()
+    (files / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "user/base"}', encoding="utf-8")
     given = {"--model": "mlm", "--pairs": "pairs.jsonl", "--output_dir": "out"} | flags
     paths = ("--model", "--pairs", "--output_dir")
     words = [str(files / value) if name in paths else value for name, value in given.items()]

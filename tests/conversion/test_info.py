@@ -150,8 +150,10 @@ def test_an_adapter_and_its_base(tmp_path):
     assert facts["kind"] == "an adapter of peft (LORA), not a model" and facts["base_model"] == "user/base"
     assert facts["parameters"] == {"adapter": 128} and facts["modules"] == ["query_proj"] and facts["problems"] == []
     # A run with --lora leaves the configuration of the base beside it, which knows the labels.
-    (folder / "config.json").write_text(json.dumps({"model_type": "deberta-ext", "id2label": {"0": "bad", "1": "good"}}))
+    config = {"model_type": "deberta-ext", "id2label": {"0": "bad", "1": "good"}, "architectures": ["DebertaExtForX"]}
+    (folder / "config.json").write_text(json.dumps(config))
     facts = describe(str(folder))
+    assert f"DebertaExtForX.from_pretrained('user/base', config={str(folder)!r}, ignore_mismatched" in facts["loading"][0]
     assert facts["kind"] == "an adapter of peft (LORA), not a model" and facts["labels"] == ["bad", "good"]
     assert "labels     bad, good" in description_text(facts)
     gone = str(tmp_path / "gone")

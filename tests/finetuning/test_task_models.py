@@ -174,6 +174,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     # As the card says.
     labelled = AutoConfig.from_pretrained(folder)
     assert labelled.id2label == {0: "bad", 1: "good", 2: "other"}
+    assert labelled.architectures[0].endswith("ForSequenceClassification")
     model = AutoModelForSequenceClassification.from_pretrained(folder_of(family), config=labelled)
     model = peft.PeftModel.from_pretrained(model, folder).eval()
     rows = sentences(10, 1)
