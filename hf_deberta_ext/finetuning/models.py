@@ -49,7 +49,8 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
     """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours.
 
     Raises:
-        ValueError: a field is not one of this configuration, or its value is of a wrong kind.
+        ValueError: a field is not one of this configuration, or its value is of a wrong kind; or --model_type stock is for a
+            checkpoint of this package.
         OSError: it does not exist.
     """
     source = model_args.config_name or model_args.model_name_or_path
@@ -65,6 +66,11 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         raise OSError(f"the configuration of {source} cannot be read: {error}") from error
     except StrictDataclassError as error:
         raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
+    if model_args.model_type == "stock" and config.model_type == DebertaExtConfig.model_type:
+        raise ValueError(
+            f"--model_type stock: {source} is a checkpoint of this package's own type: leave the flag out, or make a folder "
+            "for transformers' class with deberta-ext convert --to deberta-v2"
+        )
     if "/" in str(attention := getattr(config, "_attn_implementation", None)):
         raise ValueError(
             f"the configuration of {source} asks for attn_implementation = {attention!r}, code that transformers would load "

@@ -297,6 +297,12 @@ def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
         run(mnli, tmp_path / "other", "--do_train", task_name="cola", recipe="base", max_steps=1)
 
 
+def test_transformers_class_of_this_packages_own_checkpoint_is_refused(folder_of, tmp_path):
+    """The flag was passed over in silence."""
+    with pytest.raises(ValueError, match=r"--model_type stock: .* is a checkpoint of this package's .*--to deberta-v2"):
+        run(folder_of("ours"), tmp_path / "run", "--do_train", model_type="stock")
+
+
 def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path):
     row = dict(article="the film was good", question="a film was _ .", options=["good", "bad"], answer="A")
     (tmp_path / "race.jsonl").write_text(json.dumps(row), encoding="utf-8")
