@@ -25,8 +25,8 @@ class RunArguments(TrainingArguments):
     On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
 
     Raises:
-        ValueError: no `output_dir`; an optimizer or schedule of Trainer's beside `published_optimizer`; a negative rate; or
-            a tracker in `report_to` that is not installed.
+        ValueError: no `output_dir`; an optimizer or schedule of Trainer's beside `published_optimizer`; a rate or number
+            out of its range; or a tracker in `report_to` that is not installed.
     """
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
@@ -49,9 +49,18 @@ class RunArguments(TrainingArguments):
         others = [f"--{name} {value}" for name, value in values.items() if value != fields[name].default]
         if self.published_optimizer and others:
             raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
-        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_steps", "save_steps"):
             if not 0 <= (value := float(getattr(self, name) or 0)) < math.inf:
                 raise ValueError(f"--{name} must be 0 or a positive number, got {value:g}")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        if self.max_steps == 0:
+            raise ValueError("--max_steps must be at least 1, or -1 for --num_train_epochs, got 0")
+        if self.max_steps < 0 and not self.num_train_epochs > 0:
+            raise ValueError(f"--num_train_epochs must be above 0, got {self.num_train_epochs:g}")
+        if not 0 <= self.label_smoothing_factor < 1:
+            raise ValueError(f"--label_smoothing_factor must be in [0, 1), got {self.label_smoothing_factor:g}")
         use_cpu_without_accelerator(self)
         super().__post_init__()
         if missing := {*self.report_to} - {*(installed := get_available_reporting_integrations())}:
