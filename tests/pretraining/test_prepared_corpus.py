@@ -16,7 +16,7 @@ import pytest
 import torch
 from mlm_script import arguments, assert_refused, assert_same_weights
 from prepared_corpora import FailingServer, other_shards
-from scripts import command_line
+from scripts import ROOT, command_line
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
@@ -516,23 +516,10 @@ def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
     assert len(filters) == 3
 
 
-@pytest.fixture(scope="module")
-def language_model(tmp_path_factory):
-    """A classifier of English and German, trained on a few words of each."""
-    fasttext = pytest.importorskip("fasttext", reason="the filter of languages runs on fastText")
-    words = dict(en=GOOD.split(), de="Der Fluss hinter der Mühle ist gestaut und niemand kennt die Mauer".split())
-    file, draws = tmp_path_factory.mktemp("languages") / "lines.txt", random.Random(0)
-    lines = [f"__label__{label} {' '.join(draws.choices(words[label], k=9))}\n" for _ in range(500) for label in words]
-    file.write_text("".join(lines), encoding="utf-8")
-    for _ in range(20):
-        # The wheel's training ends at "Encountered NaN" at random, mostly the first time.
-        with contextlib.suppress(RuntimeError):
-            fasttext.train_supervised(str(file), dim=4, thread=1, verbose=0).save_model(f"{file}.bin")
-            return f"{file}.bin"
-    raise RuntimeError("fastText trained no model")
-
-
-def test_languages_are_told_by_a_file_of_ones_own(language_model, prepare_corpus, tmp_path):
+def test_languages_are_told_by_a_file_of_ones_own(prepare_corpus, tmp_path):
+    """A classifier of a few English and German words, by fastText, whose training is too unreliable to repeat it here."""
+    pytest.importorskip("fasttext", reason="the filter of languages runs on fastText")
+    language_model = ROOT / "tests/support/languages.bin"
     german = "Niemand kennt die Mauer hinter der Mühle\n"
     (tmp_path / "texts.txt").write_text(german * 3 + "".join(f"{line}\n" for line in GOOD.splitlines()), encoding="utf-8")
     flags = dict(train_data=tmp_path / "texts.txt", documents="line", max_length=32, output_dir=tmp_path / "prepared")
