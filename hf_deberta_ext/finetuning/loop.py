@@ -194,10 +194,7 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
         for name, evaluated in task.evaluation.items()
         for metric in (task.metric, *(["loss"] if "labels" in evaluated.rows.column_names else []))
     }
-    best = args.metric_for_best_model
-    if args.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & certain:
-        # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
-        args.eval_on_start = True
+    args.find_best_metric(certain)
 
 
 def build_model(prepared: PreparedRun, seed: int) -> nn.Module:

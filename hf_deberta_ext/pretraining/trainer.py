@@ -109,9 +109,7 @@ class TargetTrainer(RunTrainer):
     def __init__(self, model, args: TargetArguments, *, weights: dict[str, float], statistics: list[str], **kwargs):
         if args.n_gpu > 1:
             raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
-        if args.eval_strategy != "no" and args.metric_for_best_model not in (None, "loss", "eval_loss"):
-            # Only an evaluation tells the names of all metrics: a wrong one is found before the first step.
-            args.eval_on_start = True
+        args.find_best_metric({"eval_loss"})
         self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
         self.check_wrappers()

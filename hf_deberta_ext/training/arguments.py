@@ -2,6 +2,7 @@
 """`RunArguments`, what every training script adds to transformers' TrainingArguments."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from transformers import TrainingArguments
@@ -72,3 +73,9 @@ class RunArguments(TrainingArguments):
             logger.warning(
                 "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
             )
+
+    def find_best_metric(self, certain: Collection[str]):
+        """Evaluate before the first step, which names all metrics, unless the best one is among those that are `certain`."""
+        best = self.metric_for_best_model
+        if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
+            self.eval_on_start = True
