@@ -26,7 +26,7 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy.stats import t as student_t
+from compare_runs import difference
 
 from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.finetuning.arguments import parse
@@ -219,20 +219,6 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
 
 def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def difference(values: list[float], first: list[float]) -> str:
-    """Difference of means, and the p value of Student's t test (equal variances, two-sided)."""
-    gap = f"{statistics.mean(values) - statistics.mean(first):+.2f}"
-    if min(len(values), len(first)) < 2:
-        return f"{gap} (one seed: noise unknown)"
-    freedom = len(values) + len(first) - 2
-    squares = (len(values) - 1) * statistics.variance(values) + (len(first) - 1) * statistics.variance(first)
-    if not squares:
-        return f"{gap} (seeds do not differ)"
-    error = (squares / freedom * (1 / len(values) + 1 / len(first))) ** 0.5
-    p = 2 * student_t.sf(abs(statistics.mean(values) - statistics.mean(first)) / error, freedom)
-    return f"{gap} (p = {p:.2g})"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" \\
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
-Several folders with one name are seeds: the table gives mean and standard deviation, the figure the first of them. Writes
+Several folders with one name are seeds: the table gives mean and standard deviation, and the difference in the first metric
+from the first run with the p value of Student's t test; the figure has the first of them. Writes
 comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py
 embedding_similarity.png: how alike the word embeddings of generator and discriminator are at the end.
 """
@@ -15,6 +16,8 @@ import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
+
+from scipy.stats import ttest_ind
 
 from hf_deberta_ext.analysis.plots import plot_curves, plot_embedding_similarity
 from hf_deberta_ext.publishing.results import markdown_table
@@ -98,7 +101,10 @@ def similarities(firsts: dict[str, list[dict]]) -> dict[str, dict[str, float]]:
 
 
 def table(summary: dict, metrics: list[str]) -> str:
-    rows = [("run", "seeds", "steps", *metrics)]
+    """A row for each run; where there are seeds, with its difference in the first metric from the first run."""
+    baseline, *others = summary
+    compared = any(len(row[metrics[0]]["values"]) > 1 for row in summary.values()) and bool(others)
+    rows = [("run", "seeds", "steps", *metrics, *([f"{metrics[0]}: difference from {baseline}"] if compared else []))]
     for name, row in summary.items():
         first = row[metrics[0]]
         cells = []
@@ -107,8 +113,22 @@ def table(summary: dict, metrics: list[str]) -> str:
             deviation = entry["standard_deviation"]
             cells.append(f"{entry['mean']:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}"))
         steps = ", ".join(map(str, sorted({*first["steps"]})))
+        if compared:
+            cells.append(
+                "" if name == baseline else difference(first["values"], summary[baseline][metrics[0]]["values"], "+.2g")
+            )
         rows.append((name, str(len(first["values"])), steps, *cells))
     return markdown_table(*rows)
+
+
+def difference(values: list[float], first: list[float], form: str = "+.2f") -> str:
+    """Difference of means, and the p value of Student's t test (equal variances, two-sided)."""
+    gap = format(statistics.mean(values) - statistics.mean(first), form)
+    if min(len(values), len(first)) < 2:
+        return f"{gap} (one seed: noise unknown)"
+    if len({*values}) == len({*first}) == 1:
+        return f"{gap} (seeds do not differ)"
+    return f"{gap} (p = {ttest_ind(values, first).pvalue:.2g})"
 
 
 def main(argv=None):

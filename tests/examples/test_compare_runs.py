@@ -23,11 +23,21 @@ def test_table_gives_last_values_and_the_spread_over_seeds(tmp_path, capsys):
     output = ["--output_dir", str(tmp_path / "out")]
     compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", *output])
     printed = capsys.readouterr().out
-    assert "| EMD | 2 | 20 | 5 ± 1.4 |" in printed and "| no EMD | 1 | 20 | 7 |" in printed
+    assert "| EMD | 2 | 20 | 5 ± 1.4 |" in printed and "| no EMD | 1 | 20 | 7 | +2 (one seed: noise unknown) |" in printed
     assert (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8") == printed
     assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     summary = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
     assert summary["EMD"]["eval_mlm_perplexity"]["values"] == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("seeds, expected", [
+    (dict(A=(3.0, 4.0, 5.0), B=(6.0, 7.0, 8.0)), "| B | 3 | 10 | 7 ± 1 | +3 (p = 0.021) |"),
+    (dict(A=(3.0, 3.0, 3.0), B=(9.0, 9.0)), "| B | 2 | 10 | 9 ± 0 | +6 (seeds do not differ) |"),
+])  # fmt: skip
+def test_difference_comes_with_the_p_value_of_a_t_test(seeds, expected, tmp_path, capsys):
+    runs = [f"{n}={finished(tmp_path / f'{n}{i}', value)}" for n, values in seeds.items() for i, value in enumerate(values)]
+    compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", "--output_dir", str(tmp_path / "out")])
+    assert expected in capsys.readouterr().out
 
 
 def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp_path, monkeypatch):

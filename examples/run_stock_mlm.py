@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-trains transformers' BERT or ModernBERT as run_mlm.py does our model, to compare what the architectures are worth.
+
+    python examples/run_mlm.py $FLAGS --tokenizer tokenizer --output_dir ours
+    python examples/run_stock_mlm.py $FLAGS --tokenizer tokenizer --architecture bert --output_dir bert
+    python examples/compare_runs.py --runs ours=ours BERT=bert --metrics eval_mlm_loss train_runtime --output_dir comparison
+
+Takes the flags of run_mlm.py: documents, tokenizer, rows, masks, optimizer and evaluation are the same, and so are the
+sizes, which --preset and --config_overrides give. ModernBERT's gated feed-forward layers are two thirds as wide, which makes
+as many parameters. Logits are computed for the masked tokens alone, as in our model. The output folder has no card.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from run_mlm import check_model
+from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM, set_seed
+
+from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext.pretraining import (
+    DataArguments,
+    MaskingArguments,
+    MaskingCollator,
+    MaskingVocabulary,
+    ModelArguments,
+    PretrainingArguments,
+    PretrainingTrainer,
+    chosen_settings,
+)
+from hf_deberta_ext.pretraining import run_arguments as flags
+from hf_deberta_ext.pretraining import run_stages as stages
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveOutput, row_statistics
+from hf_deberta_ext.training.flags import option, parse_flags
+from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
+from hf_deberta_ext.training.user_errors import ExitOnUserError
+
+# The logits of states [n, hidden_size].
+HEADS = {
+    "bert": lambda model, states: model.cls(states),
+    "modernbert": lambda model, states: model.decoder(model.head(states)),
+}
+
+
+@dataclass
+class ArchitectureArguments:
+    architecture: str = option("bert", "whose classes to train", choices=[*HEADS])
+
+
+class SparseLogits:
+    """The forward of a stock masked language model as `PretrainingTrainer` calls it, with logits at masked tokens alone."""
+
+    objectives = ("mlm",)
+
+    def forward(self, input_ids, attention_mask, labels, output_z: bool = False, **others) -> MultiObjectiveOutput:
+        states = self.base_model(input_ids, attention_mask=attention_mask).last_hidden_state
+        rows, columns = (labels != -100).nonzero(as_tuple=True)
+        logits = HEADS[self.config.model_type](self, states[rows, columns])
+        statistics = row_statistics(logits, labels[rows, columns], rows, len(labels), count_right=not self.training)
+        return MultiObjectiveOutput(loss=statistics[:, 0].sum() / statistics[:, 2].sum(), statistics={"mlm": statistics})
+
+
+def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
+    """A new model of the sizes of `config`, saved under the name of its stock class."""
+    names = (
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+        "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
+    )  # fmt: skip
+    sizes = {name: getattr(config, name) for name in names}
+    if architecture == "bert":
+        sizes |= {name: getattr(config, name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
+        base, stock_config = (
+            BertForMaskedLM,
+            BertConfig(**sizes, intermediate_size=config.intermediate_size, type_vocab_size=1),
+        )
+    else:
+        sizes |= dict(cls_token_id=config.bos_token_id, sep_token_id=config.eos_token_id)
+        sizes |= dict(intermediate_size=config.intermediate_size * 2 // 3)
+        base, stock_config = ModernBertForMaskedLM, ModernBertConfig(**sizes)
+    return type(base.__name__, (SparseLogits, base), {})(stock_config)
+
+
+def main(argv: list[str] | None = None):
+    groups = (ArchitectureArguments, ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
+    with ExitOnUserError():
+        recipe = partial(chosen_settings, rtd=False)
+        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE, recipe=recipe)
+        return run(*parsed)
+
+
+def run(
+    chosen: ArchitectureArguments,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    masking_args: MaskingArguments,
+    args: PretrainingArguments,
+) -> dict[str, float]:
+    if model_args.model is not None:
+        raise ValueError(f"--model {model_args.model}: a comparison of architectures begins from scratch, leave it out")
+    if [*args.objectives] != ["mlm"]:
+        raise ValueError(f"{chosen.architecture} has a head for masked-language modelling alone: leave other weights out")
+    checkpoint = find_checkpoint(args)
+    flags.check_arguments(data_args, model_args, args)
+    config = flags.model_config(model_args)
+    flags.check_length(config, data_args.max_length, model_args)
+    check_model(config, model_args, args)
+    arguments = repeated_arguments((chosen, model_args, data_args, masking_args), args)
+    corpus, held_out, tokenizer, _ = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
+    set_seed(args.seed)
+    stages.fit_to_tokenizer(config, tokenizer, model_args)
+    model = stock_model(chosen.architecture, config)
+    train_set, eval_set, _ = stages.numbered_examples(corpus, held_out, tokenizer, data_args, args)
+    options = flags.masking_options(masking_args, data_args.max_length)
+    collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed)
+    trainer = PretrainingTrainer(
+        model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
+    )
+    return stages.train_and_evaluate(trainer, checkpoint, arguments)
+
+
+if __name__ == "__main__":
+    main()
