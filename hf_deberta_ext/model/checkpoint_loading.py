@@ -158,13 +158,9 @@ class LoadingMixin:
         set_fields_of_head(config, state_dict, {} if labels_given else stored_config)
         has_positions = any(key.endswith("embeddings.position_embeddings.weight") for key in state_dict)
         decoder_chosen = decoder_chosen or (config.emd_layers, config.emd_input) != (2, "position+hidden")
-        if not (has_positions or decoder_chosen or config.position_biased_input):
+        without_decoder = not (has_positions or decoder_chosen or config.position_biased_input)
+        if without_decoder:
             config.emd_layers, config.emd_input = 1, "hidden"
-            report.notes.append(
-                "the checkpoint has no absolute position table (transformers' own classes drop it), so masked-language "
-                "modelling decodes the plain last layer: emd_layers = 1, emd_input = 'hidden'"
-            )
-
         for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors"):
             kwargs.pop(name, None)
         with_info = kwargs.pop("output_loading_info", False)
@@ -180,7 +176,13 @@ class LoadingMixin:
                 "models is DebertaExtForTokenClassification here; that of ReCoRD, with one output, is "
                 "DebertaExtForEntityScoring"
             )
-        if hasattr(model, "lm_predictions") and any(key.startswith("mask_predictions.") for key in state_dict):
+        fills_masks = hasattr(model, "lm_predictions")
+        if fills_masks and without_decoder:
+            report.notes.append(
+                "the checkpoint has no absolute position table (transformers' own classes drop it): masked words are "
+                "predicted without the Enhanced Mask Decoder"
+            )
+        if fills_masks and any(key.startswith("mask_predictions.") for key in state_dict):
             report.notes.append(
                 "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill in masks; its generator "
                 "was: DebertaExtForPreTraining.from_checkpoints(...).generator, where the generator's file is beside it"
@@ -223,8 +225,8 @@ def refuse_official_adapter(source, stored_config: dict, download: dict):
     base_type = (config_dict(base, {}) or {}).get("model_type") if base else None
     if base_type == "deberta" or stored_config.get("model_type") in OFFICIAL_TYPES:
         raise ValueError(
-            f"{source} holds an adapter for the official checkpoint {base}: load that first, from a folder without "
-            f"{ADAPTER_CONFIG_FILE}, then the adapter, peft.PeftModel.from_pretrained(model, adapter)"
+            f"{source} holds an adapter for {base}, which is no model of this package: load that first, from a "
+            f"folder without {ADAPTER_CONFIG_FILE}, then the adapter, peft.PeftModel.from_pretrained(model, adapter)"
         )
 
 

@@ -64,17 +64,18 @@ def check_reachable(source: str, *, revision: str | None = None, cache_dir: str 
 
 
 def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
-    """Tell an official DeBERTa checkpoint, and say once that it is trained as this package's model.
+    """Tell a DeBERTa checkpoint of Microsoft or transformers, and say once that it is trained as this package's model.
 
     Args:
         way_out (`str`): end of the line.
         trust_remote_code (`bool`): code that comes with the checkpoint is meant to be its model.
     """
+    kind = "a DeBERTa checkpoint in Microsoft's own files"
     if not configuration_file(source):
         stored, _ = PretrainedConfig.get_config_dict(source, **download)
         if stored.get("model_type") not in OFFICIAL_TYPES or (trust_remote_code and "auto_map" in stored):
             return False
-    logger.warning_once(
-        f"{source} is an official DeBERTa checkpoint: it is trained as this package's model, deberta-ext{way_out}"
-    )
+        if "transformers_version" in stored:
+            kind = f"a checkpoint of transformers' {stored['model_type']} classes"
+    logger.warning_once(f"{source} is {kind}: it is trained as this package's model, deberta-ext{way_out}")
     return True

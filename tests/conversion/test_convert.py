@@ -139,8 +139,7 @@ def test_a_stock_checkpoint_becomes_ours(old_names, stock_config, shake, run, tm
         for new, old in names.items():
             tensors = {key.replace(new, old): value for key, value in tensors.items()}
         save_file(tensors, file, metadata={"format": "pt"})
-    printed = run(tmp_path / "stock", tmp_path / "ours")
-    assert "report: note: the checkpoint has no absolute position table" in printed
+    run(tmp_path / "stock", tmp_path / "ours")
     model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
 

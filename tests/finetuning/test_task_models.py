@@ -118,7 +118,7 @@ def test_a_folder_of_microsofts_trainer_is_read_as_this_packages_model(tmp_path,
     toy_tokenizer().save_pretrained(trainer_folder(source, "v3", state, vocab_size=32, pad_token_id=2))
     run(source, tmp_path / "run", "--do_train", max_steps=1, learning_rate=0.0)
     assert read(tmp_path / "run", "config.json")["model_type"] == "deberta-ext"
-    assert caplog.text.count("microsoft is an official DeBERTa checkpoint: it is trained as this package's model") == 1
+    assert caplog.text.count("microsoft is a DeBERTa checkpoint in Microsoft's own files: it is trained as") == 1
     assert torch.equal(weights(tmp_path / "run")[table], state[table])
 
 

@@ -11,7 +11,7 @@ import torch
 from microsoft_checkpoints import CONFIGS, SIZES, microsoft, trainer_folder, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, DebertaV2Config
+from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -211,6 +211,17 @@ def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, cap
     assert not generator.loading_report.notes
 
 
+@pytest.mark.parametrize("model_class", [DebertaExtModel, DebertaExtForSequenceClassification])
+def test_a_checkpoint_without_positions_is_noted_of_models_that_fill_in_masks_alone(
+    model_class, tmp_path, caplog, stock_config
+):
+    """A classifier of transformers' classes, loaded to predict, spoke of masked-language modelling."""
+    DebertaV2ForSequenceClassification(stock_config("v3")).save_pretrained(tmp_path)
+    model = model_class.from_pretrained(tmp_path)
+    assert (model.config.emd_layers, model.config.emd_input) == (1, "hidden")
+    assert not model.loading_report.notes and "mask" not in caplog.text.lower()
+
+
 def test_half_precision_file_loads_as_stored_or_as_asked_beside_remote_code_arguments(tmp_path):
     write(tmp_path, "v3", {key: value.half() for key, value in microsoft("v3").items()})
     for dtype in ({}, dict(dtype="auto"), dict(dtype=torch.float32)):
@@ -241,8 +252,10 @@ def test_a_loading_report_is_one_line(tmp_path):
         logging.getLogger("transformers").removeHandler(handler)
         own.removeHandler(handler)
     first, second = [line for line in log.getvalue().splitlines() if "loaded" in line or "|" in line]
-    assert "6 newly initialised, 5 unused; model.loading_report has the list" in first
-    assert second.endswith("4 newly initialised, 6 unused; model.loading_report has the list")
+    assert "6 newly initialised (mask_predictions), 5 unused (lm_predictions); model.loading_report has the list" in first
+    assert second.endswith(
+        "4 newly initialised (classifier, pooler), 6 unused (mask_predictions); model.loading_report has the list"
+    )
 
 
 def test_folders_of_our_own_have_a_loading_report_too(tmp_path):

@@ -127,7 +127,8 @@ def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, sto
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
     assert not model.loading_report.initialised
     assert (model.config.emd_layers, model.config.emd_input) == (1, "hidden")
-    assert "no absolute position table" in model.loading_report.notes[0]
+    (note,) = model.loading_report.notes
+    assert "no absolute position table" in note
     ids, mask = batch(2, 20, [20, 13])
     with torch.no_grad():
         ours, theirs = model(ids, attention_mask=mask).logits, stock(ids, attention_mask=mask).logits

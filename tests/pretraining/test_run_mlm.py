@@ -126,7 +126,7 @@ def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tm
     run_mlm.main(
         arguments(text, tmp_path / "run", model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0)
     )
-    assert caplog.text.count("official is an official DeBERTa checkpoint: it is trained as this package's model") == 1
+    assert caplog.text.count("official is a DeBERTa checkpoint in Microsoft's own files: it is trained as") == 1
     expected = DebertaExtForMaskedLM.from_pretrained(folder)
     trained = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run")
     assert (trained.config.emd_layers, trained.config.emd_input) == (2, "position+hidden")

@@ -159,7 +159,7 @@ def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path, caplog):
         model=folder, config_overrides="hidden_dropout_prob=0", learning_rate=0.0, max_steps=1, stepping="decoupled"
     )
     run_rtd.main(arguments(text, tmp_path / "run", **flags))
-    assert caplog.text.count("official is an official DeBERTa checkpoint: it is trained as this package's model") == 1
+    assert caplog.text.count("official is a DeBERTa checkpoint in Microsoft's own files: it is trained as") == 1
     discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "run" / "discriminator").state_dict()
     generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "run" / "generator").state_dict()
     torch.testing.assert_close(discriminator[table], pair[0][table], rtol=0, atol=1e-6)

@@ -2,6 +2,7 @@
 """Model sources that are no folder: with and without a Hub that answers."""
 
 import http.server
+import json
 import threading
 import time
 
@@ -9,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.training.model_sources import check_reachable, check_source
+from hf_deberta_ext.training.model_sources import announce_official, check_reachable, check_source
 
 
 def use_hub(monkeypatch, address):
@@ -78,3 +79,18 @@ def test_a_hub_that_answers_is_asked_once_and_a_cached_model_or_a_folder_needs_n
     (cached / "config.json").write_text("{}", encoding="utf-8")
     check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
     assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "a DeBERTa checkpoint in Microsoft's own files"),
+        ({"transformers_version": "5.0.0"}, "a checkpoint of transformers' deberta-v2 classes"),
+    ],
+    ids=["Microsoft", "transformers"],
+)
+def test_a_checkpoint_is_named_by_who_saved_it(fields, kind, tmp_path, caplog):
+    """Folders of transformers' classes were called official."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"} | fields), encoding="utf-8")
+    assert announce_official(str(tmp_path))
+    assert f"{tmp_path} is {kind}: it is trained as this package's model, deberta-ext" in caplog.text

@@ -90,10 +90,15 @@ class LoadingReport:
         self.converted = {key: new for key, new in self.converted.items() if key not in unexpected}
 
     def summary(self) -> str:
-        """One line of counts."""
+        """One line of counts, with the parts of the model, or of the file, that are new or unused."""
+
+        def count(names, what: str) -> str:
+            parts = sorted({name.removeprefix("deberta.").partition(".")[0] for name in names})
+            return f"{len(names)} {what}" + (f" ({', '.join(parts)})" if parts else "")
+
         converted = f" ({len(self.converted)} tensors of the file converted)" if self.converted else ""
         loaded = f"{self.source}: {len(self.loaded)} parameters loaded{converted}"
-        return f"{loaded}, {len(self.initialised)} newly initialised, {len(self.unused)} unused"
+        return f"{loaded}, {count(self.initialised, 'newly initialised')}, {count(self.unused, 'unused')}"
 
     def __str__(self) -> str:
         lines = [self.summary(), *(f"note: {note}" for note in self.notes)]
