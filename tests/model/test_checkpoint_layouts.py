@@ -327,7 +327,7 @@ def test_adapter_of_an_official_checkpoint_is_refused_with_the_way_to_load_it(ki
     (tmp_path / adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "peft_type": "LORA"})
     )
-    with pytest.raises(ValueError, match=r"official checkpoint .*PeftModel.from_pretrained"):
+    with pytest.raises(ValueError, match=r"no model of this package.*PeftModel.from_pretrained"):
         DebertaExtModel.from_pretrained(tmp_path / adapter)
 
 
