@@ -154,6 +154,8 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if data_args.streaming:
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
+        if args.accelerator_config.split_batches:
+            raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
     check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     tokenizer_options(model_args)
