@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_deberta_ext.pretraining import run_arguments as flags
+from hf_deberta_ext.pretraining import corpus_arguments as flags
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
 from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, manifest_text, read_manifest, write_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer

@@ -17,18 +17,22 @@ from transformers.utils import logging
 from .._version import __version__
 from ..data.files import HELD_BYTES, KINDS, STREAMED_BYTES, file_kind, read_lines, read_rows
 from ..data.hub import load_hub_dataset
-from .prepared_corpus import MANIFEST_FILE
+from .prepared_corpus import MANIFEST_FILE, halved
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["DOCUMENTS", "load_corpus", "texts"]
+__all__ = ["DOCUMENTS", "DocumentStream", "file_bytes", "load_corpus", "texts"]
 
 logger = logging.get_logger(__name__)
 
 DOCUMENTS = ("blank_line", "line", "file")
 ENDINGS = ", ".join(KINDS) + " (each also with .gz)"
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w.-]+)?")
+# Bytes of text in a byte of a compressed file, about.
+COMPRESSED = 4
+# Of the lanes of a stream, the shortest has at least so much of the text of the longest.
+BALANCE = 0.8
 # Path, size and time of change, by which the cache notices changes.
 File = tuple[str, int, int]
 
@@ -108,6 +112,56 @@ def load_corpus(
 def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The documents of `load_corpus` one by one, without the blank ones, for the training of tokenizers."""
     return (row["text"] for row in corpus if row["text"] and not row["text"].isspace())
+
+
+class DocumentStream:
+    """The documents of a stream but for the first ones, which are held out: whole, or as lanes of files.
+
+    Args:
+        corpus (`datasets.IterableDataset`): of `load_corpus`.
+        held_out (`int`): documents.
+        sizes (`list[int]`, *optional*): bytes of text in each file; None: unknown, taken to be the same.
+
+    Attributes:
+        held_out (`list[dict]`): the documents.
+        files (`int`): into which the stream can be parted.
+    """
+
+    def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
+        self.corpus, self.files, self.held_out = corpus, corpus.num_shards, []
+        # Documents that are held out of the first files.
+        self.skipped: list[int] = []
+        self.sizes = [1] * self.files if sizes is None else [*sizes]
+        while len(self.held_out) < held_out and len(self.skipped) < self.files:
+            file = len(self.skipped)
+            documents = [*corpus.shard(self.files, file).take(held_out - len(self.held_out))]
+            self.held_out += documents
+            self.skipped.append(len(documents))
+            if sizes is not None:
+                self.sizes[file] = max(0, self.sizes[file] - sum(len(text.encode()) for text in texts(documents)))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.corpus.skip(len(self.held_out)))
+
+    def lanes(self, most: int) -> "list[IterableDataset]":
+        """The stream in as many lanes as are asked for, or half as many, and so on, until they are of about the same size.
+
+        Of n lanes, number i has the files i, i + n, i + 2n, ...
+        """
+        n = most
+        while n > 1 and not self.is_balanced(n):
+            n = halved(n)
+        # Skipping, even nothing, keeps the files in their order when the stream is shuffled.
+        return [self.corpus.shard(n, i, contiguous=False).skip(sum(self.skipped[i::n])) for i in range(n)]
+
+    def is_balanced(self, n: int) -> bool:
+        sizes = [sum(self.sizes[i::n]) for i in range(n)]
+        return min(sizes) > 0 and min(sizes) >= BALANCE * max(sizes)
+
+
+def file_bytes(path: str, size: int) -> int:
+    """Bytes of text in a file, about."""
+    return size * (COMPRESSED if path.endswith((".gz", ".parquet")) else 1)
 
 
 def list_files(source: str) -> list[File] | None:

@@ -12,6 +12,7 @@ the batch and resuming do not change it.
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,54 +88,75 @@ class NumberedExamples(SharedEpoch, Dataset):
 
 
 class NumberedStream(SharedEpoch, IterableDataset):
-    """A stream whose examples are numbered from 0 in its order, and have the number of the pass ("epoch").
+    """Lanes of examples as one stream, numbered from 0, which have the number of the pass over their lane ("epoch").
 
-    With DataLoader workers, each reads the whole stream and passes on every w-th block of examples, so the numbers, and the
-    examples that one pass has, do not depend on the workers. A row that has an "example" number keeps it: static masks of
-    a stream that is shuffled anew need one, as an example has another place in each epoch.
+    Block i of `block` examples is of lane i % lanes. It goes to process i % processes, and there to worker
+    i // processes % workers, which read no other lane where processes x workers divides the number of lanes; else a lane is
+    read by several of them. So the numbers, the order and the examples depend on neither. A row that has an "example"
+    number within its lane keeps it: static masks of a stream that is shuffled anew need one, as an example has another
+    place in each epoch.
 
     Args:
-        dataset (iterable of `dict`, such as a `datasets.IterableDataset`): can be read again for each epoch. Its own
-            `set_epoch`, which may shuffle anew, is called, too.
-        endless (`bool`): when all is read, begin the next epoch. For Trainer, which does not know how long a stream is,
+        lanes (iterables of `dict`, such as `datasets.IterableDataset`): one or several, which can be read again for each
+            epoch. Their own `set_epoch`, which may shuffle anew, is called, too.
+        endless (`bool`): when a lane is read, begin its next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
-        block (`int`): neighbouring examples that go to one worker. Batch size x number of processes keeps the order of the
-            batches whatever the number of workers and processes.
+        block (`int`): neighbouring examples of one lane, which go to one worker: the batch size of a process.
+        process, processes (`int`): the examples of other processes are None, where accelerate's `IterableDatasetShard`
+            takes those of this one. Several need an endless stream.
     Raises:
-        TypeError: `dataset` is an iterator, which can be read only once.
-        ValueError: the stream is `endless` and has no row; comes while iterating.
+        TypeError: a lane is an iterator, which can be read only once.
+        ValueError: the stream is `endless` and a lane has no row; comes while iterating.
     """
 
-    def __init__(self, dataset: Any, *, endless: bool = False, block: int = 1):
-        if isinstance(dataset, Iterator):
-            raise TypeError(
-                f"a stream is read once for each epoch and worker, got an iterator ({type(dataset).__name__}), which can "
-                "be read once; give an object whose __iter__ starts anew, such as datasets.IterableDataset.from_generator"
-            )
+    def __init__(self, *lanes: Any, endless: bool = False, block: int = 1, process: int = 0, processes: int = 1):
+        for lane in lanes:
+            if isinstance(lane, Iterator):
+                raise TypeError(
+                    f"a stream is read once for each epoch and worker, got an iterator ({type(lane).__name__}), which can "
+                    "be read once; give an object whose __iter__ starts anew, such as "
+                    "datasets.IterableDataset.from_generator"
+                )
         super().__init__()
-        self.dataset, self.endless, self.block = dataset, endless, block
+        self.lanes, self.endless, self.block = lanes, endless, block
+        self.process, self.processes = process, processes
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any] | None]:
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for place, row in enumerate(self.all_rows()):
-            if place // self.block % workers == number:
-                yield row
+        readers, reader = self.processes * workers, self.process + self.processes * number
+        shared = math.gcd(len(self.lanes), readers)
+        rows = {lane: self.lane_rows(lane) for lane in range(reader % shared, len(self.lanes), shared)}
+        for i in itertools.count():
+            if not rows:
+                return
+            lane, is_own = i % len(self.lanes), i % readers == reader
+            block = [*itertools.islice(rows[lane], self.block)] if lane in rows else []
+            if is_own:
+                yield from block
+            elif i // self.processes % workers == number:
+                yield from [None] * self.block
+            if lane in rows and len(block) < self.block:
+                del rows[lane]
 
-    def all_rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of one pass, or of all, for every worker."""
+    def lane_rows(self, lane: int) -> Iterator[dict[str, Any]]:
+        """The rows of one pass over a lane, or of all."""
         # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
-        dataset = copy.deepcopy(self.dataset)
+        dataset = copy.deepcopy(self.lanes[lane])
         for epoch in itertools.count(int(self.epoch)):
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)
             number = -1
             for number, row in enumerate(read_rows(dataset)):
-                yield {"example": number, **row, **self.epoch_columns(epoch)}
+                example = row.get("example", number) * len(self.lanes) + lane
+                yield {**row, "example": example, **self.epoch_columns(epoch)}
             if not self.endless:
                 return
             if number < 0:
-                raise ValueError("the stream has no example at all; check its sources, and min_tokens if it was packed")
+                raise ValueError(
+                    f"the stream has no example at all in lane {lane} of {len(self.lanes)}; check its sources, and "
+                    "min_tokens if it was packed"
+                )
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:

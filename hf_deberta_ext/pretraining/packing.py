@@ -30,6 +30,9 @@ PAIR_MODES = ("segment_pair", "sentence_pair")
 MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
 # Characters that are tokenised at once: as Python objects, offsets take 25 times the memory of the text.
 TOKENIZED_TOGETHER = 100_000
+# Tokens of a document from the first of which on a character is looked for; offsets of all as Python objects cost more up to
+# about so many.
+SEARCHED = 10_000
 # Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
 SPLIT_TOGETHER = 50_000
 COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
@@ -300,13 +303,12 @@ def tokenize_documents(
         encoded = tokenizer(
             group_texts,
             add_special_tokens=False,
-            return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
             # No warning about texts that are longer than the model's inputs.
             verbose=False,
         )
-        for text, ids, offsets in zip(group_texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        for text, ids, encoding in zip(group_texts, encoded["input_ids"], encoded.encodings, strict=True):
             n = len(ids)
             counts["documents"] += 1
             counts["tokens"] += n
@@ -315,10 +317,22 @@ def tokenize_documents(
                 counts["dropped_tokens"] += n
                 continue
             counts["packed_tokens"] += n
-            token_ends = np.fromiter(itertools.chain.from_iterable(offsets), dtype=np.int64, count=2 * n)[1::2]
-            # A sentence begins with the first token that ends after its start; monotone although normalisers may reorder.
-            cuts = np.searchsorted(np.maximum.accumulate(token_ends), sentence_starts(text, language), side="right")
-            yield np.array(ids, dtype=np.int32), [*np.unique(cuts[(cuts > 0) & (cuts < n)]).tolist(), n]
+            cuts = first_tokens(encoding, sentence_starts(text, language), len(text))
+            yield np.array(ids, dtype=np.int32), [*sorted({cut for cut in cuts if 0 < cut < n}), n]
+
+
+def first_tokens(encoding: Any, starts: list[int], end: int) -> Iterator[int]:
+    """The first token that ends after each start, for those that have one before the next start or the end."""
+    if len(encoding) > SEARCHED:
+        ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
+        # Monotone although normalisers may reorder.
+        yield from np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
+        return
+    for start, stop in itertools.pairwise([*starts, end]):
+        # White space may be in no token.
+        tokens = map(encoding.char_to_token, range(start, stop))
+        if (token := next((token for token in tokens if token is not None), None)) is not None:
+            yield token
 
 
 def sentence_starts(text: str, language: str) -> list[int]:

@@ -48,7 +48,7 @@ from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from ..data.files import STREAMED_BYTES, file_kind, read_rows
-from .corpus import File, file_documents, list_files, load_hub_corpus
+from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
 __all__ = [
@@ -60,8 +60,6 @@ EXECUTORS = ("local", "slurm", "ray")
 QUALITY = {
     "gopher_repetition": GopherRepetitionFilter, "gopher_quality": GopherQualityFilter, "fineweb": FineWebQualityFilter,
 }  # fmt: skip
-# Bytes of text in a byte of a compressed file, about.
-COMPRESSED = 4
 # Words as runs of letters and digits, single signs, and single characters of scripts without spaces.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
@@ -154,7 +152,7 @@ def grouped_sources(
             if size >= part_bytes or hub:
                 groups.append(dict(hub=hub, files=[], bytes=0))
                 size = 0
-            size += count * (COMPRESSED if path.endswith((".gz", ".parquet")) else 1)
+            size += file_bytes(path, count)
             groups[-1]["files"].append((path, count, changed))
             groups[-1]["bytes"] = size
     first = 0

@@ -24,8 +24,8 @@ from ..training.digests import add_values, json_digest
 from .packing import PackingReport
 
 __all__ = [
-    "PreparedRows", "ShardOrder", "batch_digest", "is_prepared", "load_manifest", "manifest_text", "read_manifest",
-    "tokenizer_folder", "write_manifest",
+    "PreparedRows", "ShardOrder", "batch_digest", "halved", "is_prepared", "load_manifest", "manifest_text", "most_lanes",
+    "read_manifest", "tokenizer_folder", "write_manifest",
 ]  # fmt: skip
 
 MANIFEST_FILE, TOKENIZER, SHARDS = "manifest.json", "tokenizer", ("train", "held_out")
@@ -312,6 +312,16 @@ def cell(column: Any, place: int) -> Any:
     return value.as_py() if values is None else values.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
+def most_lanes(args: Any) -> int:
+    """Lanes of the rows of a training: as many however many processes share a step; for 1, 2, 4 or 8 workers."""
+    return 8 * args.gradient_accumulation_steps * args.world_size
+
+
+def halved(lanes: int) -> int:
+    """Fewer lanes, so that processes and workers still divide their number, if they can."""
+    return lanes // 2 if lanes % 2 == 0 else 1
+
+
 class ShardOrder(Sampler):
     """The rows of each epoch in random order, in batches of which each is of one lane.
 
@@ -329,7 +339,7 @@ class ShardOrder(Sampler):
         rows = self.rows
         window = max(min(rows.buffer, ORDERED_ROWS // lanes), batch)
         while lanes > 1 and len(rows) < lanes * window:
-            lanes = lanes // 2 if lanes % 2 == 0 else 1
+            lanes = halved(lanes)
         self.lanes, self.window = lanes, -(-window // batch) * batch
 
     def __len__(self) -> int:

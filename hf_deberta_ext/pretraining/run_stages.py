@@ -2,7 +2,9 @@
 """The stages of a pre-training script: documents, tokenizer, examples, training and reports."""
 
 import dataclasses
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +25,17 @@ from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
-from .corpus import list_files, load_corpus, texts
+from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
 from .masking import MaskingOptions
 from .packing import PackingReport, pack
-from .prepared_corpus import PreparedRows, is_prepared, read_manifest
+from .prepared_corpus import PreparedRows, is_prepared, most_lanes, read_manifest
 from .report import CURVES_FILE
 from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download, tokenizer_options
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
 __all__ = [
     "begin",
@@ -48,7 +50,7 @@ __all__ = [
 
 def corpora(
     data_args: DataArguments, model_args: ModelArguments
-) -> "tuple[Dataset | IterableDataset | PreparedRows, Dataset | PreparedRows]":
+) -> "tuple[Dataset | DocumentStream | PreparedRows, Dataset | PreparedRows]":
     """Documents to train on and held-out documents; of a prepared folder its rows.
 
     Raises:
@@ -74,13 +76,14 @@ def corpora(
     if data_args.streaming:
         from datasets import Dataset
 
-        count = count or 100
-        if not data_args.validation_data:
-            held_out = Dataset.from_list(list(corpus.take(count)))
-            if next(iter(corpus.skip(count)), None) is None:
-                raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
-        # Skipping, even nothing, keeps the files in their order when the stream is shuffled.
-        return corpus.skip(0 if data_args.validation_data else count), held_out
+        files = [list_files(source) for source in data_args.train_data]
+        sizes = None if None in files else [file_bytes(path, size) for path, size, _ in itertools.chain(*files)]
+        if data_args.validation_data:
+            return DocumentStream(corpus, 0, sizes), held_out
+        stream = DocumentStream(corpus, count := count or 100, sizes)
+        if next(iter(stream), None) is None:
+            raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
+        return stream, Dataset.from_list(stream.held_out)
     if data_args.validation_data:
         return corpus, held_out
     count = count or min(100, max(1, len(corpus) // 10))
@@ -160,7 +163,7 @@ def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
         [source] if (files := list_files(source)) is None else [(Path(path).name, size) for path, size, _ in files]
         for source in sources
     ]
-    return json_digest([files, [*texts(held_out)], [*texts(corpus.take(100))]])
+    return json_digest([files, [*texts(held_out)], [*texts(itertools.islice(corpus, 100))]])
 
 
 def trained_tokenizer(
@@ -180,7 +183,7 @@ def trained_tokenizer(
             model_max_length=data_args.max_length,
             **tokenizer_options(model_args),
         )
-        sample = corpus.take(1000) if data_args.streaming else first(corpus, 1000)
+        sample = itertools.islice(corpus, 1000) if data_args.streaming else first(corpus, 1000)
         report = tokenizer_report(tokenizer, texts(sample))
         new_facts = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | report
         few = len(tokenizer) < model_args.vocab_size
@@ -216,16 +219,18 @@ def numbered_examples(
         ValueError: `nsp`, and no pair has a second segment from elsewhere.
     """
 
-    def packed(documents):
+    def packed(documents, **options):
         return pack(
             documents, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
             sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language,
             seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
+            **options,
         )  # fmt: skip
 
     is_ready, eval_report = isinstance(corpus, PreparedRows), None
     with args.main_process_first(desc="packing"):
-        train_set, report = (corpus, corpus.report) if is_ready else packed(corpus)
+        if not data_args.streaming:
+            train_set, report = (corpus, corpus.report) if is_ready else packed(corpus)
         eval_set = held_out
         if not isinstance(held_out, PreparedRows):
             eval_set, eval_report = packed(held_out)
@@ -243,13 +248,36 @@ def numbered_examples(
             )
         train_set = NumberedExamples(first(train_set, data_args.max_train_samples))
         return train_set, eval_set, {"train": report, "held_out": eval_report}
-    # Numbered before they are shuffled anew in each epoch, so that static masks recur.
-    train_set = train_set.map(lambda row, number: {"example": number}, with_indices=True)
-    if data_args.max_train_samples is not None:
-        train_set = train_set.take(data_args.max_train_samples)
-    train_set = train_set.shuffle(seed=args.seed, buffer_size=data_args.shuffle_buffer)
-    train_set = NumberedStream(train_set, endless=True, block=args.train_batch_size * args.world_size)
+    most = data_args.max_train_samples
+    # The first rows of a stream are those of its first files.
+    lanes = corpus.lanes(most_lanes(args) if most is None else 1)
+    if args.should_save and most is None:
+        print(readers_line(corpus.files, len(lanes), args), flush=True)
+    # All lanes together hold as many documents and rows in memory as one.
+    count, buffer = max(100, 1000 // len(lanes)), max(1, data_args.shuffle_buffer // len(lanes))
+    rows = []
+    for lane in lanes:
+        # Numbered before they are shuffled anew in each epoch, so that static masks recur.
+        row = packed(lane, batch_size=count)[0].map(lambda row, number: {"example": number}, with_indices=True)
+        rows.append((row if most is None else row.take(most)).shuffle(seed=args.seed, buffer_size=buffer))
+    train_set = NumberedStream(
+        *rows, endless=True, block=args.train_batch_size, process=args.process_index, processes=args.world_size
+    )
     return train_set, eval_set, {"held_out": eval_report}
+
+
+def readers_line(files: int, lanes: int, args: TrainingArguments) -> str:
+    """The line that says how often the files of a stream are read in a pass, and how to read them once."""
+    workers = max(1, args.dataloader_num_workers)
+    readers = args.world_size * workers
+    times = readers // math.gcd(lanes, readers)
+    line = f"stream: files {files}, lanes {lanes}, readers {readers} (processes {args.world_size} x workers {workers})"
+    if times == 1:
+        return f"{line}: each file is read by one"
+    return (
+        f"{line}: each file is read by {times} of them. To read it once, part the text into files of about the same size, "
+        "as many as readers or a multiple, or prepare it with prepare_corpus.py"
+    )
 
 
 def set_attention(model: DebertaExtPreTrainedModel, model_args: ModelArguments) -> DebertaExtPreTrainedModel:

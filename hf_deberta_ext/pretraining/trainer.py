@@ -18,7 +18,7 @@ from ..training.flags import option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, lower_rate
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
-from .prepared_corpus import PreparedRows, ShardOrder
+from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
@@ -164,10 +164,8 @@ class TargetTrainer(RunTrainer):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if not isinstance(getattr(dataset, "dataset", None), PreparedRows):
             return super()._get_train_sampler(train_dataset)
-        # As many however many processes share a step; every lane of one worker for 1, 2, 4 or 8 workers.
-        lanes = 8 * self.args.gradient_accumulation_steps * self.args.world_size
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return ShardOrder(dataset, batch=self.args.train_batch_size, lanes=lanes, seed=seed)
+        return ShardOrder(dataset, batch=self.args.train_batch_size, lanes=most_lanes(self.args), seed=seed)
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
         """The micro-batches of a step, at the step's masking rate, and the targets of each objective over all processes."""

@@ -8,13 +8,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
-from transformers import TrainingArguments
 from transformers.utils import logging
 
 from ..model.checkpoint_files import checkpoint_step, shown_size
-from .checkpoints import checkpoint_problem, replace_text
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import TrainingArguments
 
 logger = logging.get_logger(__name__)
 
@@ -47,6 +49,9 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None, again: str
         raise
     # tokenizers has no class of its own.
     except Exception as error:
+        # Not above: with publishing/ and the models, 150 MB of memory in a preparation that waits.
+        from .checkpoints import checkpoint_problem
+
         text = TEXTS.search(str(error))
         code = getattr(error, "errno", None) or (text and text[1] and int(text[1]))
         file = getattr(error, "filename", None) if code in (errno.EACCES, errno.EPERM) else None
@@ -68,18 +73,20 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None, again: str
 
 def write_text(file: Path, text: str):
     """`replace_text`, in a folder that is made, with the errors of a disk."""
+    from ..publishing.facts import replace_text
+
     with disk_errors(file, file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, text)
 
 
-def checkpoint_size(model: nn.Module) -> int:
+def checkpoint_size(model: "nn.Module") -> int:
     """Bytes of a checkpoint, about: the weights, and two moments of each that is trained, as Adam keeps."""
     weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     return sum(tensor.numel() * tensor.element_size() * (3 if tensor.requires_grad else 1) for tensor in weights)
 
 
-def warn_of_little_space(args: TrainingArguments, size: int):
+def warn_of_little_space(args: "TrainingArguments", size: int):
     """Warn before the first step if the disk has less room than the checkpoints of a run need.
 
     Args:

@@ -37,6 +37,8 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         data_digest=examples_digest(trainer.train_dataset),
         # The order of PreparedRows, in code without the script's flags.
         shuffle_buffer=getattr(getattr(trainer.train_dataset, "dataset", None), "buffer", None),
+        # The order of a NumberedStream.
+        stream_lanes=len(lanes) if (lanes := getattr(trainer.train_dataset, "lanes", None)) else None,
         evaluation_data_digest=examples_digest(trainer.eval_dataset) if is_decided_by_evaluation(args) else None,
         tokenizer_digest=tokenizer_digest(trainer.processing_class),
         weights_digest=None if begins_there else weights_digest(source, getattr(config, "_commit_hash", None)),
@@ -76,8 +78,8 @@ def examples_digest(dataset: Any) -> str | None:
     """
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
-    # NumberedExamples and NumberedStream
-    dataset = dataset.dataset if hasattr(dataset, "epoch_columns") else dataset
+    # NumberedExamples; a NumberedStream has lanes
+    dataset = getattr(dataset, "dataset", dataset) if hasattr(dataset, "epoch_columns") else dataset
     # PreparedRows
     if hasattr(dataset, "digest"):
         return dataset.digest

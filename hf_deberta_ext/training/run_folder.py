@@ -57,7 +57,7 @@ EVALUATION = {
     "save_strategy",
 }  # fmt: skip
 # Values of runs that were begun before these were recorded.
-UNRECORDED = {"data_collator.draws": 1}
+UNRECORDED = {"data_collator.draws": 1, "stream_lanes": 1}
 # The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic and static masks: drawn from seed, epoch and example alone, whatever the workers, the order and the batch."""
 
+import os
 import pickle
 
 import pytest
@@ -210,6 +211,54 @@ def test_blocks_keep_the_order_of_batches_whatever_the_workers(workers):
     loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=workers)
     got = [batch["x"].tolist() for batch, _ in zip(loader, range(6), strict=False)]
     assert got == [[(4 * i + j) % 10 for j in range(4)] for i in range(6)]
+
+
+class LoggedStream(Stream):
+    """A stream whose rows have its name, which tells a file who reads it: the process of accelerate and of the system."""
+
+    def __init__(self, name, count, log):
+        super().__init__([{"lane": name, "row": row} for row in range(count)])
+        self.name, self.log, self.process = name, log, 0
+
+    def __iter__(self):
+        for row in super().__iter__():
+            with self.log.open("a") as file:
+                file.write(f"{self.process}-{os.getpid()} {self.name}\n")
+            yield row
+
+
+@pytest.mark.criterion("A16.2")
+@pytest.mark.parametrize("processes, workers", [(1, 0), (1, 3), (2, 2), (4, 1), (2, 4)])
+def test_each_reader_of_lanes_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
+    """In two passes over lanes of unequal length; three workers, who share no lanes, read all of them."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    log, batches, count = tmp_path / "log", 48, 3
+    lanes = [LoggedStream(lane, 20 + lane, log) for lane in range(8)]
+    seen = {}
+    for process in range(processes):
+        for lane in lanes:
+            lane.process = process
+        stream = NumberedStream(*lanes, endless=True, block=count, process=process, processes=processes)
+        shard = accelerate.IterableDatasetShard(stream, count, False, processes, process)
+        loader = DataLoader(shard, batch_size=count, num_workers=workers, collate_fn=list)
+        numbers = range(process, batches * 2, processes)
+        seen |= dict(zip(numbers, loader, strict=False))
+    for number in range(batches * 2):
+        lane, place = number % 8, number // 8 * count
+        for row in seen[number]:
+            epoch, at = divmod(place, 20 + lane)
+            assert row == dict(lane=lane, row=at, example=at * 8 + lane, epoch=epoch, told=epoch)
+            place += 1
+    readers = {}
+    for reader, lane in map(str.split, log.read_text().splitlines()):
+        readers.setdefault(lane, set()).add(reader)
+    assert {*map(len, readers.values())} == {3 if workers == 3 else 1}
+
+
+def test_a_lane_without_a_row_is_named():
+    lanes = [Stream([{"x": 0}]), Stream([])]
+    with pytest.raises(ValueError, match="has no example at all in lane 1 of 2"):
+        [*zip(NumberedStream(*lanes, endless=True), range(5), strict=False)]
 
 
 def test_a_shuffled_stream_has_another_order_in_each_epoch():

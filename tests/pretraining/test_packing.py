@@ -408,3 +408,18 @@ def test_the_cache_holds_for_one_release_and_for_all_seeds_where_nothing_is_draw
 
     assert file_of("1", mode="best_fit") == file_of("1", mode="best_fit", seed=1) != file_of("2", mode="best_fit")
     assert file_of("1", mode="segment_pair") != file_of("1", mode="segment_pair", seed=1)
+
+
+def test_sentences_begin_with_the_first_token_that_ends_after_their_start(monkeypatch):
+    """Looked for one by one, and in the offsets of a long document."""
+    texts = [
+        "One a\u0301.\n\n\u200b Two?  Three \u200d\u200d! Four.\t\u0301Five. \ufeff\u200b",
+        "最後。の文書。 Six... Seven.",
+    ]
+    tokenizer = train_byte_level_bpe(texts * 3, 300, show_progress=False)
+    found = []
+    for longest in (10_000, 0):
+        monkeypatch.setattr(packing, "SEARCHED", longest)
+        counts = dict.fromkeys(packing.COUNTS, 0)
+        found.append([ends for _, ends in packing.tokenize_documents(texts, tokenizer, "en", 1, counts)])
+    assert found[0] == found[1] and sum(map(len, found[0])) > 6

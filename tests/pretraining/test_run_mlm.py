@@ -10,7 +10,7 @@ import pytest
 import torch
 from accumulation import exact_accumulation
 from microsoft_checkpoints import microsoft, write
-from mlm_script import TINY, TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, start
+from mlm_script import TINY, TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, parted, start
 from safetensors.torch import load_file
 from scripts import EXAMPLES
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
@@ -170,6 +170,7 @@ def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
 )
 def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm, text, tmp_path):
     flags = flags | dict(max_steps=32, save_steps=24, per_device_train_batch_size=32, learning_rate=1e-3)
+    flags |= dict(train_data=parted(text, tmp_path / "text"), validation_documents=2) if "streaming" in flags else {}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     run_mlm.main(arguments(text, whole, **flags))
     (resumed / "checkpoint-24").mkdir(parents=True)
@@ -187,12 +188,13 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
 @pytest.mark.slow
 @exact_accumulation
 def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_path):
-    """Losses of each objective, gradients and evaluation of a stream, with dropout and several epochs.
+    """Losses of each objective, gradients and evaluation of a stream of four files, with dropout and several epochs.
 
     tests/distributed/test_other_processes.py does the same with data of a known length."""
     flags = dict(
         streaming="true", shuffle_buffer=20, dataloader_num_workers=2, packing="segment_pair", masking="span", sop_weight=1,
-        sbo_weight=1, max_steps=16, learning_rate=1e-3,
+        sbo_weight=1, max_steps=16, learning_rate=1e-3, train_data=parted(text, tmp_path / "text"),
+        validation_documents=2,
     )  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"
     double = start(*TORCHRUN, str(SCRIPT), *arguments(text, two, gradient_accumulation_steps=2, **flags))

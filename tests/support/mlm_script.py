@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from scripts import command_line, start
 
 __all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "losses", "start", "text",
+    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "losses", "parted", "start", "text",
     "write_text",
 ]  # fmt: skip
 
@@ -49,6 +49,15 @@ def text(tmp_path_factory):
     file = tmp_path_factory.mktemp("corpus") / "text.txt"
     write_text(file)
     return file
+
+
+def parted(text, folder):
+    """A folder of the documents of `write_text` in four files."""
+    folder.mkdir()
+    documents = text.read_text(encoding="utf-8").split("\n\n")
+    for number in range(4):
+        (folder / f"{number}.txt").write_text("\n\n".join(documents[number::4]), encoding="utf-8")
+    return folder
 
 
 def arguments(text, folder, *more, **flags):

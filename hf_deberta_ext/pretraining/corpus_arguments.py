@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of corpora and tokenizers, of a preparation and of all pre-training scripts, without Trainer and the models."""
+
+from dataclasses import dataclass
+
+from ..data.files import STREAMED_BYTES
+from ..training.flags import LEAVE_OUT, option
+from .corpus import DOCUMENTS
+from .packing import MODES
+
+__all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus", "tokenizer_options"]
+
+# Flags of transformers' own pre-training scripts -> their replacement.
+ELSEWHERE = {
+    "config_name": "--preset, and --config_overrides",
+    "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
+    "line_by_line": "--documents line",
+    "low_cpu_mem_usage": LEAVE_OUT,
+    "model_type": "--preset",
+    "overwrite_output_dir": f"{LEAVE_OUT}: a new run has a new --output_dir",
+    "pad_to_max_length": f"{LEAVE_OUT}: a batch is padded to its longest row",
+    "torch_dtype": "--bf16 for computing in half precision; parameters are trained in float32",
+    "trust_remote_code": f"{LEAVE_OUT}: models are this package's",
+    "validation_split_percentage": "--validation_documents",
+    "whole_word_mask": "--masking word",
+}
+
+UNIGRAM_OPTIONS = ("byte_fallback", "lowercase")
+
+
+@dataclass
+class TokenizerArguments:
+    """The tokenizer: a given one, or trained."""
+
+    tokenizer: str | None = option(
+        None, "folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
+    )
+    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
+    vocab_size: int = option(32000, "of --train_tokenizer")
+    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
+    lowercase: bool = option(False, "a unigram tokenizer writes every text in lower case")
+
+
+@dataclass
+class CorpusArguments:
+    """Documents, and how they become rows."""
+
+    train_data: list[str] = option(
+        list,
+        "files, folders, one Hub data set, or a folder of prepare_corpus.py",
+        aliases=["--train_file", "--dataset_name"],
+    )
+    documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
+    text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
+    data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
+    train_split: str = option("train", "of Hub data")
+    validation_documents: int | None = option(
+        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
+    )
+    max_file_bytes: int = option(
+        STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"
+    )
+    packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
+    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
+    min_tokens: int = option(1, "shorter documents are left out, and counted")
+    language: str = option("en", "ISO code of the text, for the ends of sentences")
+    card_language: str | None = option(None, "ISO code of the text, for the model card")
+
+
+def check_corpus(arguments: CorpusArguments):
+    """
+    Raises:
+        ValueError: no data, or a number that is too small.
+    """
+    if not arguments.train_data:
+        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+    smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
+    smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
+    for name, least in smallest.items():
+        value = getattr(arguments, name, None)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+
+
+def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
+    """Options of `train_unigram` that are given.
+
+    Raises:
+        ValueError: no unigram tokenizer is to be trained.
+    """
+    options = {name: True for name in UNIGRAM_OPTIONS if getattr(arguments, name)}
+    if options and arguments.train_tokenizer != "unigram":
+        raise ValueError(
+            f"--{next(iter(options))} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out"
+        )
+    return options

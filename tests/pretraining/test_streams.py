@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of several files: lanes of files, each read by one worker of one process, in an order that all have in common."""
+
+import contextlib
+import dataclasses
+import json
+import os
+
+import pytest
+from torch.utils.data import DataLoader
+
+pytest.importorskip("sentencex")
+datasets = pytest.importorskip("datasets")
+IterableDatasetShard = pytest.importorskip("accelerate.data_loader").IterableDatasetShard
+
+from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
+from hf_deberta_ext.pretraining.corpus import DocumentStream, load_corpus  # noqa: E402
+from hf_deberta_ext.pretraining.packing import pack  # noqa: E402
+from hf_deberta_ext.pretraining.run_arguments import DataArguments, ModelArguments  # noqa: E402
+from hf_deberta_ext.pretraining.run_stages import corpora, numbered_examples  # noqa: E402
+from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer  # noqa: E402
+
+DOCUMENTS = 200
+
+
+def document(file, number):
+    """About 80 characters, with its file and number as a word."""
+    return f"F{file}N{number} " + "word " * (12 + number % 7) + "end."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for file in range(8):
+        lines = [json.dumps({"text": document(file, number)}) + "\n" for number in range(DOCUMENTS)]
+        (folder / f"{file}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer("byte-level-bpe", [document(file, n) for file in range(8) for n in range(20)], 300)
+
+
+@pytest.fixture
+def log(monkeypatch, tmp_path):
+    """Of the documents that are read: process of the system, file, number."""
+    log, original = tmp_path / "log", corpus_module.read_rows
+
+    def read_rows(path, *args):
+        for place, row in original(path, *args):
+            with log.open("a") as file:
+                file.write(f"{os.getpid()} {row['text'].partition(' ')[0]} {len(row['text'])}\n")
+            yield place, row
+
+    monkeypatch.setattr(corpus_module, "read_rows", read_rows)
+    return log
+
+
+@dataclasses.dataclass
+class Process:
+    """Arguments of a training that numbered_examples reads, of one of its processes."""
+
+    process_index: int = 0
+    world_size: int = 1
+    dataloader_num_workers: int = 0
+    gradient_accumulation_steps: int = 1
+    train_batch_size: int = 2
+    seed: int = 0
+    data_seed: int | None = None
+
+    main_process_first = staticmethod(lambda desc: contextlib.nullcontext())
+
+    @property
+    def should_save(self):
+        return self.process_index == 0
+
+
+def batches(files, tokenizer, process, **flags):
+    """The batches of one process, without end, as Trainer's data loader has them."""
+    flags = dict(streaming=True, max_length=64, packing="document_sentences", shuffle_buffer=64) | flags
+    data_args = DataArguments([str(files)], **flags)
+    corpus, held_out = corpora(data_args, ModelArguments())
+    train_set, *_ = numbered_examples(corpus, held_out, tokenizer, data_args, process)
+    if process.world_size > 1:
+        train_set = IterableDatasetShard(
+            train_set, process.train_batch_size, False, process.world_size, process.process_index
+        )
+    workers = process.dataloader_num_workers
+    return DataLoader(train_set, batch_size=process.train_batch_size, num_workers=workers, collate_fn=list)
+
+
+@pytest.mark.criterion("A16.2")
+@pytest.mark.parametrize("processes, workers", [(1, 0), (2, 2)])
+def test_processes_and_workers_read_their_own_files_and_see_each_row_once(processes, workers, files, tokenizer, log):
+    """All of them read the whole stream. The pass is followed to 15/16 of its rows: the workers go on to the next."""
+    seen, steps = [], 2 * 8 * DOCUMENTS // 2 // 16 // processes * 15 // 2
+    for index in range(processes):
+        process = Process(index, processes, workers, gradient_accumulation_steps=2 // processes)
+        loader = batches(files, tokenizer, process, validation_documents=1)
+        for batch, _ in zip(loader, range(steps), strict=False):
+            seen += [(row["epoch"], row["example"], tuple(row["input_ids"])) for row in batch]
+    assert {epoch for epoch, *_ in seen} == {0} and len(seen) == steps * 2 * processes
+    assert len({example for _, example, _ in seen}) == len({ids for *_, ids in seen}) == len(seen)
+    read = [line.split() for line in log.read_text().splitlines()]
+    whole = sum(len(document(file, number)) for file in range(8) for number in range(DOCUMENTS))
+    assert sum(int(size) for *_, size in read) <= 1.1 * whole
+    if workers:
+        # This process holds documents out.
+        readers = {name.partition("N")[0]: set() for _, name, _ in read}
+        for reader, name, _ in read:
+            readers[name.partition("N")[0]] |= {reader} - {str(os.getpid())}
+        assert {*map(len, readers.values())} == {1} and len(set().union(*readers.values())) == processes * workers
+
+
+@pytest.mark.criterion("A16.2")
+@pytest.mark.parametrize("flags", [{}, dict(packing="best_fit"), dict(max_train_samples=40)], ids=["", "packed", "cut"])
+def test_batches_are_the_same_for_other_processes_and_workers(flags, files, tokenizer):
+    """So a run goes on in the middle of a pass, on as many processes as before or others."""
+    alone = [batch for batch, _ in zip(batches(files, tokenizer, Process(0, 1, 0, 4), **flags), range(48), strict=False)]
+    assert any(row["epoch"] for batch in alone for row in batch) == ("max_train_samples" in flags)
+    for index in range(2):
+        loader = batches(files, tokenizer, Process(index, 2, 2, 2), **flags)
+        for number, batch in zip(range(index, 48, 2), loader, strict=False):
+            assert batch == alone[number]
+
+
+def test_a_stream_of_one_file_has_the_order_that_it_had(files, tokenizer):
+    """Runs that were begun before streams had lanes go on."""
+    process = Process(0, 1, 0, 4)
+    loader = batches(files / "0.jsonl", tokenizer, process, validation_documents=3)
+    corpus = load_corpus(files / "0.jsonl", streaming=True).skip(3)
+    packed, _ = pack(corpus, tokenizer, mode="document_sentences", max_length=64)
+    packed = packed.map(lambda row, number: {"example": number}, with_indices=True).shuffle(seed=0, buffer_size=64)
+    rows = [row | {"epoch": 0} for row in packed]
+    assert [row for batch, _ in zip(loader, range(50), strict=False) for row in batch] == rows[:100]
+
+
+@pytest.mark.parametrize(
+    "sizes, most, lanes",
+    [([9, 9, 9, 9], 8, 4), ([9] * 9, 8, 2), ([9] * 18, 24, 6), ([9, 1, 9, 1], 4, 1), ([9, 1, 1, 9], 4, 2), (None, 8, 4)],
+)
+def test_lanes_are_as_many_as_hold_about_the_same_text(sizes, most, lanes, tmp_path):
+    count = 4 if sizes is None else len(sizes)
+    for file in range(count):
+        (tmp_path / f"{file:02}.txt").write_text(f"{file}a\n\n{file}b", encoding="utf-8")
+    corpus = load_corpus(tmp_path, streaming=True)
+    made = DocumentStream(corpus, 0, sizes).lanes(most)
+    assert len(made) == lanes
+    for number, lane in enumerate(made):
+        names = [f"{file}{letter}" for file in range(number, count, lanes) for letter in "ab"]
+        assert [row["text"] for row in lane] == names
+
+
+def test_held_out_documents_are_in_no_lane(tmp_path):
+    """Also where they fill more than a file."""
+    for file in range(4):
+        (tmp_path / f"{file}.txt").write_text("\n\n".join(f"{file}{n}" for n in range(5)), encoding="utf-8")
+    stream = DocumentStream(load_corpus(tmp_path, streaming=True), 7)
+    assert [row["text"] for row in stream.held_out] == ["00", "01", "02", "03", "04", "10", "11"]
+    expected = [f"{file}{n}" for file in range(4) for n in range(5)][7:]
+    assert [row["text"] for row in stream] == expected
+    assert sorted(row["text"] for lane in stream.lanes(2) for row in lane) == expected
+
+
+@pytest.mark.parametrize(
+    "count, processes, workers, line",
+    [
+        (8, 2, 2, "files 8, lanes 8, readers 4 (processes 2 x workers 2): each file is read by one"),
+        (
+            1,
+            2,
+            0,
+            "files 1, lanes 1, readers 2 (processes 2 x workers 1): each file is read by 2 of them. To read it",
+        ),
+    ],
+)
+def test_a_line_says_how_often_files_are_read(count, processes, workers, line, files, tokenizer, capsys):
+    batches(files if count == 8 else files / "0.jsonl", tokenizer, Process(0, processes, workers), validation_documents=1)
+    assert line in capsys.readouterr().out
