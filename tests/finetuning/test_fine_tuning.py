@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
 
+import contextlib
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -148,38 +150,33 @@ class _Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.fixture
-def stop_after(monkeypatch):
-    """stop_after(step): trainers made from now on are stopped in their training; None lets them run."""
-    steps = []
+@contextlib.contextmanager
+def stopped(step, ends_with=KeyboardInterrupt):
+    """A context that ends with this error, as trainers made in it are stopped after a step."""
     make = TaskTrainer.__init__
 
     def init(self, *args, **kwargs):
         make(self, *args, **kwargs)
-        if steps and steps[-1] is not None:
-            self.add_callback(_Stop(steps[-1]))
+        self.add_callback(_Stop(step))
 
-    monkeypatch.setattr(TaskTrainer, "__init__", init)
-    return steps.append
+    with mock.patch.object(TaskTrainer, "__init__", init), pytest.raises(ends_with) as ended:
+        yield ended
 
 
-def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, stop_after, tmp_path, capsys):
-    stop_after(2)
-    with pytest.raises(SystemExit) as ended:
+def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, tmp_path, capsys):
+    with stopped(2, SystemExit) as ended:
         main(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=3)
     said = capsys.readouterr().err
     assert ended.value.code == 130 and said.endswith("go on with --resume_from_checkpoint last if there is a checkpoint\n")
 
 
 @pytest.mark.criterion("B5")
-def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, stop_after, tmp_path):
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
     """To the last bit, with dropout, adversarial noise and accumulated micro-batches."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)
     whole = run(folder_of("ours"), tmp_path / "whole", "--do_train", "--do_eval", **given)
-    stop_after(5)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(5):
         run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", **given)
-    stop_after(None)
     resumed = run(folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", **given, resume_from_checkpoint="last")
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
     for name in ("eval_loss", "eval_accuracy"):
@@ -266,12 +263,10 @@ def test_a_run_begins_at_a_checkpoint_of_another_one_in_a_folder_of_its_own(fold
         run(folder_of("ours"), tmp_path / "run", "--do_train", resume_from_checkpoint=checkpoint)
 
 
-def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, stop_after, tmp_path):
+def test_checkpoints_that_lack_weights_are_not_resumed(folder_of, tmp_path):
     """Trainer warns, and trains on from random ones."""
-    stop_after(3)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(3):
         run(folder_of("ours"), tmp_path / "run", "--do_train", **SAVING)
-    stop_after(None)
     file = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
     (file.parent / MANIFEST_FILE).unlink()
     state = load_file(file)
@@ -355,17 +350,15 @@ def test_one_seed_gives_one_result(folder_of, tmp_path):
         assert equal(weights(tmp_path / "first"), weights(tmp_path / name)), name
 
 
-def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_path, capsys):
+def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys):
     argv = (folder_of("ours"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2)
     whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])
     run(folder_of("ours"), tmp_path / "run", *argv[2:-1])
     finished_at = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
     with pytest.raises(ValueError, match=r"is not empty: .*go on with --resume_from_checkpoint last"):
         run(*argv)
-    stop_after(3)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)
-    stop_after(None)
     summary = run(*argv, resume_from_checkpoint="last")
     assert summary["eval_loss"] == whole["eval_loss"]
     assert (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns == finished_at
@@ -375,13 +368,11 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, stop_after, tmp_p
     assert "seed-1 is finished" in capsys.readouterr().out
 
 
-def test_a_chosen_difference_is_that_of_the_seeds_that_go_on(folder_of, stop_after, tmp_path):
+def test_a_chosen_difference_is_that_of_the_seeds_that_go_on(folder_of, tmp_path):
     argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--seeds", 1, 2, 3)
     run(*argv[:-2], **SAVING)
-    stop_after(3)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)
-    stop_after(None)
     given = SAVING | dict(resume_from_checkpoint="last", max_grad_norm=0.5)
     with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
         run(*argv, **given)
@@ -424,12 +415,10 @@ def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folde
     assert all(file.stat().st_mtime_ns == time for file, time in {**saved, **measured}.items()) and len(saved) == 2
 
 
-def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, stop_after, tmp_path):
+def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, tmp_path):
     argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1)
-    stop_after(1)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(1):
         run(*argv)
-    stop_after(None)
     (tmp_path / "run" / "seed-1" / "checkpoint-2").mkdir()
     run(*argv, resume_from_checkpoint="last")
     assert (tmp_path / "run" / "seed-1.old-1" / "checkpoint-2").is_dir()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GLUE and XNLI by name: columns, labels and sets, the files for GLUE's server, from the Hub and on real data."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,13 @@ from transformers import BertConfig
 pytest.importorskip("datasets")
 
 from datasets import Dataset
-from task_files import TINY_BERT, write_lines
+from task_files import DATA, TINY_BERT, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-
-REAL = os.environ.get("DEBERTA_EXT_DATA")
-needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +205,7 @@ def test_flags_that_do_not_fit_the_task(flags, message, tmp_path):
         read(**{"train_file": files} | flags)
 
 
-@needs_real_data
+@needs_data
 @pytest.mark.parametrize(
     ("name", "train", "evaluation"),
     [
@@ -219,7 +215,7 @@ def test_flags_that_do_not_fit_the_task(flags, message, tmp_path):
     ],
 )  # fmt: skip
 def test_real_files_are_read_by_the_name_of_their_task(name, train, evaluation, tokenizer, tmp_path):
-    files = {kind: sorted(map(str, Path(REAL, "glue", name).glob(f"{kind}*"))) for kind in ("train", "validation", "test")}
+    files = {kind: sorted(map(str, Path(DATA, "glue", name).glob(f"{kind}*"))) for kind in ("train", "validation", "test")}
     flags = {f"{kind}_file": found for kind, found in files.items()}
     whole = read(task_name=name, **flags)
     assert (whole.num_train, whole.num_evaluation) == (train, evaluation)
@@ -241,14 +237,14 @@ def test_real_files_are_read_by_the_name_of_their_task(name, train, evaluation, 
         assert (file.name, len(file.read_text().splitlines())) == (GLUE[name].files[""], 101)
 
 
-@needs_real_data
+@needs_data
 def test_real_korean_is_evaluated_after_english_as_in_xnli(tokenizer):
-    folder = Path(REAL, "multilingual", "xnli_ko")
+    folder = Path(DATA, "multilingual", "xnli_ko")
     data = read(
         task_name="xnli",
-        train_file=[str(Path(REAL, "glue", "mnli", "train.jsonl.gz"))],
+        train_file=[str(Path(DATA, "glue", "mnli", "train.jsonl.gz"))],
         validation_file=[
-            f"en={Path(REAL, 'glue', 'mnli', 'validation_matched.jsonl.gz')}", f"ko={folder / 'validation.jsonl.gz'}",
+            f"en={Path(DATA, 'glue', 'mnli', 'validation_matched.jsonl.gz')}", f"ko={folder / 'validation.jsonl.gz'}",
         ],
         test_file=[f"ko={folder / 'test.jsonl.gz'}"],
         max_train_samples=100,

@@ -16,14 +16,6 @@ from hf_deberta_ext.finetuning.tasks.labels import Labels, find_labels, label_ce
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 
-@pytest.fixture
-def warnings(monkeypatch):
-    """Texts of the warnings of the module."""
-    texts = []
-    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.labels.logger", SimpleNamespace(warning=texts.append))
-    return texts
-
-
 def found(*cells, trained=True, **more):
     return find_labels({"--train_file": [*cells]}, trained=trained, **more)
 
@@ -122,12 +114,12 @@ def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
         ({"LABEL_0": 0, "LABEL_1": 1}, False, "the checkpoint does not say what its labels are; they are taken for a, b"),
     ],
 )
-def test_a_checkpoint_without_such_names_takes_those_of_the_data(label2id, trained, warning, warnings):
+def test_a_checkpoint_without_such_names_takes_those_of_the_data(label2id, trained, warning, caplog):
     labels = found("b", "a", trained=trained)
     assert labels.in_order_of(label2id).names == ("a", "b")
     assert not trained or labels.in_order_of(label2id) == labels
-    assert not warning or {*warnings} == {warning}
-    assert warning is not None or warnings == []
+    assert not warning or {*caplog.messages} == {warning}
+    assert warning is not None or caplog.messages == []
 
 
 def test_without_training_data_the_checkpoint_says_what_labels_are():
@@ -195,12 +187,13 @@ def test_the_flag_says_what_labels_of_two_readings_are():
     assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], source="x") == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_classes_that_are_written_as_fractions_get_a_hint(warnings):
+def test_classes_that_are_written_as_fractions_get_a_hint(caplog):
     assert found(0.0, 1.0).problem_type == REGRESSION
-    assert "without .0" in warnings.pop()
+    assert "without .0" in caplog.messages[-1]
+    caplog.clear()
     found(0.5, 1.0)
     found(0.0, 1.0, problem_type=REGRESSION)
-    assert warnings == []
+    assert caplog.messages == []
 
 
 def test_what_goes_to_the_model_comes_back():

@@ -5,21 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import (
-    AlbertConfig,
-    AutoModel,
-    BertConfig,
-    DebertaConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    LiltConfig,
-    LukeConfig,
-    MarkupLMConfig,
-    MPNetConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+import transformers
+from transformers import AutoModel, BertConfig, DebertaConfig
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.input_lengths import longest_input, longest_row, position_limit
@@ -29,20 +16,20 @@ TINY = dict(
     max_position_embeddings=16,
 )  # fmt: skip
 ABSOLUTE = [
-    AlbertConfig(**TINY),
+    transformers.AlbertConfig(**TINY),
     BertConfig(**TINY),
     DebertaConfig(**TINY, relative_attention=True),
-    DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=16),
-    ElectraConfig(**TINY),
-    LiltConfig(**TINY | dict(hidden_size=24), channel_shrink_ratio=2, max_2d_position_embeddings=20),
-    LukeConfig(**TINY, entity_vocab_size=5, entity_emb_size=8),
-    MarkupLMConfig(**TINY),
-    MPNetConfig(**TINY),
-    RobertaConfig(**TINY),
-    XLMRobertaConfig(**TINY),
+    transformers.DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=16),
+    transformers.ElectraConfig(**TINY),
+    transformers.LiltConfig(**TINY | dict(hidden_size=24), channel_shrink_ratio=2, max_2d_position_embeddings=20),
+    transformers.LukeConfig(**TINY, entity_vocab_size=5, entity_emb_size=8),
+    transformers.MarkupLMConfig(**TINY),
+    transformers.MPNetConfig(**TINY),
+    transformers.RobertaConfig(**TINY),
+    transformers.XLMRobertaConfig(**TINY),
 ]
 RELATIVE = [
-    DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False),
+    transformers.DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False),
     DebertaConfig(**TINY, relative_attention=True, position_biased_input=False),
     DebertaExtConfig(**{name: value for name, value in TINY.items() if name != "embedding_size"}, position_buckets=8),
 ]
@@ -62,12 +49,10 @@ def test_the_limit_is_the_longest_input_that_runs(config):
 
 
 @pytest.mark.parametrize("config", RELATIVE, ids=lambda config: config.model_type)
-def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, monkeypatch):
+def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, caplog):
     assert position_limit(config) is None
-    texts = []
-    monkeypatch.setattr("hf_deberta_ext.finetuning.input_lengths.logger", SimpleNamespace(warning=texts.append))
     assert longest_input(tokenizer(16), config, 64, default=128) == 64
-    assert texts == ["--max_seq_length 64 is more than the 16 tokens of the model's pre-training"]
+    assert caplog.messages == ["--max_seq_length 64 is more than the 16 tokens of the model's pre-training"]
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
 
 
@@ -84,10 +69,7 @@ def test_the_longest_row_is_measured_of_those_that_are_chosen(rows):
     ("limit", "wanted", "expected", "warned"),
     [(512, 8, 8, False), (512, 99, 16, True), (12, 99, 12, True), (512, None, 16, False), (512, 16, 16, False)],
 )
-def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(
-    limit, wanted, expected, warned, monkeypatch
-):
-    texts = []
-    monkeypatch.setattr("hf_deberta_ext.finetuning.input_lengths.logger", SimpleNamespace(warning=texts.append))
+def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(limit, wanted, expected, warned, caplog):
     assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
-    assert texts == ([f"--max_seq_length {wanted} is more than the model takes: it becomes {expected}"] if warned else [])
+    said = f"--max_seq_length {wanted} is more than the model takes: it becomes {expected}"
+    assert caplog.messages == [said] * warned

@@ -3,7 +3,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 pytest.importorskip("datasets")
 
 from datasets import Dataset
-from task_files import small_config, write_lines
+from task_files import DATA, needs_data, small_config, write_lines
 from transformers import AutoModelForMultipleChoice, BertConfig, PreTrainedTokenizerBase
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments
@@ -29,8 +28,6 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumn
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 WORDS = "the cat sat on a mat while some dog ran far away from it and barked"
 MODELS = ["ours", "stock_v2", "bert", "roberta", "electra", "albert"]
 

@@ -4,7 +4,6 @@
 import csv
 import gzip
 import json
-import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,8 @@ from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig
 
 pytest.importorskip("datasets")
 
-from task_files import write_lines
+from task_files import DATA, needs_data, write_lines
 
-from hf_deberta_ext.finetuning.tasks import question_answering
-from hf_deberta_ext.finetuning.tasks import squad_format as questions
 from hf_deberta_ext.finetuning.tasks.question_answering import (
     QuestionAnsweringArguments,
     QuestionAnsweringData,
@@ -107,15 +104,6 @@ def write_nested(file, *rows):
     return str(file)
 
 
-@pytest.fixture
-def warned(monkeypatch):
-    """The warnings of reading and encoding."""
-    found = []
-    for module in (questions, question_answering):
-        monkeypatch.setattr(module.logger, "warning", found.append)
-    return found
-
-
 def data(**flags):
     return QuestionAnsweringData(QuestionAnsweringArguments(**flags))
 
@@ -195,18 +183,20 @@ def test_padding_to_the_maximum_changes_no_answer():
 
 
 @pytest.mark.criterion("A14.1")
-def test_answers_that_no_window_holds_are_counted(warned):
+def test_answers_that_no_window_holds_are_counted(caplog):
     rows, _ = encode_windows(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
-    assert len(warned) == 1 and "answers of 1 questions are whole in no window" in warned[0] and "'n1'" in warned[0]
+    [said] = caplog.messages
+    assert "answers of 1 questions are whole in no window" in said and "'n1'" in said
 
 
-def test_questions_are_never_cut(warned, tmp_path):
+def test_questions_are_never_cut(caplog, tmp_path):
     """One that leaves no room is left out with a warning, and answered with nothing."""
     long = one("q " * 9, name="long")
     _, windows = encode_windows(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
     assert {*windows.examples.tolist()} == {1}
-    assert len(warned) == 1 and "2 questions are too long" in warned[0] and "'long', 9 tokens" in warned[0]
+    [said] = caplog.messages
+    assert "2 questions are too long" in said and "'long', 9 tokens" in said
     file = write_lines(tmp_path / "dev.jsonl", long, one())
     task = data(validation_file=[file], max_seq_length=12, doc_stride=2).encode(words(), BertConfig())
     measured = task.evaluation[""]
@@ -375,7 +365,7 @@ def test_test_sets_with_answers_have_metrics(tmp_path):
     assert fields["num_labels"] == len(fields["id2label"]) == len(fields["label2id"]) == 2
 
 
-def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warned):
+def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, caplog):
     rows = [
         one(context="a b a b a", answers=(("a", 5),)),
         one(context="x ab y", answers=((" ab ", 1),), name="n2"),
@@ -384,16 +374,18 @@ def test_an_answer_beside_its_start_is_taken_where_it_is_nearest(tmp_path, warne
     found = data(train_file=[write_lines(tmp_path / "a.jsonl", *rows)]).sets["train"]
     # 4 and 8 are as far from 5 as 1 and 3; white space around an answer is no part of it.
     assert found.spans == [(4, 5), (2, 4), (2, 3)]
-    assert len(warned) == 1 and "2 of 3 questions have an answer that does not stand at its answer_start" in warned[0]
-    assert "'n1'" in warned[0]
+    [said] = caplog.messages
+    assert "2 of 3 questions have an answer that does not stand at its answer_start" in said
+    assert "'n1'" in said
 
 
-def test_a_start_that_counts_bytes_is_understood_where_the_text_stands_twice(tmp_path, warned):
+def test_a_start_that_counts_bytes_is_understood_where_the_text_stands_twice(tmp_path, caplog):
     """The nearest "ab" was taken, a wrong one."""
     rows = [one(context="ééééé ab ab", answers=(("ab", 11), ("é ab", start))) | dict(id=str(start)) for start in (4, 8)]
     found = data(train_file=[write_lines(tmp_path / "a.jsonl", *rows)]).sets["train"]
     assert found.spans == [(6, 8), (6, 8)]
-    assert len(warned) == 1 and "2 of 2 questions have" in warned[0]
+    [said] = caplog.messages
+    assert "2 of 2 questions have" in said
 
 
 def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path):
@@ -476,14 +468,10 @@ def test_windows_are_no_longer_than_the_model_allows(wanted, taken, tmp_path):
     assert max(map(len, task.train["input_ids"])) == taken
 
 
-def real(name):
-    if "DEBERTA_EXT_DATA" not in os.environ:
-        pytest.skip("DEBERTA_EXT_DATA does not name the folder of real data")
-    return str(Path(os.environ["DEBERTA_EXT_DATA"]) / name / "validation.jsonl.gz")
-
-
+@needs_data
 def test_the_dev_set_of_squad_1_is_answered_by_its_labels():
-    read = data(validation_file=[real("squad_v1")], task_name="squad", max_eval_samples=2000)
+    file = str(Path(DATA, "squad_v1", "validation.jsonl.gz"))
+    read = data(validation_file=[file], task_name="squad", max_eval_samples=2000)
     measured = read.encode(words(), BertConfig()).evaluation[""]
     metrics = measured.metrics(gold_logits(measured.rows), None)
     # An answer that ends within a word ("sixth" of "sixthly") is given with the whole of it.
@@ -529,9 +517,10 @@ def test_a_missing_column_is_named(column, split, tmp_path):
         data(**{f"{split}_file": [write_lines(tmp_path / "a.jsonl", row)]})
 
 
-def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, warned):
+def test_answers_to_all_questions_are_worth_a_word_in_version_2(tmp_path, caplog):
     data(train_file=[write_lines(tmp_path / "a.jsonl", one())], version_2_with_negative=True)
-    assert len(warned) == 1 and "has an answer to each question" in warned[0]
+    [said] = caplog.messages
+    assert "has an answer to each question" in said
 
 
 def squad(**answer):

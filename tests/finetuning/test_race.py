@@ -2,7 +2,6 @@
 """RACE: blanks, letters and schools by hand, the raw release, the real data, and what is wrong with rows."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,12 @@ import pytest
 pytest.importorskip("datasets")
 
 from datasets import Dataset
-from task_files import write_lines
+from task_files import DATA, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import choice_rows, fill_blank
 from hf_deberta_ext.finetuning.tasks.race import race_level, read_raw_race
 
-DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 ROW = {
     "example_id": "high7.txt",
     "article": "Ann has a red boat.",

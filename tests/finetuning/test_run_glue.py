@@ -48,12 +48,6 @@ def test_the_code_of_the_card_runs(finished, monkeypatch):
     assert "'label': 'positive'" in printed.getvalue()
 
 
-def test_own_files_without_a_task_and_several_seeds(run_glue, material, tmp_path):
-    summary = run_glue.main(arguments(material, tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1, 2))
-    assert summary["seeds"] == [1, 2] and len(summary["eval_accuracy"]["values"]) == 2
-    assert (tmp_path / "run" / "seed-2" / "model.safetensors").is_file()
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one(run_glue, material, tmp_path):
     """The same examples a step, without dropout: the same loss, and each file once."""

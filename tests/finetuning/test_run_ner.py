@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_ner.py end to end: entities are learned, saved and found again, and what it refuses."""
+"""examples/run_ner.py end to end: entities are learned, saved and found again."""
 
 import itertools
 from pathlib import Path
 
 import pytest
-from fine_tuning_scripts import DATA, TRAIN_AND_EVALUATE, needs_data, refused, run, save_model
+from fine_tuning_scripts import TRAIN_AND_EVALUATE, run, save_model
+from task_files import DATA, needs_data
 from transformers import AutoTokenizer, pipeline
 
 from hf_deberta_ext.finetuning.tasks.labelled_words import read_conll
@@ -61,14 +62,6 @@ def test_entities_are_learned_saved_and_found_again(run_ner, model, tmp_path):
     assert again["eval_f1"] == 1.0
     before, after = (AutoTokenizer.from_pretrained(source) for source in (model, folder))
     assert after("Grace")["input_ids"] == before(" Grace")["input_ids"]
-
-
-def test_a_label_that_no_training_has_is_refused(run_ner, model, tmp_path, capsys):
-    train, validation = write_conll(tmp_path / "train.conll"), tmp_path / "dev.conll"
-    validation.write_text("Ada B-PER\n\nNATO B-ORG\n", encoding="utf-8")
-    files = dict(train_file=train, validation_file=validation)
-    line = refused(capsys, run_ner, model, tmp_path / "out", *TRAIN_AND_EVALUATE, **files)
-    assert "row 2 of the data of --validation_file has the label 'B-ORG'" in line
 
 
 @needs_data

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_superglue.py end to end: a class of texts, answers in groups, a multiple choice, and what it refuses."""
+"""examples/run_superglue.py end to end: a class of texts, answers in groups, and a multiple choice."""
 
 import json
 
 import pytest
-from fine_tuning_scripts import TRAIN_AND_EVALUATE, read_json, refused, run, save_model
+from fine_tuning_scripts import TRAIN_AND_EVALUATE, read_json, run, save_model
 from task_files import write_lines
 from tiny_constants import TINY
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
@@ -85,16 +85,3 @@ def test_a_trained_checkpoint_is_evaluated_in_its_own_order_of_labels(run_superg
     measured = run(run_superglue, checkpoint, tmp_path / "out", "--do_eval", "--do_predict", **flags)
     assert measured["eval_accuracy"] == pytest.approx(2 / 3)
     assert [row["label"] for row in submission(tmp_path / "out", "BoolQ")] == ["true"] * 3
-
-
-@pytest.mark.parametrize(
-    ("task", "rows", "message"),
-    [
-        ("sst2", BOOLQ, "--task_name must be one of axb, axg, boolq"),
-        ("cb", BOOLQ, "has no column 'premise', 'hypothesis'"),
-        ("boolq", [{**BOOLQ[0], "label": 3}], "row 1 of --train_file has the label 3"),
-    ],
-)
-def test_what_a_user_can_mend_is_one_line(run_superglue, model, tmp_path, capsys, task, rows, message):
-    flags = files(tmp_path, task, rows)
-    assert message in refused(capsys, run_superglue, model, tmp_path / "out", *ALL, **flags)

@@ -5,7 +5,6 @@ ReCoRD is no part of the real data at hand: its rows are made here, in the form 
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,13 @@ from transformers import BertConfig
 
 pytest.importorskip("datasets")
 
-from task_files import TINY_BERT, write_lines
+from task_files import DATA, TINY_BERT, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-REAL = os.environ.get("DEBERTA_EXT_DATA")
-needs_real_data = pytest.mark.skipif(REAL is None, reason="needs the real data sets: DEBERTA_EXT_DATA")
 MULTIRC = [
     dict(
         paragraph=text, question=question, answer=answer, label=label,
@@ -352,7 +349,7 @@ def test_columns_of_a_task_are_its_own(data, task, flags, message):
         data(task, validation=[{**row, "label": 0}], **flags)
 
 
-@needs_real_data
+@needs_data
 @pytest.mark.parametrize(
     ("name", "rows", "names"),
     [
@@ -365,7 +362,7 @@ def test_columns_of_a_task_are_its_own(data, task, flags, message):
     ],
 )
 def test_real_files_are_read_by_the_name_of_their_task(name, rows, names, tokenizer, tmp_path):
-    files = [*map(str, Path(REAL, "superglue", name).glob("validation*"))]
+    files = [*map(str, Path(DATA, "superglue", name).glob("validation*"))]
     flags = dict(task_name=name, validation_file=files, test_file=files, max_predict_samples=50)
     assert read_superglue(TextClassificationArguments(**flags)).num_evaluation == rows
     ours = read_superglue(TextClassificationArguments(**flags, max_eval_samples=200))

@@ -29,14 +29,6 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
 
 
-@pytest.fixture(scope="module")
-def finished(folder_of, tmp_path_factory):
-    """The folder of a model with two labels."""
-    folder = tmp_path_factory.mktemp("runs") / "two_labels"
-    run(folder_of("ours"), folder, "--do_train", max_steps=1)
-    return folder
-
-
 @pytest.mark.parametrize("family", CONFIGS)
 def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     before = weights(folder_of(family))
@@ -268,8 +260,9 @@ def test_flags_that_do_not_fit_a_model_are_refused(family, flags, values, messag
     assert not (tmp_path / "run").exists()
 
 
-def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(finished, tmp_path, caplog):
-    folder = finished
+def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(folder_of, tmp_path, caplog):
+    folder = tmp_path / "two_labels"
+    run(folder_of("ours"), folder, "--do_train", max_steps=1)
     argv = ("--do_train", "--labels", "bad", "good", "other")
     with pytest.raises(ValueError, match=r"its head has 2 outputs, the task needs 3; give --ignore_mismatched_sizes"):
         run(folder, tmp_path / "run", *argv)

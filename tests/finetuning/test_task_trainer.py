@@ -10,14 +10,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch.nn import functional
-from transformers import (
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    BertConfig,
-    default_data_collator,
-)
+from transformers import BertConfig, default_data_collator
 
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
 from hf_deberta_ext.finetuning.trainer import TaskTrainer, set_prefix
@@ -28,10 +21,10 @@ pytest.importorskip("accelerate")
 
 N = 7
 HEADS = {
-    "sequence": AutoModelForSequenceClassification,
-    "tokens": AutoModelForTokenClassification,
-    "question": AutoModelForQuestionAnswering,
-    "choice": AutoModelForMultipleChoice,
+    "sequence": transformers.AutoModelForSequenceClassification,
+    "tokens": transformers.AutoModelForTokenClassification,
+    "question": transformers.AutoModelForQuestionAnswering,
+    "choice": transformers.AutoModelForMultipleChoice,
 }
 exact_accumulation = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.6"),

@@ -13,7 +13,6 @@ pytest.importorskip("datasets")
 from datasets import ClassLabel, Dataset
 from task_files import TINY_BERT, write_lines
 
-from hf_deberta_ext.finetuning.tasks import text_classification
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
@@ -244,21 +243,19 @@ def test_several_processes_give_the_rows_of_one(data, tokenizer):
     assert one.to_list() == two.to_list()
 
 
-def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, monkeypatch):
-    texts = []
-    for module in ("tasks.text_classification", "input_lengths"):
-        monkeypatch.setattr(f"hf_deberta_ext.finetuning.{module}.logger", SimpleNamespace(warning=texts.append))
+def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     flags = dict(train=[{"text": "it rains " * 40, "label": 0}, {"text": "so", "label": 1}], max_seq_length=64)
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
-    assert texts == [
+    assert caplog.messages == [
         "--max_seq_length 64 is more than the model takes: it becomes 32",
         "--train_file: 1 of 2 rows are longer than 32 tokens and are cut (--max_seq_length)",
     ]
-    texts.clear()
+    caplog.clear()
     config = DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False)
     assert max(len(ids) for ids in encoded(data(**flags), tokenizer, config).train["input_ids"]) == 64
-    assert texts[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training" and len(texts) == 2
+    assert caplog.messages[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training"
+    assert len(caplog.messages) == 2
 
 
 def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
@@ -354,10 +351,8 @@ def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
 
 @pytest.mark.criterion("B3.6")
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_empty_texts_are_counted(share, data, monkeypatch):
+def test_empty_texts_are_counted(share, data, caplog):
     """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""
-    warnings = []
-    monkeypatch.setattr(text_classification.logger, "warning", warnings.append)
     rows = [dict(sentence=text, label=number % 2) for number, text in enumerate(("a", " ", "", "b", "c", "d"))]
     data(train=rows, validation_share=share)
-    assert warnings == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]
+    assert caplog.messages == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]

@@ -3,8 +3,6 @@
 
 import gzip
 import json
-import logging
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset, Features, List, Value
-from task_files import small_config, write_lines
+from task_files import DATA, needs_data, small_config, write_lines
 from transformers import AutoModelForTokenClassification, AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments
@@ -29,8 +27,6 @@ from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.tokenization import load_tokenizer
 
-DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 ROWS = [
     {"tokens": ["Ada", "Lovelace", "smiles"], "ner_tags": ["B-PER", "I-PER", "O"]},
     {"tokens": ["Paris", "sleeps"], "ner_tags": ["B-LOC", "O"]},
@@ -190,12 +186,8 @@ def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, word
         {"tokens": ["Ada"], "ner_tags": ["B-PER"]},
         {"tokens": ["\u200b"], "ner_tags": ["O"]},
     ]
-    logger = logging.getLogger("transformers")
-    logger.propagate = True
-    with caplog.at_level("WARNING"):
-        data = data_of(tmp_path, rows, split="validation", max_seq_length=5)
-        measured = data.encode(wordpiece, None).evaluation[""]
-    logger.propagate = False
+    data = data_of(tmp_path, rows, split="validation", max_seq_length=5)
+    measured = data.encode(wordpiece, None).evaluation[""]
     assert "3 words in 2 sentences of the data of --validation_file have no token" in caplog.text
     assert measured.rows["word_tokens"][:] == [[1, -1, 2, 3, -1], [1], [-1]]
     logits = logits_of(measured.rows["word_tokens"], [row["ner_tags"] for row in rows], data.labels)

@@ -2,7 +2,6 @@
 """model.push_to_hub over HTTP: what is on the Hub then, and that a process without the package reads it back equal."""
 
 import json
-import logging
 import re
 
 import pytest
@@ -124,8 +123,7 @@ def test_a_token_that_may_not_write_is_refused_except_for_pull_requests(hub, mod
     assert [*repo.branches] == ["main"]
 
 
-def test_without_a_tokenizer_the_way_to_one_is_told_until_it_is_there(hub, model, tokenizer, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_without_a_tokenizer_the_way_to_one_is_told_until_it_is_there(hub, model, tokenizer, caplog):
     model.push_to_hub("name")
     assert "model.push_to_hub('user/name', tokenizer=tokenizer)" in caplog.text
     tokenizer.push_to_hub("name")
@@ -167,8 +165,7 @@ KEPT = {"model.fp16.safetensors", "onnx/model.onnx", "pytorch_model.generator.bi
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["one_file", "shards"])
-def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub, model, caplog, monkeypatch, shards):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub, model, caplog, shards):
     hub.create_repo("user/name", OLD)
     model.push_to_hub("name", **(dict(max_shard_size="20KB") if shards else {}))
     repo, files = hub.repos["user/name"], hub.repos["user/name"].files()

@@ -4,23 +4,21 @@
 import gzip
 import itertools
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
+from task_files import DATA
 from tiny_constants import TINY
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-__all__ = ["DATA", "TRAIN_AND_EVALUATE", "first_rows", "needs_data", "read_json", "refused", "run", "save_model"]
+__all__ = ["TRAIN_AND_EVALUATE", "first_rows", "read_json", "refused", "run", "save_model"]
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
 
-DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 TRAIN_AND_EVALUATE = ("--do_train", "--do_eval")
 
 

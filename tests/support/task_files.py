@@ -3,11 +3,15 @@
 
 import gzip
 import json
+import os
 
+import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
 
-__all__ = ["TINY_BERT", "small_config", "write_lines"]
+__all__ = ["DATA", "TINY_BERT", "needs_data", "small_config", "write_lines"]
 
+DATA = os.environ.get("DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 TINY_BERT = dict(
     vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
     max_position_embeddings=512,

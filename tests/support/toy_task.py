@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from scripts import command_line
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AlbertConfig,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    DataCollatorWithPadding,
-    DebertaConfig,
-    DebertaV2Config,
-    ElectraConfig,
-    RobertaConfig,
-)
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning import loop as fine_tuning
@@ -42,14 +33,14 @@ SIZES = dict(
 V2 = dict(relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p")
 CONFIGS = {
     "ours": lambda: DebertaExtConfig(**SIZES, position_buckets=16),
-    "v1": lambda: DebertaConfig(**SIZES, **V2),
-    "v2": lambda: DebertaV2Config(
+    "v1": lambda: transformers.DebertaConfig(**SIZES, **V2),
+    "v2": lambda: transformers.DebertaV2Config(
         **SIZES, **V2, position_buckets=16, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
     ),
-    "bert": lambda: BertConfig(**SIZES),
-    "roberta": lambda: RobertaConfig(**SIZES, type_vocab_size=2),
-    "electra": lambda: ElectraConfig(**SIZES, embedding_size=16),
-    "albert": lambda: AlbertConfig(**SIZES, embedding_size=16),
+    "bert": lambda: transformers.BertConfig(**SIZES),
+    "roberta": lambda: transformers.RobertaConfig(**SIZES, type_vocab_size=2),
+    "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=16),
+    "albert": lambda: transformers.AlbertConfig(**SIZES, embedding_size=16),
 }
 
 

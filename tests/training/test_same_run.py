@@ -2,7 +2,6 @@
 """A resumed run is the same run or is refused: everything that shapes the weights, in code of one's own and in scripts."""
 
 import json
-import logging
 import shutil
 from collections import UserDict
 from types import SimpleNamespace
@@ -153,9 +152,8 @@ def begun_by(processes, folder):
     return folder
 
 
-def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog, monkeypatch):
+def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
     """With the flags of two processes, one goes on as two would."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     four_rows = dict(gradient_accumulation_steps=2)
     make(tmp_path / "whole", **four_rows).train()
     shutil.copytree(tmp_path / "whole" / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
