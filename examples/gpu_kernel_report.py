@@ -26,7 +26,7 @@ from measuring import write_csv
 
 from hf_deberta_ext.model.relative_position import RelativePosition
 
-# Coordinates of each gather, as `pick` takes them, and how many blocks wide its result is.
+# Coordinates of each gather, as `pick` takes them, and how often it is done for a tile.
 NEAR, TURNED = [("p", "p - q", 1), ("p - q", "q", 1)], [("q - p", "q", 1), ("p", "q - p", 1)]
 GATHERS = {
     "fwd": NEAR,
@@ -100,11 +100,13 @@ def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
             layouts[alias] = {key: [int(x[0]) for x in eval(text.split(key + " = ")[1].split("]]")[0] + "]]")]
                               if f"{key} = [[" in text else [] for key in ("register", "lane", "warp")}  # fmt: skip
     total = 0
-    found = re.findall(r"tt\.gather .*\(tensor<(\d+)x(f32|f16|bf16), #(\w+)>, tensor<\d+xi32, #(\w+)>", ttgir)
-    for (count, dtype, source, target), (row, col, wide) in zip(found, GATHERS[name], strict=True):
-        bits, width = (32 if dtype == "f32" else 16), wide * block
+    found = re.findall(r"tt\.gather .*\(tensor<(\d+)x(f32|f16|bf16), #(\w+)>, tensor<(\d+)xi32, #(\w+)>", ttgir)
+    for (count, dtype, source, size, target), (row, col, times) in zip(found, GATHERS[name], strict=True):
+        bits = 32 if dtype == "f32" else 16
+        # Small results are laid out lane by lane.
+        in_order = dict(lane=[1, 2, 4, 8, 16], warp=[], register=[32 << i for i in range(int(size).bit_length() - 6)])
         columns = int(count) // block if row in "pq" and bits == 32 else block
-        for layout, reads in ((layouts[source], False), (layouts[target], True)):
+        for layout, reads in ((layouts[source], False), (layouts.get(target, in_order), True)):
             # 16 bits: two neighbours of a lane are stored as one word.
             registers = [x for x in layout["register"] if reads or bits == 32 or x != 1]
             for bases in itertools.product(*[(0, x) for x in registers + layout["warp"]]):
@@ -112,12 +114,12 @@ def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
                 for lane in range(32):
                     place = sum(bases) ^ sum(x for i, x in enumerate(layout["lane"]) if lane >> i & 1)
                     if reads:
-                        p, q = unflatten(place, width, bits)
+                        p, q = unflatten(place, block, bits)
                         r, c = (position(axis, p, q, block) for axis in (row, col))
                         r, c = r % (int(count) // columns), c % columns
                         place = flatten(r, c, columns, bits)
                     places.append(place * bits // 32)
-                total += wavefronts(places)
+                total += times * wavefronts(places)
     return total
 
 

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
     reasons["network"] = "the tests run without the Hub"
     for item in items:
         for marker, reason in reasons.items():
-            if marker in item.keywords:
+            if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -431,6 +431,6 @@ def disentangled_attention_triton(
 
 def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:
     """int32 [2, N]: where the document of each token begins and ends."""
-    cu_seqlens = cu_seqlens.long()
-    index = torch.searchsorted(cu_seqlens, torch.arange(N, device=cu_seqlens.device), right=True)
-    return torch.stack([cu_seqlens[index - 1], cu_seqlens[index]]).int()
+    tokens = torch.arange(N, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    document = torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
+    return cu_seqlens.unfold(0, 2, 1).T.index_select(1, document).int()

@@ -7,10 +7,10 @@ from .triton_tiles import (
     dot,
     dropout_keep,
     flagged_range,
+    hide,
     kernel,
     key_logits,
     load_rows,
-    load_window,
     mask_tile,
     narrow,
     near_range,
@@ -137,17 +137,12 @@ def disentangled_fwd_kernel(
             if part != 1:
                 row = tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)
             for n0 in tl.range(start, stop, BLOCK_N, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
+                n0 = hide(n0)
                 cols = n0 + tl.arange(0, BLOCK_N)
                 k = load_rows(k_ptr, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
                 key = key_logits(ends_ptr + (2 + part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
                 if part == 1:
-                    window = m0 - n0 - (BLOCK_N - 1)
-                    kx, qx = q, q
-                    if C2P:
-                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    if P2C:
-                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
+                    s = near_scores(q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, D, BLOCK_D, BLOCK_M)
                 else:
                     s = dot(q, tl.trans(k), WIDEN)
                 s = s * scale2 + key[None, :]

@@ -44,8 +44,8 @@ LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
     ("dkv", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
     ("dkv", "half", 128): [(80, None, Launch(32, 4, 2, 1))],
     ("bands", "half", 16): [(80, None, Launch(64, 4, 1, 1))],
-    ("bands", "half", 32): [(80, None, Launch(64, 4, 1, 1))],
-    ("bands", "half", 64): [(80, None, Launch(64, 4, 1, 1))],
+    ("bands", "half", 32): [(80, None, Launch(32, 4, 1, 1))],
+    ("bands", "half", 64): [(80, None, Launch(32, 4, 1, 1))],
     ("bands", "half", 128): [(80, None, Launch(32, 4, 1, 1))],
 }
 

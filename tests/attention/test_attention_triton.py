@@ -54,7 +54,7 @@ def small_blocks(request, monkeypatch):
     """Blocks of 16, so that short inputs have tiles of all three kinds."""
     if not HERE and request.function is not test_all_cases_pass_in_a_process_whose_triton_interprets:
         pytest.skip("run by test_all_cases_pass_in_a_process_whose_triton_interprets")
-    if "gpu" not in request.keywords:
+    if not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr(attention_triton, "find_launches", lambda *args: [Launch(16, 4, 1, 1)])
 
 

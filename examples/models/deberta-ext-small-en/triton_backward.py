@@ -8,6 +8,7 @@ from .triton_tiles import (
     dot,
     dropout_keep,
     flagged_range,
+    hide,
     kernel,
     key_logits,
     load_rows,
@@ -57,6 +58,7 @@ def disentangled_bwd_kernel_dq(
     tl.store(rowsum_ptr + bh.to(tl.int64) * N + rows, rowsum, mask=rows < N)
     lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
 
+    kept = 1.0 / (1.0 - dropout_p)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Sums over pairs with o >= reach and o <= -reach in near tiles; those of far tiles are added to them.
     high = tl.zeros([BLOCK_M], tl.float32)
@@ -81,41 +83,42 @@ def disentangled_bwd_kernel_dq(
             if part != 1:
                 row = lse - tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)
             for n0 in tl.range(start, stop, BLOCK_N, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
+                n0 = hide(n0)
                 cols = n0 + tl.arange(0, BLOCK_N)
                 k = load_rows(k_ptr, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
-                v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 key = key_logits(ends_ptr + (2 + part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
                 if part == 1:
-                    window = m0 - n0 - (BLOCK_N - 1)
-                    kx, qx = q, q
-                    if C2P:
-                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    if P2C:
-                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
+                    s = near_scores(q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, D, BLOCK_D, BLOCK_M)
                 else:
                     s = dot(q, tl.trans(k), WIDEN)
                 s = s * scale2 + key[None, :]
                 s = mask_tile(s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, False)
                 p = tl.math.exp2(s - row[:, None])
+                if DROPOUT:
+                    # The sign of p tells what is dropped: a mask would take registers of its own.
+                    p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N), p, -p)
+                v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 dp = dot(do, tl.trans(v), WIDEN)
                 if DROPOUT:
-                    keep = dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N)
-                    dp = tl.where(keep, dp / (1.0 - dropout_p), 0.0)
+                    dp = tl.where(p > 0.0, dp * kept, 0.0)
+                    p = tl.abs(p)
                 ds = p * (dp - rowsum[:, None])
-                dq += dot(narrow(ds, k.dtype, WIDEN), k, WIDEN)
                 if part != 1:
                     far += tl.sum(ds, 1)
-                else:
-                    if C2P:
-                        # dQ_c[i] += sum over the window of dS[i, i - o] K_x[o]: the shear undone.
-                        unsheared = pick(narrow(ds, k.dtype, WIDEN), "p", "p - q", BLOCK_M, BLOCK_M + BLOCK_N, BLOCK_N, n0)
-                        dq += dot(unsheared, kx, WIDEN)
-                    if FAR and (C2P or P2P):
-                        if m0 + BLOCK_M - 1 - n0 >= reach:
-                            high += tl.sum(tl.where(rows[:, None] - cols[None, :] >= reach, ds, 0.0), 1)
-                        if m0 - n0 - (BLOCK_N - 1) <= -reach:
-                            low += tl.sum(tl.where(rows[:, None] - cols[None, :] <= -reach, ds, 0.0), 1)
+                elif FAR and (C2P or P2P):
+                    if m0 + BLOCK_M - 1 - n0 >= reach:
+                        high += tl.sum(tl.where(rows[:, None] - cols[None, :] >= reach, ds, 0.0), 1)
+                    if m0 - n0 - (BLOCK_N - 1) <= -reach:
+                        low += tl.sum(tl.where(rows[:, None] - cols[None, :] <= -reach, ds, 0.0), 1)
+                narrowed = narrow(ds, k.dtype, WIDEN)
+                dq += dot(narrowed, k, WIDEN)
+                if C2P and part == 1:
+                    # dQ_c[i] += sum over the window of dS[i, i - o] K_x[o]: the shear undone.
+                    # Half a window at a time, for the sake of registers.
+                    for half in tl.range(2, num_stages=1):
+                        unsheared = pick(narrowed, "p", "p - q", BLOCK_M, BLOCK_N, BLOCK_N, n0 + 2 + half, -half * BLOCK_N)
+                        window = m0 - n0 - (BLOCK_N - 1) + half * BLOCK_N
+                        dq += dot(unsheared, load_window(kx_ptr, window, span, BLOCK_N, D, BLOCK_D), WIDEN)
             if part != 1:
                 if C2P:
                     end = tl.load(kx_ptr + (PAD + (2 - part) * span) * D + offs_d, mask=offs_d < D, other=0.0)
@@ -163,6 +166,7 @@ def disentangled_bwd_kernel_dkv(
     k = load_rows(k_ptr + b * stride_kb + h * stride_kh, n0, stride_kn, N, BLOCK_N, D, BLOCK_D)
     v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
 
+    kept = 1.0 / (1.0 - dropout_p)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     high = tl.zeros([BLOCK_N], tl.float32)
@@ -183,47 +187,50 @@ def disentangled_bwd_kernel_dkv(
             far = tl.zeros([BLOCK_N], tl.float32)
             key = key_logits(ends_ptr + (3 - part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
             for m0 in tl.range(start, stop, BLOCK_M, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
+                m0 = hide(m0)
                 rows = m0 + tl.arange(0, BLOCK_M)
                 q = load_rows(q_ptr, m0, stride_qn, N, BLOCK_M, D, BLOCK_D)
-                do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
-                # Beyond the last query p = exp2(s - inf) = 0.
-                row = tl.load(lse_ptr + rows, mask=rows < N, other=float("inf"))
-                rowsum = tl.load(rowsum_ptr + rows, mask=rows < N, other=0.0)
                 if part == 1:
-                    window = m0 - n0 - (BLOCK_N - 1)
-                    kx, qx = k, k
-                    if C2P:
-                        kx = load_window(kx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    if P2C:
-                        qx = load_window(qx_ptr, window, span, BLOCK_M + BLOCK_N, D, BLOCK_D)
-                    s = near_scores_turned(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK_M, BLOCK_N)
+                    s = near_scores_turned(
+                        q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, D, BLOCK_D, BLOCK_M
+                    )
                 else:
                     s = dot(k, tl.trans(q), WIDEN)
-                    row -= tl.load(ends_ptr + (1 - part // 2) * plane + rows, mask=rows < N, other=0.0)
                 s = s * scale2 + key[:, None]
                 s = mask_tile(s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, True)
+                # Beyond the last query p = exp2(s - inf) = 0.
+                row = tl.load(lse_ptr + rows, mask=rows < N, other=float("inf"))
+                if part != 1:
+                    row -= tl.load(ends_ptr + (1 - part // 2) * plane + rows, mask=rows < N, other=0.0)
                 p = tl.math.exp2(s - row[None, :])
-                dp = dot(v, tl.trans(do), WIDEN)
                 dropped = p
                 if DROPOUT:
                     keep = tl.trans(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N))
-                    dropped = tl.where(keep, p / (1.0 - dropout_p), 0.0)
-                    dp = tl.where(keep, dp / (1.0 - dropout_p), 0.0)
+                    p = tl.where(keep, p, -p)
+                    dropped = tl.maximum(p, 0.0)
+                do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
                 dv += dot(narrow(dropped, do.dtype, WIDEN), do, WIDEN)
+                dp = dot(v, tl.trans(do), WIDEN)
+                if DROPOUT:
+                    dp = tl.where(p > 0.0, dp * kept, 0.0)
+                    p = tl.abs(p)
+                rowsum = tl.load(rowsum_ptr + rows, mask=rows < N, other=0.0)
                 ds = p * (dp - rowsum[None, :])
-                dk += dot(narrow(ds, q.dtype, WIDEN), q, WIDEN)
                 if part != 1:
                     far += tl.sum(ds, 1)
-                else:
-                    if P2C:
-                        # dK_c[j] += sum over the window of dS[j + o, j] Q_x[o].
-                        unsheared = pick(narrow(ds, q.dtype, WIDEN), "p", "p + q", BLOCK_N, BLOCK_M + BLOCK_N, BLOCK_N, m0)
-                        dk += dot(unsheared, qx, WIDEN)
-                    if FAR and P2C:
-                        if m0 + BLOCK_M - 1 - n0 >= reach:
-                            high += tl.sum(tl.where(rows[None, :] - cols[:, None] >= reach, ds, 0.0), 1)
-                        if m0 - n0 - (BLOCK_N - 1) <= -reach:
-                            low += tl.sum(tl.where(rows[None, :] - cols[:, None] <= -reach, ds, 0.0), 1)
+                elif FAR and P2C:
+                    if m0 + BLOCK_M - 1 - n0 >= reach:
+                        high += tl.sum(tl.where(rows[None, :] - cols[:, None] >= reach, ds, 0.0), 1)
+                    if m0 - n0 - (BLOCK_N - 1) <= -reach:
+                        low += tl.sum(tl.where(rows[None, :] - cols[:, None] <= -reach, ds, 0.0), 1)
+                narrowed = narrow(ds, q.dtype, WIDEN)
+                dk += dot(narrowed, q, WIDEN)
+                if P2C and part == 1:
+                    # dK_c[j] += sum over the window of dS[j + o, j] Q_x[o].
+                    for half in tl.range(2, num_stages=1):
+                        unsheared = pick(narrowed, "p", "p + q", BLOCK_N, BLOCK_M, BLOCK_N, m0 + 2 + half, half * BLOCK_M)
+                        window = m0 - n0 - (BLOCK_N - 1) + half * BLOCK_M
+                        dk += dot(unsheared, load_window(qx_ptr, window, span, BLOCK_M, D, BLOCK_D), WIDEN)
             if part != 1:
                 if P2C:
                     end = tl.load(qx_ptr + (PAD + part * span) * D + offs_d, mask=offs_d < D, other=0.0)
@@ -234,7 +241,7 @@ def disentangled_bwd_kernel_dkv(
                     high += far
 
     store_rows(dk_ptr + b * stride_gb + h * stride_gh, dk * scale, cols, stride_gn, N, D, BLOCK_D, WIDEN)
-    store_rows(dv_ptr + b * stride_gb + h * stride_gh, dv, cols, stride_gn, N, D, BLOCK_D, WIDEN)
+    store_rows(dv_ptr + b * stride_gb + h * stride_gh, dv * kept, cols, stride_gn, N, D, BLOCK_D, WIDEN)
     if FAR and P2C:
         sums_ptr += bh.to(tl.int64) * N + cols
         tl.store(sums_ptr + 2 * plane, high, mask=cols < N)
@@ -265,20 +272,15 @@ def disentangled_bwd_kernel_bands(
     kx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     qx_ptr += h * (2 * span + 1 + 2 * PAD) * D
     bias_ptr += h * (2 * span + 1)
+    kept = 1.0 / (1.0 - dropout_p)
     dkx = tl.zeros([2 * BLOCK, BLOCK_D], tl.float32)
     dqx = tl.zeros([2 * BLOCK, BLOCK_D], tl.float32)
     dbias = tl.zeros([2 * BLOCK], tl.float32)
-    window = diagonal * BLOCK - (BLOCK - 1)
-    kx, qx = dkx, dqx
-    if C2P:
-        kx = load_window(kx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
-    if P2C:
-        qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
     for item in tl.range(split, batch * count, splits, num_stages=STAGES):
         bh = (item // count) * H + h.to(tl.int32)
         b = (item // count).to(tl.int64)
         m0 = (item % count + tl.maximum(diagonal, 0)) * BLOCK
-        n0 = m0 - diagonal * BLOCK
+        m0, n0 = hide(m0), hide(m0 - diagonal * BLOCK)
         lo, hi = visible_range(document_ptr, m0, N, BLOCK, 1, PACKED)
         visible = (n0 < hi) & (n0 + BLOCK > lo) & any_flag(active_ptr + bh.to(tl.int64) * N, m0, 1, N, BLOCK)
         mask = mask_ptr + b * stride_mb + h * stride_mh
@@ -288,27 +290,29 @@ def disentangled_bwd_kernel_bands(
             rows, cols = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
             q = load_rows(q_ptr + b * stride_qb + h * stride_qh, m0, stride_qn, N, BLOCK, D, BLOCK_D)
             k = load_rows(k_ptr + b * stride_kb + h * stride_kh, n0, stride_kn, N, BLOCK, D, BLOCK_D)
-            v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK, D, BLOCK_D)
-            do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, stride_dn, N, BLOCK, D, BLOCK_D)
-            lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
-            rowsum = tl.load(rowsum_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=0.0)
-            s = near_scores(q, k, kx, qx, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, BLOCK, BLOCK)
+            s = near_scores(q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, D, BLOCK_D, BLOCK)
             s = s * scale2 + key_logits(lse_ptr, mask, cols, N, stride_mn, False, MASK)[None, :]
             s = mask_tile(s, mask, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, False)
+            lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
             p = tl.math.exp2(s - lse[:, None])
+            if DROPOUT:
+                p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK), p, -p)
+            v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK, D, BLOCK_D)
+            do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, stride_dn, N, BLOCK, D, BLOCK_D)
             dp = dot(do, tl.trans(v), WIDEN)
             if DROPOUT:
-                keep = dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK)
-                dp = tl.where(keep, dp / (1.0 - dropout_p), 0.0)
+                dp = tl.where(p > 0.0, dp * kept, 0.0)
+                p = tl.abs(p)
+            rowsum = tl.load(rowsum_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=0.0)
             ds = p * (dp - rowsum[:, None])
             # The shear undone: dS[i, i - o] for each offset o of the window, and dS[j + o, j].
             narrowed = narrow(ds, q.dtype, WIDEN)
             if C2P:
-                dkx += dot(pick(narrowed, "q", "q - p", 2 * BLOCK, BLOCK, BLOCK, n0), q, WIDEN)
+                dkx += dot(pick(narrowed, "q", "q - p", 2 * BLOCK, BLOCK, BLOCK, n0 + 2), q, WIDEN)
             if P2C:
-                dqx += dot(pick(narrowed, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0), k, WIDEN)
+                dqx += dot(pick(narrowed, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0 + 3), k, WIDEN)
             if P2P:
-                dbias += tl.sum(pick(ds, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0), 1)
+                dbias += tl.sum(pick(ds, "p + q", "q", 2 * BLOCK, BLOCK, BLOCK, n0 + 4), 1)
 
     slot = (h * splits + split) * bands + band
     inside = (w[:, None] >= 0) & (offs_d[None, :] < D)

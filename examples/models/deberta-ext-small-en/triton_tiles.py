@@ -57,6 +57,22 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @device_function
+def unknown_zero(start):
+    """Zero, which the compiler cannot prove, for start < 2^30; another one for each start.
+
+    What depends on a loop's counter by a constant (indices, masks, addresses) it would compute before the loop, and keep in
+    registers from tile to tile: hundreds of them. What depends on this zero, it has to compute in its place.
+    """
+    return (start + (1 << 30)) >> 31
+
+
+@device_function
+def hide(start):
+    """start as a number of which the compiler knows nothing."""
+    return start ^ unknown_zero(start)
+
+
+@device_function
 def flatten(x, BITS: tl.constexpr):
     """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp store or read lies in different banks of shared memory.
 
@@ -74,43 +90,50 @@ def flatten(x, BITS: tl.constexpr):
 
 
 @device_function
-def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
-    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1)."""
+def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr, shift):
+    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1).
+
+    shift is added to the last three.
+    """
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":
         eights, ones = q, q_one
     else:
         if AXIS == "p - q":
-            eights, ones = p - q + (BLOCK // 8 - 1), p_one - q_one + 7
+            eights, ones = p - q + (BLOCK // 8 - 1) + shift // 8, p_one - q_one + 7
         elif AXIS == "q - p":
-            eights, ones = q - p + (BLOCK // 8 - 1), q_one - p_one + 7
+            eights, ones = q - p + (BLOCK // 8 - 1) + shift // 8, q_one - p_one + 7
         else:
-            eights, ones = p + q - BLOCK // 8, p_one + q_one + 1
+            eights, ones = p + q - BLOCK // 8 + shift // 8, p_one + q_one + 1
         eights, ones = eights + (ones >> 3), ones & 7
     return eights, ones
 
 
 @device_function
-def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start):
+def pick(
+    x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start, shift=0,
+    WHOLE: tl.constexpr = False,
+):  # fmt: skip
     """[P, Q] with x[row, col] at [p, q], zero where that is outside of x; ROW and COL are an `AXIS` of `coordinate`.
 
     Through shared memory, without bank conflicts. Indices are made of eights and ones, so that the compiler sees what is the
     same in all registers of a lane. The gather is flat: one along an axis becomes warp shuffles, several for each element.
-    start >= 0 belongs to the loop around.
+    start >= 0 belongs to the loop around; picks of different `start` share no indices. WHOLE: nothing is outside of x.
     """
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
-    # start >> 31 is zero, which the compiler cannot know: it would keep all indices in registers across the loop.
-    p = tl.reshape(tl.arange(0, P // 8) + (start >> 31), (P // 8, 1, 1, 1, 1))
-    p_one = tl.reshape(tl.arange(0, 8), (1, 8, 1, 1, 1))
+    zero = unknown_zero(start)
+    p = tl.reshape(tl.arange(0, P // 8) ^ zero, (P // 8, 1, 1, 1, 1))
+    p_one = tl.reshape(tl.arange(0, 8) ^ zero, (1, 8, 1, 1, 1))
     q = tl.reshape(tl.arange(0, Q // 8), (1, 1, Q // 8, 1, 1))
     q_one = tl.reshape(tl.arange(0, 4), (1, 1, 1, 4, 1)) * 2 + tl.reshape(tl.arange(0, 2), (1, 1, 1, 1, 2))
-    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK)
-    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK)
+    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK, shift)
+    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK, shift)
     ROWS: tl.constexpr = x.shape[0] // 8
     COLS: tl.constexpr = x.shape[1] // 8
-    inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
-    row, col = row & (ROWS - 1), col & (COLS - 1)
+    if not WHOLE:
+        inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
+        row, col = row & (ROWS - 1), col & (COLS - 1)
     if BITS == 16:
         EIGHTS: tl.constexpr = min(COLS, 4)
         index = ((row * 4 + (row_one >> 1)) * (COLS // EIGHTS) + col // EIGHTS) * 2 + (row_one & 1)
@@ -118,7 +141,8 @@ def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constex
     else:
         index = (row * COLS + col) * 64 + (col_one & 1) * 32 + row_one * 4 + (col_one >> 1)
     picked = tl.gather(flatten(tl.reshape(x, (ROWS, 8, COLS, 4, 2)), BITS), flatten(index, BITS), 0)
-    picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
+    if not WHOLE:
+        picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
     if BITS == 16:
         W: tl.constexpr = min(Q, 32)
         picked = tl.permute(tl.reshape(picked, (P // 2, Q // W, 2, W)), (0, 2, 1, 3))
@@ -130,7 +154,7 @@ def pick(x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constex
 @device_function
 def load_rows(ptr, start, stride, N, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """x[start : start + BLOCK], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
-    # start >> 31 is zero: as in `pick`.
+    # start >> 31 is zero, which the compiler does not know.
     offs, offs_d = tl.arange(0, BLOCK) + (start >> 31), tl.arange(0, BLOCK_D)
     inside = (offs[:, None] < N - start) & (offs_d[None, :] < D)
     ptr += tl.cast(start, tl.int64) * stride
@@ -248,17 +272,20 @@ def mask_tile(
 
 @device_function
 def near_scores(
-    q, k, kx, qx, bias_ptr, m0, n0, span,
-    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A of a near tile, [BLOCK_M, BLOCK_N], from query m0 and key n0 on; kx, qx: windows from m0 - n0 - BLOCK_N + 1 on."""
-    a, b = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    """A of a near tile, [BLOCK, BLOCK], from query m0 and key n0 on."""
+    a, b = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    window = m0 - n0 - (BLOCK - 1)
     s = dot(q, tl.trans(k), WIDEN)
     if C2P:
-        s += pick(dot(q, tl.trans(kx), WIDEN), "p", "p - q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
+        kx = load_window(kx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
+        s += pick(dot(q, tl.trans(kx), WIDEN), "p", "p - q", BLOCK, BLOCK, BLOCK, n0, WHOLE=True)
     if P2C:
-        s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK_M, BLOCK_N, BLOCK_N, n0)
+        qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
+        s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
     if P2P:
         s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
     return s
@@ -266,17 +293,20 @@ def near_scores(
 
 @device_function
 def near_scores_turned(
-    q, k, kx, qx, bias_ptr, m0, n0, span,
-    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span,
+    C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A of a near tile as [BLOCK_N, BLOCK_M]."""
-    a, b = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
+    """A of a near tile as [keys, queries]."""
+    a, b = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+    window = m0 - n0 - (BLOCK - 1)
     s = dot(k, tl.trans(q), WIDEN)
     if C2P:
-        s += pick(dot(kx, tl.trans(q), WIDEN), "q - p", "q", BLOCK_N, BLOCK_M, BLOCK_N, m0)
+        kx = load_window(kx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
+        s += pick(dot(kx, tl.trans(q), WIDEN), "q - p", "q", BLOCK, BLOCK, BLOCK, m0, WHOLE=True)
     if P2C:
-        s += pick(dot(k, tl.trans(qx), WIDEN), "p", "q - p", BLOCK_N, BLOCK_M, BLOCK_N, m0)
+        qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
+        s += pick(dot(k, tl.trans(qx), WIDEN), "p", "q - p", BLOCK, BLOCK, BLOCK, m0 + 1, WHOLE=True)
     if P2P:
         s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
     return s
