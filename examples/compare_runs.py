@@ -102,8 +102,9 @@ def similarities(firsts: dict[str, list[dict]]) -> dict[str, dict[str, float]]:
 
 def table(summary: dict, metrics: list[str]) -> str:
     """A row for each run; where there are seeds, with its difference in the first metric from the first run."""
-    baseline, *others = summary
-    compared = any(len(row[metrics[0]]["values"]) > 1 for row in summary.values()) and bool(others)
+    baseline = next(iter(summary))
+    expected = summary[baseline][metrics[0]]["values"]
+    compared = len(summary) > 1 and any(len(row[metrics[0]]["values"]) > 1 for row in summary.values())
     rows = [("run", "seeds", "steps", *metrics, *([f"{metrics[0]}: difference from {baseline}"] if compared else []))]
     for name, row in summary.items():
         first = row[metrics[0]]
@@ -114,9 +115,7 @@ def table(summary: dict, metrics: list[str]) -> str:
             cells.append(f"{entry['mean']:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}"))
         steps = ", ".join(map(str, sorted({*first["steps"]})))
         if compared:
-            cells.append(
-                "" if name == baseline else difference(first["values"], summary[baseline][metrics[0]]["values"], "+.2g")
-            )
+            cells.append("" if name == baseline else difference(first["values"], expected, "+.2g"))
         rows.append((name, str(len(first["values"])), steps, *cells))
     return markdown_table(*rows)
 

@@ -33,6 +33,7 @@ duration) and checkpoints.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -77,37 +78,9 @@ def main(argv: list[str] | None = None):
 
 def run(model_args: ModelArguments, data_args: DataArguments, masking_args: MaskingArguments, args: PretrainingArguments):
     began = time.perf_counter()
-
-    # 1. Errors of the user end the run here, before anything long begins
-    checkpoint = find_checkpoint(args)
-    flags.check_arguments(data_args, model_args, args)
-    check_pairs(data_args, args)
-    options = flags.masking_options(masking_args, data_args.max_length)
-    config = flags.model_config(model_args)
-    flags.check_length(config, data_args.max_length, model_args)
-    check_model(config, model_args, args)
-
-    # 2. Documents, tokenizer and model
-    arguments = repeated_arguments((model_args, data_args, masking_args), args)
-    corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
-    set_seed(args.seed)
-    model = get_model(model_args, args, config, tokenizer)
-
-    # 3. Documents -> examples -> masked batches
-    train_set, eval_set, reports = stages.numbered_examples(
-        corpus, held_out, tokenizer, data_args, args, nsp=args.nsp_weight > 0
-    )
-    collator = MaskingCollator(
-        MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed,
-        duplicates=masking_args.masking_duplicates, sentence_order=args.sop_weight > 0,
-    )  # fmt: skip
-
-    # 4. Train, evaluate, report
-    trainer = PretrainingTrainer(
-        model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
-    )
-    metrics = stages.train_and_evaluate(trainer, checkpoint, arguments)
+    trainer, metrics, tokenizer_facts, reports = train(model_args, data_args, masking_args, args, get_model)
     if args.should_save:
+        options = trainer.data_collator.options
         run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_objectives(trainer.state.log_history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
         titles = {name: OBJECTIVES[name].title for name in args.objectives}
@@ -123,6 +96,49 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     trainer.print_divergence()
     leave_together()
     return metrics
+
+
+def train(
+    model_args, data_args, masking_args, args, build: Callable, *others
+) -> tuple[PretrainingTrainer, dict, dict, dict]:
+    """Check, read, train and evaluate.
+
+    Args:
+        build (`Callable`): (model_args, args, config, tokenizer) -> the model.
+        others: groups of flags that a resumed run must repeat, too.
+    Returns:
+        the trainer, metrics, facts about the tokenizer and reports of the packing.
+    """
+    # 1. Errors of the user end the run here, before anything long begins
+    checkpoint = find_checkpoint(args)
+    flags.check_arguments(data_args, model_args, args)
+    check_pairs(data_args, args)
+    options = flags.masking_options(masking_args, data_args.max_length)
+    config = flags.model_config(model_args)
+    flags.check_length(config, data_args.max_length, model_args)
+    check_model(config, model_args, args)
+
+    # 2. Documents, tokenizer and model
+    arguments = repeated_arguments((*others, model_args, data_args, masking_args), args)
+    corpus, held_out, tokenizer, tokenizer_facts = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
+    set_seed(args.seed)
+    model = build(model_args, args, config, tokenizer)
+
+    # 3. Documents -> examples -> masked batches
+    train_set, eval_set, reports = stages.numbered_examples(
+        corpus, held_out, tokenizer, data_args, args, nsp=args.nsp_weight > 0
+    )
+    collator = MaskingCollator(
+        MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed,
+        duplicates=masking_args.masking_duplicates, sentence_order=args.sop_weight > 0,
+    )  # fmt: skip
+
+    # 4. Train, evaluate
+    trainer = PretrainingTrainer(
+        model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
+    )
+    metrics = stages.train_and_evaluate(trainer, checkpoint, arguments)
+    return trainer, metrics, tokenizer_facts, reports
 
 
 def check_pairs(data_args: DataArguments, args: PretrainingArguments):

@@ -13,25 +13,21 @@ as many parameters. Logits are computed for the masked tokens alone, as in our m
 from dataclasses import dataclass
 from functools import partial
 
-from run_mlm import check_model
-from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM, set_seed
+from run_mlm import train
+from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
-    MaskingCollator,
-    MaskingVocabulary,
     ModelArguments,
     PretrainingArguments,
-    PretrainingTrainer,
     chosen_settings,
 )
 from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveOutput, row_statistics
 from hf_deberta_ext.training.flags import option, parse_flags
-from hf_deberta_ext.training.run_folder import find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 # The logits of states [n, hidden_size].
@@ -68,13 +64,11 @@ def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
     sizes = {name: getattr(config, name) for name in names}
     if architecture == "bert":
         sizes |= {name: getattr(config, name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-        base, stock_config = (
-            BertForMaskedLM,
-            BertConfig(**sizes, intermediate_size=config.intermediate_size, type_vocab_size=1),
-        )
+        sizes |= dict(intermediate_size=config.intermediate_size, type_vocab_size=1)
+        base, stock_config = BertForMaskedLM, BertConfig(**sizes)
     else:
         sizes |= dict(cls_token_id=config.bos_token_id, sep_token_id=config.eos_token_id)
-        sizes |= dict(intermediate_size=config.intermediate_size * 2 // 3)
+        sizes["intermediate_size"] = config.intermediate_size * 2 // 3
         base, stock_config = ModernBertForMaskedLM, ModernBertConfig(**sizes)
     return type(base.__name__, (SparseLogits, base), {})(stock_config)
 
@@ -98,23 +92,13 @@ def run(
         raise ValueError(f"--model {model_args.model}: a comparison of architectures begins from scratch, leave it out")
     if [*args.objectives] != ["mlm"]:
         raise ValueError(f"{chosen.architecture} has a head for masked-language modelling alone: leave other weights out")
-    checkpoint = find_checkpoint(args)
-    flags.check_arguments(data_args, model_args, args)
-    config = flags.model_config(model_args)
-    flags.check_length(config, data_args.max_length, model_args)
-    check_model(config, model_args, args)
-    arguments = repeated_arguments((chosen, model_args, data_args, masking_args), args)
-    corpus, held_out, tokenizer, _ = stages.begin(model_args, data_args, args, config, arguments, checkpoint)
-    set_seed(args.seed)
-    stages.fit_to_tokenizer(config, tokenizer, model_args)
-    model = stock_model(chosen.architecture, config)
-    train_set, eval_set, _ = stages.numbered_examples(corpus, held_out, tokenizer, data_args, args)
-    options = flags.masking_options(masking_args, data_args.max_length)
-    collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed)
-    trainer = PretrainingTrainer(
-        model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
-    )
-    return stages.train_and_evaluate(trainer, checkpoint, arguments)
+
+    def build(model_args, args, config: DebertaExtConfig, tokenizer) -> SparseLogits:
+        stages.fit_to_tokenizer(config, tokenizer, model_args)
+        return stock_model(chosen.architecture, config)
+
+    _, metrics, *_ = train(model_args, data_args, masking_args, args, build, chosen)
+    return metrics
 
 
 if __name__ == "__main__":
