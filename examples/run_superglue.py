@@ -29,12 +29,11 @@ in run_glue.py. The texts of each task are described in hf_deberta_ext/finetunin
 from typing import Any
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.superglue import read_superglue
-from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
+from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(read_superglue, TextClassificationArguments, argv, description=__doc__)
+    return fine_tune(read_superglue, SuperGlueArguments, argv, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: in
     --eval_strategy sets do_eval.
     """
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
-    if hasattr(data_args, "validation_share"):
+    if hasattr(data_args, "validation_share") and data_args.task_name is None:
         files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:

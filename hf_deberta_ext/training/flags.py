@@ -106,7 +106,7 @@ def parse_flags(
     """Parse a command line, or the one .json or .yaml file that it names.
 
     Args:
-        groups: dataclasses of flags.
+        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names.
         argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
         description (`str`): of which `--help` shows the first paragraph.
         usage (`str`, *optional*): in place of argparse's.
@@ -152,12 +152,13 @@ def group_help(parser: HfArgumentParser, *, with_trainer: bool):
             subject = next((SUBJECTS[other.__name__] for other in base.__mro__ if other.__name__ in SUBJECTS), "run")
             subjects |= dict.fromkeys(parsed & {*vars(base).get("__annotations__", ())}, subject)
     groups = {title: parser.add_argument_group(title) for title in ("recipe", *dict.fromkeys(SUBJECTS.values()), "LoRA")}
+    refused = {name for kind in parser.dataclass_types for name in getattr(kind, "refused", ())}
     own = parser._optionals._group_actions
     for action in [action for action in own if action.dest in subjects]:
         title = "recipe" if action.dest == "recipe" else "LoRA" if action.dest.startswith("lora") else subjects[action.dest]
         own.remove(action)
         groups[title]._group_actions.append(action)
-        if title == "Trainer" and not with_trainer:
+        if (title == "Trainer" and not with_trainer) or action.dest in refused:
             action.help = argparse.SUPPRESS
     show_one_spelling(parser)
 

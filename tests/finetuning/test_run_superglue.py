@@ -2,6 +2,7 @@
 """examples/run_superglue.py end to end: a class of texts, answers in groups, and a multiple choice."""
 
 import json
+import re
 
 import pytest
 from fine_tuning_scripts import TRAIN_AND_EVALUATE, read_json, run, save_model
@@ -85,3 +86,12 @@ def test_a_trained_checkpoint_is_evaluated_in_its_own_order_of_labels(run_superg
     measured = run(run_superglue, checkpoint, tmp_path / "out", "--do_eval", "--do_predict", **flags)
     assert measured["eval_accuracy"] == pytest.approx(2 / 3)
     assert [row["label"] for row in submission(tmp_path / "out", "BoolQ")] == ["true"] * 3
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help_all"])
+def test_help_shows_the_flags_of_superglue_alone(run_superglue, flag, capsys):
+    with pytest.raises(SystemExit):
+        run_superglue.main([flag])
+    shown = {*re.findall(r"--\w+", capsys.readouterr().out)}
+    assert {"--task_name", "--train_file", "--label_column"} <= shown
+    assert not shown & {"--language", "--train_language", "--eval_languages", "--text_columns", "--label_names"}

@@ -333,12 +333,14 @@ def test_what_is_wrong_with_data_is_said(data, task, rows, message):
 @pytest.mark.parametrize(
     ("task", "flags", "message"),
     [
-        ("boolq", dict(text_columns=["question"]), "the columns of boolq are known: leave --text_columns out"),
-        ("copa", dict(text_columns=["premise"]), "the columns of copa are known: leave --text_columns out"),
+        ("boolq", dict(text_columns=["question"]), "boolq has its own texts, labels and language: leave --text_columns out"),
+        ("boolq", dict(language="de"), "leave --language out"),
+        ("boolq", dict(eval_languages=["de"], validation_share=0.2), "leave --validation_share and --eval_languages out"),
+        ("copa", dict(validation_share=0.2), "copa has .*: leave --validation_share out"),
         (
             "copa",
             dict(label_names=["a", "b"], problem_type="single_label_classification"),
-            "the labels of copa are known: leave --label_names and --problem_type out",
+            "leave --label_names and --problem_type out",
         ),
         ("copa", dict(label_column="best"), r"has no column 'best'; .*--label_column"),
     ],

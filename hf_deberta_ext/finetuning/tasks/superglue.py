@@ -27,12 +27,12 @@ from .glue import KnownTask, glue_task
 from .labels import check_logits
 from .multiple_choice import MultipleChoiceData, read_multiple_choice
 from .question_answering_metrics import record
-from .text_classification import Part, TextClassificationArguments, TextClassificationData, refuse_label_flags
+from .text_classification import Part, TextClassificationArguments, TextClassificationData
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["SUPERGLUE", "SuperGlueData", "mark_spans", "read_superglue"]
+__all__ = ["SUPERGLUE", "SuperGlueArguments", "SuperGlueData", "mark_spans", "read_superglue"]
 
 FALSE_TRUE = ("False", "True")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -64,20 +64,27 @@ SUPERGLUE: Mapping[str, KnownTask] = MappingProxyType(
 """The tasks that are classes of texts, by the names of their configurations on the Hub."""
 
 
+class SuperGlueArguments(TextClassificationArguments):
+    """Flags of SuperGLUE, without those of data of your own and of XNLI."""
+
+    refused = (
+        "validation_share", "text_columns", "label_names", "problem_type", "language", "train_language", "eval_languages"
+    )  # fmt: skip
+
+
 def read_superglue(data_args: TextClassificationArguments, model_args: ModelArguments | None = None) -> TaskData:
     """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
 
     Raises:
-        ValueError: what `SuperGlueData` and `read_multiple_choice` find wrong.
+        ValueError: a flag is refused; what `SuperGlueData` and `read_multiple_choice` find wrong.
     """
     name = data_args.task_name
     if name not in (*SUPERGLUE, "copa"):
         raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
-    if data_args.text_columns:
-        raise ValueError(f"the columns of {name} are known: leave --text_columns out")
+    if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
+        raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
     if name != "copa":
         return SuperGlueData(data_args, model_args)
-    refuse_label_flags(data_args)
     return read_multiple_choice(data_args, model_args, CopaData)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = [
-    "Part", "TextClassificationArguments", "TextClassificationData", "refuse_label_flags", "tokenise_texts",
+    "Part", "TextClassificationArguments", "TextClassificationData", "tokenise_texts",
 ]  # fmt: skip
 
 logger = logging.get_logger(__name__)
@@ -330,7 +330,9 @@ class TextClassificationData:
         """
         data_args, column = self.data_args, self.data_args.label_column
         if self.task is not None:
-            refuse_label_flags(data_args)
+            flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
+            if flags:
+                raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
             kind = SINGLE if self.task.labels else REGRESSION
             return Labels(kind, self.task.labels, source=data_args.task_name)
         columns, names = {}, None
@@ -459,13 +461,3 @@ def tokenise_texts(
     encoded = tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if pad else False)
     cut = [bool(row.overflowing) for row in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
     return {**encoded, "cut": cut}
-
-
-def refuse_label_flags(data_args: TextClassificationArguments):
-    """
-    Raises:
-        ValueError: flags name the labels, or their kind, of a task that has its own.
-    """
-    flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
-    if flags:
-        raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
