@@ -351,15 +351,16 @@ def test_columns_can_be_named(source, tmp_path):
         (COPA | {"label": 1}, "label", 0),
         (CODAH, "correct_answer_idx", 0),
         (RACE, "answer", "B"),
+        ({name: cell for name, cell in RACE.items() if name != "example_id"}, "answer", "B"),
         ({"context": "a", "question": "b", "choice": ["c", "d"], "answer": "c"}, "answer", 1),
     ],
-    ids=["swag", "c3", "copa", "codah", "race", "clue"],
+    ids=["swag", "c3", "copa", "codah", "race", "race-without-schools", "clue"],
 )
 def test_the_columns_of_a_file_tell_its_form_and_its_label_can_be_named(row, own, label, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", *[row | {"gold": label}] * 2)
     data = read_multiple_choice(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("multiple-choice", "rows.jsonl", 1, 2)
-    assert (data.answer_names is not None) == (row is RACE)
+    assert [*data.label_counts] == ["A" if "article" in row else str(data.questions["train"][0]["label"])]
     plain = data.questions["train"][0]
     named = read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="gold")).questions["train"][0]
     assert plain["context"] == "a"

@@ -30,7 +30,7 @@ from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..task import EncodedTask, EvaluationSet, two_outputs
 from .labels import check_logits
-from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows
+from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns
 from .race import race_level, read_raw_race
 from .splits import HubData, read_splits
 
@@ -332,13 +332,15 @@ def read_multiple_choice(
     if not isinstance(arguments, MultipleChoiceArguments):
         names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
         arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
-    columns = None
+    columns, letters = None, arguments.task_name == "race"
     if arguments.choice_columns:
         columns = ChoiceColumns(
             arguments.choice_columns, arguments.context_column, arguments.question_column, answers="number or letter"
         )
 
     def from_rows(rows, place, split, level=None):
+        nonlocal letters
+        letters |= columns is None and known_columns(rows, source=place).answers == "letter"
         return choice_rows(
             rows, source=place, columns=columns, label_column=arguments.label_column, labelled=split != "test", level=level
         )
@@ -354,8 +356,7 @@ def read_multiple_choice(
 
     sets, source = read_splits(arguments, HUB, from_file, from_hub)
     questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
-    of_schools = any(question["group"] is not None for question in chain.from_iterable(questions.values()))
     return data_class(
         arguments, questions, name=arguments.task_name or "multiple-choice", dataset=source,
-        answer_names=LETTERS if of_schools or arguments.task_name == "race" else None,
+        answer_names=LETTERS if letters else None,
     )  # fmt: skip
