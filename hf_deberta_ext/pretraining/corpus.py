@@ -200,6 +200,12 @@ def list_files(source: str) -> list[File] | None:
     return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
+def has_columns(sources: Sequence[str]) -> bool:
+    """False if all sources are files of plain text, or folders of these."""
+    listed = [None if "://" in source else list_files(source) for source in sources]
+    return any(files is None or any(file_kind(path) != "text" for path, _, _ in files) for files in listed)
+
+
 def _no_file(source: str) -> str:
     return f"no file or folder {source} (working directory: {os.getcwd()})"
 

@@ -4,9 +4,11 @@
 from dataclasses import dataclass
 
 from ..data.files import STREAMED_BYTES
+from ..data.languages import language_problem
 from ..training.flags import LEAVE_OUT, option
-from .corpus import DOCUMENTS
+from .corpus import DOCUMENTS, has_columns
 from .packing import MODES
+from .prepared_corpus import is_prepared
 
 __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus", "tokenizer_options"]
 
@@ -64,13 +66,12 @@ class CorpusArguments:
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
     language: str = option("en", "ISO code of the text, for the ends of sentences")
-    card_language: str | None = option(None, "ISO code of the text, for the model card")
 
 
 def check_corpus(arguments: CorpusArguments):
     """
     Raises:
-        ValueError: no data, or a number that is too small.
+        ValueError: no data, a number that is too small, no language, or a column of plain text.
     """
     if not arguments.train_data:
         raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
@@ -80,6 +81,11 @@ def check_corpus(arguments: CorpusArguments):
         value = getattr(arguments, name, None)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
+    if problem := language_problem(arguments.language):
+        raise ValueError(f"--language: {problem}")
+    sources, column = [*arguments.train_data, *getattr(arguments, "validation_data", ())], arguments.text_column
+    if column != "text" and not is_prepared(*arguments.train_data) and not has_columns(sources):
+        raise ValueError(f"{' '.join(sources)} is plain text, which has no columns: leave --text_column {column} out")
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:

@@ -63,6 +63,7 @@ class DataArguments(CorpusArguments):
     num_proc: int | None = option(None, "processes that tokenise and pack", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "examples to train on, for a trial")
     max_eval_samples: int | None = option(None, "examples to evaluate on")
+    card_language: str | None = option(None, "ISO code of the text, for the model card")
 
 
 @dataclass
@@ -127,6 +128,9 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         values, others = (" ".join(f"--{n} {v}" for n, v in each.items()) for each in (prepared, wanted))
         raise ValueError(f"{folder} was packed with {values}, not with {others}: give those, or prepare another folder")
     refused = dict(streaming=data_args.streaming, validation_documents=data_args.validation_documents)
+    if not data_args.validation_data:
+        refused["text_column"] = data_args.text_column != "text"
+        refused["language"] = data_args.language not in ("en", packing["language"])
     if given := [name for name, value in refused.items() if value] + (
         ["train_tokenizer"] if model_args.train_tokenizer else []
     ):

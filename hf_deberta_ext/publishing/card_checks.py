@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .card_metadata import as_list, is_hub_id, language_problem, license_problem, primary_language
+from ..data.languages import language_problem, primary_language
+from .card_metadata import as_list, is_hub_id, license_problem
 
 __all__ = ["card_problems", "linked_pictures", "metadata_problems", "missing_metadata", "split_card"]
 

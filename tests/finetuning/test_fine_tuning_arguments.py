@@ -148,7 +148,7 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
         (["--license", "MIT"], r"--license: the Hub knows no license 'MIT': is it mit\?"),
-        (["--card_language", "en", "english"], "--card_language: the Hub knows no language 'english'"),
+        (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be 0 or a positive number, got -1"),
         (["--weight_decay", "nan"], "--weight_decay must be 0 or a positive number, got nan"),

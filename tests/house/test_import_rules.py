@@ -46,7 +46,7 @@ ALLOWED = {
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
     "native": set(),
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
-    "publishing": set(),
+    "publishing": {"data"},
     "replaced_attention": set(),
     "sift": {"training"},
     "tokenization": set(),

@@ -420,6 +420,8 @@ def test_a_bucket_of_s3_is_read_as_a_local_folder(prepared, tmp_path, monkeypatc
         (dict(streaming="true"), "--streaming is for text"),
         (dict(validation_documents=3), "--validation_documents is for text"),
         (dict(train_tokenizer="unigram"), "--train_tokenizer is for text"),
+        (dict(text_column="content"), "--text_column is for text"),
+        (dict(language="de"), "--language is for text"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message, prepared, run_mlm, tmp_path):
@@ -444,6 +446,7 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
         (dict(tokenizer="mine", train_tokenizer="unigram"), "rows need one tokenizer"),
         (dict(part_bytes=0), "--part_bytes must be at least 1"),
         (dict(workers=0), "--workers must be at least 1"),
+        (dict(language="xx"), "--language: there is no language 'xx'"),
         (dict(executor_options="color=red"), "--executor_options do not fit the executor local"),
         (dict(validation_documents=1000), "no row is left of 124 documents"),
     ],

@@ -240,6 +240,8 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(attn_implementation="flashy"), "flashy"),
         (dict(resume_from_checkpoint="last"), "there is no checkpoint"),
         (dict(text_column="content", train_data="{folder}/a.jsonl"), "content"),
+        (dict(text_column="content"), "text.txt is plain text, which has no columns: leave --text_column content out"),
+        (dict(language="xx"), "--language: there is no language 'xx': give an ISO 639 code"),
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
     ],
 )  # fmt: skip

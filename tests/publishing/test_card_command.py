@@ -128,7 +128,7 @@ def test_checking_writes_nothing(folder, capsys):
     ("arguments", "message"),
     [
         (["{}", "--license", "MIT"], "--license: the Hub knows no license 'MIT': is it mit?"),
-        (["{}", "--language", "english"], "--language: the Hub knows no language 'english'"),
+        (["{}", "--language", "english"], "--language: there is no language 'english'"),
         (["{}", "--base_model", "../base"], "--base_model: '../base' is no id"),
         (["{}", "--datasets", "org/data", "a b"], "--datasets: 'a b' is no id"),
         (["--check", "{}"], "has no README.md: deberta-ext card {} writes it"),

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import EvalResult, ModelCard
 
+from hf_deberta_ext.data.languages import LANGUAGES, language_problem, primary_language
 from hf_deberta_ext.publishing.card import facts_table, render_card, shown_number
 from hf_deberta_ext.publishing.card_metadata import (
-    LANGUAGES,
     LICENSES,
     as_list,
     check_metadata,
     is_hub_id,
-    language_problem,
     license_problem,
     one_or_list,
-    primary_language,
 )
 from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, LOADING_LINES, loading_code, pin_loading_lines
 from hf_deberta_ext.publishing.results import (
@@ -123,7 +121,7 @@ def test_the_languages_are_those_that_datasets_lists():
 def test_wrong_metadata_name_the_flag():
     check_metadata(language=["en", "de"], license="mit")
     check_metadata()
-    with pytest.raises(ValueError, match="--card_language: the Hub knows no language 'english'"):
+    with pytest.raises(ValueError, match="--card_language: there is no language 'english'"):
         check_metadata(language=["en", "english"], flag="--card_language")
 
 
