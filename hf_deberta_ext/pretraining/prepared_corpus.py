@@ -101,14 +101,13 @@ def manifest_content(folder: str | os.PathLike) -> bytes | None:
 
 
 def is_prepared(*folders: str | os.PathLike) -> bool:
-    """True if one of them is a folder with a manifest of ours, also damaged or of an unfinished preparation."""
+    """True if one of them is a folder with shards or a manifest of ours, also damaged or of an unfinished preparation."""
     for folder in map(os.fspath, folders):
         if os.path.isdir(folder) or "://" in folder:
             content = manifest_content(folder)
             # Text may lie beside a manifest of another program; a damaged one of ours is known by the shards.
-            if content is not None and (
-                "://" in folder or b'"finished"' in content[:1000] or any(Path(folder, SHARDS[0]).glob("*.arrow"))
-            ):
+            is_ours = content is not None and ("://" in folder or b'"finished"' in content[:1000])
+            if is_ours or any(Path(folder, SHARDS[0]).glob("*.arrow")):
                 return True
     return False
 
@@ -148,9 +147,12 @@ def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     """The manifest of a prepared folder, all of whose shards are there.
 
     Raises:
-        ValueError: the preparation is unfinished, the manifest is damaged, or a shard is missing or of another size.
+        ValueError: the preparation is unfinished, the manifest is missing or damaged, or a shard is missing or of another
+            size.
     """
     (files, path), manifest = manifest_file(folder), load_manifest(folder)
+    if not manifest:
+        raise ValueError(f"{folder} has shards and no {MANIFEST_FILE}: copy it too, or prepare the corpus again")
     if not manifest["finished"]:
         raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
     root = path.removesuffix(MANIFEST_FILE)

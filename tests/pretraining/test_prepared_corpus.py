@@ -246,6 +246,11 @@ def unfinish(folder):
     (folder / "manifest.json").write_text('{"finished": false}', encoding="utf-8")
 
 
+def remove_manifest(folder):
+    """Its tokenizer.json was taken for text without a column "text"."""
+    (folder / "manifest.json").unlink()
+
+
 def damage_manifest(folder):
     (folder / "manifest.json").write_text('{"finished": tr', encoding="utf-8")
 
@@ -259,10 +264,11 @@ def damage_manifest(folder):
         # They were trained on.
         (other_shards, "is broken: it is not the shard that was prepared"),
         (unfinish, "is unfinished: run its prepare_corpus.py command again"),
+        (remove_manifest, "has shards and no manifest.json"),
         (damage_manifest, "manifest.json is damaged"),
         (misspell_manifest, "manifest.json is damaged"),
     ],
-    ids=["missing", "shorter", "changed", "others", "unfinished", "damaged manifest", "one letter of the manifest"],
+    ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest", "one letter of the manifest"],
 )
 def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
     folder = damaged(prepared, tmp_path / "prepared", change)
@@ -273,18 +279,14 @@ def zero_manifest(folder):
     (folder / "manifest.json").write_bytes(bytes((folder / "manifest.json").stat().st_size))
 
 
-def remove_manifest(folder):
-    (folder / "manifest.json").unlink()
-
-
 @pytest.mark.parametrize(
     "change, expected",
     [
         (lambda folder: None, True), (unfinish, True), (damage_manifest, True), (misspell_manifest, True),
-        (zero_manifest, True), (remove_manifest, False),
+        (zero_manifest, True), (remove_manifest, True),
     ],
 )  # fmt: skip
-def test_a_prepared_folder_is_known_by_its_manifest_also_by_a_damaged_one(change, expected, prepared, tmp_path):
+def test_a_prepared_folder_is_known_by_its_manifest_or_its_shards(change, expected, prepared, tmp_path):
     assert is_prepared(damaged(prepared, tmp_path / "prepared", change)) is expected
 
 
