@@ -78,9 +78,12 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     if baselines := baseline_scores(prepared):
         results["baselines"] = baselines
         write_text(folder / "all_results.json", json.dumps(results, indent=4) + "\n")
+    steps = str(trainer.state.global_step)
+    if args.load_best_model_at_end:
+        steps += f", the weights are those of step {trainer.state.best_global_step}"
     figure = draw_curves(prepared.task, trainer.state.log_history, folder, baselines)
     facts = replace(
-        run_facts(prepared, args, results=results, steps=trainer.state.global_step),
+        run_facts(prepared, args, results=results, steps=steps),
         seeds=[args.seed],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
@@ -91,7 +94,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 
 
 def run_facts(
-    prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: int | None = None
+    prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
     """Data, recipe and hardware of a run for its card.
 

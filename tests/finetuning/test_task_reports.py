@@ -56,6 +56,14 @@ def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
     assert "cores, 1 thread a process |" in card.text and str(os.cpu_count()) in card.text
 
 
+def test_the_card_names_the_step_of_the_best_model(folder_of, tmp_path):
+    """The figure ended at the last step's score, the card had that of an earlier one."""
+    argv = ("--do_train", "--do_eval", "--load_best_model_at_end")
+    each = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, metric_for_best_model="loss")
+    run(folder_of("bert"), tmp_path / "run", *argv, max_steps=2, **each)
+    assert "| steps | 2, the weights are those of step 1 |" in card_of(tmp_path / "run").text
+
+
 @pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
 def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(argv, folder_of, tmp_path, capsys, caplog):
     """A loss of 1e9 passed as a success."""

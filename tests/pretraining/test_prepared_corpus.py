@@ -268,7 +268,7 @@ def damage_manifest(folder):
         (damage_manifest, "manifest.json is damaged"),
         (misspell_manifest, "manifest.json is damaged"),
     ],
-    ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest", "one letter of the manifest"],
+    ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest", "one letter"],
 )
 def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
     folder = damaged(prepared, tmp_path / "prepared", change)
