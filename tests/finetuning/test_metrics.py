@@ -137,10 +137,7 @@ def test_every_metric_refuses_what_it_cannot_score(name, predictions, references
 @pytest.mark.parametrize(
     ("metric", "arguments", "message"),
     [
-        *(
-            (metric, ([0.9, 1.0], [1, 1]), "continuous targets")
-            for metric in (accuracy, f1, macro_f1, matthews_correlation)
-        ),
+        *((metric, ([0.9, 1.0], [1, 1]), "continuous targets") for metric in (accuracy, f1, macro_f1, matthews_correlation)),
         (accuracy, (["a"], [1]), "string and number"),
         (f1, ([1, 0], [1, 2]), "Target is multiclass"),
         (micro_f1, ([[1, -1]], [[1, 0]]), "Target is multiclass"),

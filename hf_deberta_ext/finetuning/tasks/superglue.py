@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.columns import as_numbers, cells, check_cells, check_columns
-from ..arguments import ModelArguments
 from ..metrics import TASK_METRICS, compute
 from ..task import TaskData
 from .glue import KnownTask, glue_task
@@ -64,7 +63,7 @@ SUPERGLUE: Mapping[str, KnownTask] = MappingProxyType(
 """The tasks that are classes of texts, by the names of their configurations on the Hub."""
 
 
-def read_superglue(data_args: TextClassificationArguments, model_args: ModelArguments | None = None) -> TaskData:
+def read_superglue(data_args: TextClassificationArguments) -> TaskData:
     """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
 
     Raises:
@@ -76,9 +75,9 @@ def read_superglue(data_args: TextClassificationArguments, model_args: ModelArgu
     if data_args.text_columns:
         raise ValueError(f"the columns of {name} are known: leave --text_columns out")
     if name != "copa":
-        return SuperGlueData(data_args, model_args)
+        return SuperGlueData(data_args)
     refuse_label_flags(data_args)
-    return read_multiple_choice(data_args, model_args, CopaData)
+    return read_multiple_choice(data_args, CopaData)
 
 
 class SuperGlueData(TextClassificationData):
