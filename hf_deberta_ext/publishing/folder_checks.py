@@ -19,6 +19,7 @@ from .._version import __version__
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.remote_code import AUTO_MAP, CODE_MARK
 from .card_checks import card_problems, linked_pictures
+from .facts import HALVES
 from .secret_search import text_problems
 
 __all__ = [
@@ -39,8 +40,6 @@ ENVIRONMENT = (
     "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT",
     "WINDIR", "PATHEXT", "LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY",
 )  # fmt: skip
-# Folders of a joint model that are models by themselves.
-HALVES = ("discriminator", "generator")
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 # huggingface_hub uploads files of up to 50 GB (HfApi.upload_file), and downloads no larger ones (MAX_HTTP_DOWNLOAD_SIZE).
 FILE_LIMIT = 50 * 1000**3
