@@ -26,7 +26,7 @@ from .results import (
     summary_table,
 )
 
-__all__ = ["card_text", "facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
+__all__ = ["facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")

@@ -12,7 +12,7 @@ from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from ..model.remote_code import is_model_code
 from .card_checks import linked_pictures
 
-__all__ = ["MODEL_FILES", "MODEL_FOLDERS", "published_files"]
+__all__ = ["published_files"]
 # A joint model's parts, and its exports.
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
 # Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.

@@ -38,14 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = [
-    "MultipleChoiceArguments",
-    "MultipleChoiceCollator",
-    "MultipleChoiceData",
-    "choice_loss",
-    "masked_answers",
-    "read_multiple_choice",
-]
+__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
 
 HUB = {
     "race": HubData("ehovy/race", "all"),

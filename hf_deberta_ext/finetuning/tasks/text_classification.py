@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = [
-    "Part", "TextClassificationArguments", "TextClassificationData", "refuse_label_flags", "tokenise_texts",
-]  # fmt: skip
+__all__ = ["Part", "TextClassificationArguments", "TextClassificationData", "refuse_label_flags"]
 
 logger = logging.get_logger(__name__)
 
