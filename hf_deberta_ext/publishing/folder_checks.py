@@ -279,12 +279,11 @@ def clean_environment(scratch: str) -> dict[str, str]:
 
 
 def leak_problems(
-    folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None, *, tokens_alone: bool = False
+    folder: str | os.PathLike, files: Mapping[str, Path], *tokens: str | None, tokens_alone: bool = False
 ) -> list[str]:
-    """Tokens in the files, among them `token` and the one that is saved on this machine; and paths of this machine."""
-    place = Path(folder).resolve()
-    tokens = {*filter(None, (token, get_token()))}
-    return text_problems(files, [place, place.parent, Path.cwd()], sorted(tokens), tokens_alone=tokens_alone)
+    """Tokens in the files, among them `tokens` and the one that is saved on this machine; and paths of this machine."""
+    place, known = Path(folder).resolve(), {*filter(None, (*tokens, get_token()))}
+    return text_problems(files, [place, place.parent, Path.cwd()], sorted(known), tokens_alone=tokens_alone)
 
 
 def size_problems(files: Mapping[str, Path]) -> list[str]:
