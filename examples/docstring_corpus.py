@@ -102,12 +102,10 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
     return re.compile(rf"{name}(?:\.{name})*", flags=re.IGNORECASE)
 
 
-def task_examples(
-    docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES, min_words: int = 5
-) -> list[tuple[str, int]]:
+def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, int]]:
     """The classification examples (masked text, index of the package).
 
-    Texts of fewer than `min_words` words are dropped; so are repetitions after masking, and texts of several packages.
+    Texts of fewer than 5 words are dropped; so are repetitions after masking, and texts of several packages.
 
     Raises:
         ValueError: a package has fewer than 10 examples.
@@ -116,7 +114,7 @@ def task_examples(
     owners: dict[str, set[str]] = {}
     texts: dict[str, tuple[str, int]] = {}
     for entry in docstrings:
-        if entry.package not in packages or len(entry.text.split()) < min_words:
+        if entry.package not in packages or len(entry.text.split()) < 5:
             continue
         text = mask_names(entry.text, names)
         # Equal for texts that are the same to the task.

@@ -16,12 +16,12 @@ with all histograms, and masking_statistics.png, which draws them.
 
 import argparse
 import json
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from docstring_corpus import collect_docstrings
+from measuring import spread, take_turns
 from scipy.stats import chisquare
 from tqdm import tqdm
 from transformers import DataCollatorForLanguageModeling
@@ -141,15 +141,9 @@ def seconds_of_batches(
     """Median seconds to mask and pad a batch, by each masker and by transformers' collator (single tokens), in turn."""
     rows = [{"input_ids": ids} for ids in sequences[:BATCH].tolist()]
     numbered = NumberedExamples(rows)
-    calls = {name: (MaskingCollator(vocabulary, options), [*numbered]) for name, options in maskers.items()}
-    calls["transformers"] = DataCollatorForLanguageModeling(tokenizer), rows
-    times = {name: [] for name in calls}
-    for _ in range(21):
-        for name, (collator, features) in calls.items():
-            began = time.perf_counter()
-            collator(features)
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    calls = {name: partial(MaskingCollator(vocabulary, options), [*numbered]) for name, options in maskers.items()}
+    calls["transformers"] = partial(DataCollatorForLanguageModeling(tokenizer), rows)
+    return {name: spread(seconds)[0] for name, seconds in take_turns(calls, repeats=21).items()}
 
 
 def table(results: dict) -> str:

@@ -60,7 +60,6 @@ from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.objectives import pair_objectives
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.training.checkpoints import readable_weights
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import parse_flags
@@ -80,16 +79,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
     began = time.perf_counter()
     trainer, metrics, tokenizer_facts, reports = train(model_args, data_args, masking_args, args, get_model)
     if args.should_save:
-        options = trainer.data_collator.options
-        run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_objectives(trainer.state.log_history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
         titles = {name: OBJECTIVES[name].title for name in args.objectives}
         weights = ", ".join(f"{titles[name]} (weight {weight:g})" for name, weight in args.objectives.items())
-        facts = stages.run_facts(
-            data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
-            reports=reports, rows={"objectives": weights}, objectives=titles, diverged=trainer.divergence(),
+        stages.report_run(
+            trainer, (data_args, model_args, masking_args), tokenizer_facts, reports, seconds=time.perf_counter() - began,
+            rows={"objectives": weights}, objectives=titles,
         )  # fmt: skip
-        write_run_card(args.output_dir, facts)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{contents_line(args.output_dir)}")
     if args.push_to_hub:
         trainer.push_to_hub()

@@ -50,7 +50,6 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.publishing.card import write_run_card
 from hf_deberta_ext.publishing.facts import shown_source
 from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
@@ -131,13 +130,11 @@ def run(model_args, joint_args, data_args, masking_args, args):
     metrics = stages.train_and_evaluate(trainer, checkpoint, arguments)
     if args.should_save:
         export(args.output_dir, tokenizer)
-        run_report = stages.write_run_report(args.output_dir, time.perf_counter() - began, tokenizer_facts, reports)
         plot_replaced_tokens(trainer.state.log_history, Path(args.output_dir, CURVES_FILE))
-        facts = stages.run_facts(
-            data_args, model_args, masking_args, options, args, steps=trainer.state.global_step, run_report=run_report,
-            reports=reports, rows=joint_facts(model.config, joint_args, args), diverged=trainer.divergence(),
+        stages.report_run(
+            trainer, (data_args, model_args, masking_args), tokenizer_facts, reports, seconds=time.perf_counter() - began,
+            rows=joint_facts(model.config, joint_args, args),
         )  # fmt: skip
-        write_run_card(args.output_dir, facts)
         print(f"\n{replaced_token_table(metrics)}\n\n{contents_line(args.output_dir)}")
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]

@@ -83,19 +83,6 @@ class PositionProfile:
     total: torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Projections:
-    """Scaled queries, and keys, of one text: Q_c, K_c [H, N, d]; Q_r, K_r [H, R, d] or None; delta of `RelativePosition`."""
-
-    layer: int
-    terms: tuple[str, ...]
-    Q_c: torch.Tensor
-    K_c: torch.Tensor
-    Q_r: torch.Tensor | None
-    K_r: torch.Tensor | None
-    delta: torch.Tensor | None
-
-
 @torch.no_grad()
 def attention_parts(
     model: torch.nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor], *, layer: int = -1
@@ -118,23 +105,22 @@ def attention_parts(
         ValueError: no such layer, inputs that are not those of one text, or more tokens than absolute positions.
     """
     encoder = _encoder_of(model)
-    projections = _project(encoder, _one_text(encoder, inputs), layer)
-    Q_c, K_c, Q_r, K_r, delta = projections.Q_c, projections.K_c, projections.Q_r, projections.K_r, projections.delta
+    layer, names, (Q_c, K_c, Q_r, K_r), delta = _project(encoder, _one_text(encoder, inputs), layer)
     c2c = Q_c @ K_c.transpose(-1, -2)  # [H, N, N]
     terms = dict(c2c=c2c, c2p=None, p2c=None, p2p=None)
-    if projections.terms:
+    if names:
         positions = torch.arange(c2c.shape[-1], device=c2c.device)
         offset = positions[:, None] - positions + len(delta) // 2
         row = delta[offset].expand_as(c2c)
-    if "c2p" in projections.terms:
+    if "c2p" in names:
         terms["c2p"] = (Q_c @ K_r.transpose(-1, -2)).gather(-1, row)
-    if "p2c" in projections.terms:
+    if "p2c" in names:
         terms["p2c"] = (K_c @ Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
-    if "p2p" in projections.terms:
+    if "p2p" in names:
         terms["p2p"] = (Q_r[:, delta] * K_r[:, delta.flip(0)]).sum(-1)[:, offset]
     terms = {name: values if values is None else values.cpu() for name, values in terms.items()}
     probabilities = sum(values for values in terms.values() if values is not None).softmax(-1)
-    return AttentionParts(layer=projections.layer, terms=projections.terms, probabilities=probabilities, **terms)
+    return AttentionParts(layer=layer, terms=names, probabilities=probabilities, **terms)
 
 
 @torch.no_grad()
@@ -163,19 +149,19 @@ def position_profile(
         reach = encoder.config.relative_distance - 1
     if reach < 1:
         raise ValueError(f"reach = {reach} must be at least 1")
-    projections = _project(encoder, _one_text(encoder, inputs), layer)
+    layer, names, (Q_c, K_c, Q_r, K_r), _ = _project(encoder, _one_text(encoder, inputs), layer)
     # delta(r) for r = -reach ... reach.
     rows = encoder.encoder.relative_position(reach + 1)
     means = dict(c2p=None, p2c=None, p2p=None)
-    if "c2p" in projections.terms:
-        means["c2p"] = (projections.K_r @ projections.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
-    if "p2c" in projections.terms:
-        means["p2c"] = (projections.Q_r @ projections.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
-    if "p2p" in projections.terms:
-        means["p2p"] = (projections.Q_r[:, rows] * projections.K_r[:, rows.flip(0)]).sum(-1)
+    if "c2p" in names:
+        means["c2p"] = (K_r @ Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2c" in names:
+        means["p2c"] = (Q_r @ K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+    if "p2p" in names:
+        means["p2p"] = (Q_r[:, rows] * K_r[:, rows.flip(0)]).sum(-1)
     means = {name: values if values is None else values.cpu() for name, values in means.items()}
     total = sum(values for values in means.values() if values is not None)
-    return PositionProfile(layer=projections.layer, distances=torch.arange(-reach, reach + 1), total=total, **means)
+    return PositionProfile(layer=layer, distances=torch.arange(-reach, reach + 1), total=total, **means)
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
@@ -219,8 +205,15 @@ def _one_text(encoder: DebertaExtModel, inputs) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def _project(encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: int) -> _Projections:
-    """Runs the encoder, and projects what reached the attention of one layer."""
+def _project(
+    encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: int
+) -> tuple[int, tuple[str, ...], list[torch.Tensor | None], torch.Tensor | None]:
+    """Runs the encoder, and projects what reached the attention of one layer.
+
+    Returns:
+        the layer, counted from 0; the names of its position terms; scaled queries, and keys, of the text: Q_c, K_c [H, N, d]
+        and Q_r, K_r [H, R, d] or None; and delta of `RelativePosition`.
+    """
     L = encoder.config.num_hidden_layers
     if not -L <= layer < L:
         raise ValueError(f"there is no layer {layer}: the model has layers 0 to {L - 1} (-1 is the last)")
@@ -242,13 +235,7 @@ def _project(encoder: DebertaExtModel, inputs: dict[str, torch.Tensor], layer: i
         for hook in hooks:
             hook.remove()
     wide = torch.promote_types(Q_c.dtype, torch.float32)
-    return _Projections(
-        layer=layer,
-        terms=attention.terms,
-        # Both factors of every summand but p2p's are a query and a key, one of which is scaled.
-        Q_c=Q_c.to(wide) * attention.scale,
-        K_c=K_c.to(wide),
-        Q_r=None if Q_r is None else Q_r.to(wide) * attention.scale,
-        K_r=None if K_r is None else K_r.to(wide),
-        delta=options.get("delta"),
-    )
+    # Both factors of every summand but p2p's are a query and a key, one of which is scaled.
+    scaled = ((Q_c, attention.scale), (K_c, 1), (Q_r, attention.scale), (K_r, 1))
+    projections = [None if x is None else x.to(wide) * scale for x, scale in scaled]
+    return layer, attention.terms, projections, options.get("delta")

@@ -26,7 +26,7 @@ from .plots import (
 )
 from .sentence_scoring import token_replacement_probabilities
 
-__all__ = ["FIGURES", "PREPARE", "ExplainedModel", "FigureUnavailableError", "load_model", "tokenize_text"]
+__all__ = ["FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_text"]
 
 FIGURES = {
     "attention": "the attention map and its parts c2c, c2p, p2c; of generator and discriminator, the latter's",

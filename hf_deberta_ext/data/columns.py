@@ -55,13 +55,7 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
 
 
 def first(rows: "Dataset", count: int | None) -> "Dataset":
-    """The first `count` rows, or all where there are fewer or `count` is None.
-
-    Raises:
-        ValueError: `count` is below 1.
-    """
-    if count is not None and count < 1:
-        raise ValueError(f"at least one example must be taken, got {count}")
+    """The first `count` rows, or all where there are fewer or `count` is None."""
     if count is None or count >= len(rows):
         return rows
     return rows.select(range(count))

@@ -72,8 +72,6 @@ def read_files(
             of a column are of several types. File and row are named.
     """
     paths = [Path(file).expanduser() for file in ([files] if isinstance(files, (str, os.PathLike)) else files)]
-    if not paths:
-        raise ValueError(f"{source} names no file")
     try:
         for path in paths:
             check_table_file(path)
@@ -228,7 +226,9 @@ def shown_files(files: Sequence[str | os.PathLike]) -> str:
 
 def _table_rows(path: str, max_file_bytes: int) -> Iterator[tuple[str, dict[str, str]]]:
     kind, lines = file_kind(path), read_lines(path, max_file_bytes)
-    rows = _csv_cells(path, lines) if kind == "csv" else _tsv_cells(lines)
+    without_ends = ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in lines)
+    tsv_rows = ((number, line.split("\t")) for number, line in without_ends if line)
+    rows = _csv_cells(path, lines) if kind == "csv" else tsv_rows
     _, header = next(rows, (0, []))
     if repeated := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"the header of {path} has the column {repeated[0]!r} twice")
@@ -264,13 +264,6 @@ def _csv_cells(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[in
             return
         if cells:
             yield reader.line_num, cells
-
-
-def _tsv_cells(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """(number of the line, cells) of each line that is not empty."""
-    for number, line in lines:
-        if line := line.removesuffix("\n").removesuffix("\r"):
-            yield number, line.split("\t")
 
 
 def json_rows(path: str, max_file_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:

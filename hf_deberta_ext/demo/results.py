@@ -14,7 +14,7 @@ from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = ["DemoModel", "TokenContribution", "fill_mask", "load", "token_contributions", "tokenize"]
+__all__ = ["DemoModel", "fill_mask", "load", "token_contributions", "tokenize"]
 
 WITH_EMD, WITHOUT_EMD = "with EMD", "without EMD"
 MAX_TOKENS = 256

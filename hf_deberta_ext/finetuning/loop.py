@@ -36,7 +36,7 @@ logger = logging.get_logger(__name__)
 
 
 def main(
-    read: Callable[[Any, ModelArguments], TaskData],
+    read: Callable[[Any], TaskData],
     data_arguments: type[DataArguments],
     argv: Sequence[str] | None = None,
     *,
@@ -46,7 +46,7 @@ def main(
     traceback once the training has begun.
 
     Args:
-        read (`Callable`): (data arguments, model arguments) -> the task's data, read and checked.
+        read (`Callable`): data arguments -> the task's data, read and checked.
         data_arguments: the class of the task's flags, a subclass of `DataArguments`.
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
@@ -59,7 +59,7 @@ def main(
 
 
 def run(
-    read: Callable[[Any, ModelArguments], TaskData],
+    read: Callable[[Any], TaskData],
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
@@ -80,7 +80,7 @@ def run(
 
 
 def prepare(
-    read: Callable[[Any, ModelArguments], TaskData],
+    read: Callable[[Any], TaskData],
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
@@ -97,7 +97,7 @@ def prepare(
 
     # 2. Data, configuration and tokenizer
     with args.main_process_first(desc="reading data and configuration"):
-        data = read(data_args, model_args)
+        data = read(data_args)
         check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args, data_args)
         if hasattr(data, "use_label_order"):

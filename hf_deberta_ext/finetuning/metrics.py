@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of classification, regression and multiple choice, and the metrics of each task.
 
-They are those of scikit-learn and scipy behind checks of their input, with one exception: a correlation with a constant is
-0.0, where scipy gives NaN, because NaN is no JSON and a constant prediction is no reason to end a run. All are fractions
-(0.9, not 90).
+They are those of scikit-learn and scipy, which refuse what they cannot score, with one exception: a correlation with a
+constant is 0.0, where scipy gives NaN, because NaN is no JSON and a constant prediction is no reason to end a run. All are
+fractions (0.9, not 90).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, rankdata
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from sklearn.utils import check_array, check_consistent_length
 
 __all__ = [
     "METRICS",
@@ -29,77 +30,6 @@ __all__ = [
 ]
 
 
-def _check_values(values: np.ndarray, side: str) -> None:
-    """Raises:
-    ValueError: `values` are no numbers, or one of them is NaN or infinite.
-    """
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"{side} must be numbers, got {values.dtype} such as {values.flat[0]!r}")
-    wrong = np.flatnonzero(~np.isfinite(values)) if values.dtype.kind == "f" else ()
-    if len(wrong):
-        raise ValueError(
-            f"{side} hold {values.flat[wrong[0]]} at number {wrong[0] + 1} of {values.size} ({len(wrong)} in all), of which "
-            "there is no metric; did training diverge?"
-        )
-
-
-def _arrays(predictions: Any, references: Any, ndim: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of equal shape, not empty."""
-    predictions, references = np.asarray(predictions), np.asarray(references)
-    for side, values in (("predictions", predictions), ("references", references)):
-        if values.size == 0:
-            raise ValueError(f"{side} are empty: give one for each example")
-        if values.ndim != ndim:
-            form = "one value for each example" if ndim == 1 else "[examples, labels]"
-            raise ValueError(f"{side} must be {form}, got shape {list(values.shape)}; of logits take the argmax first")
-    if predictions.shape != references.shape:
-        raise ValueError(
-            f"there must be a prediction for each reference, got predictions {list(predictions.shape)} and references "
-            f"{list(references.shape)}"
-        )
-    return predictions, references
-
-
-def _whole(values: np.ndarray, side: str) -> np.ndarray:
-    """Integer labels as int64."""
-    _check_values(values, side)
-    whole = values.astype(np.int64)
-    if values.dtype.kind == "f" and (wrong := np.flatnonzero(whole != values)).size:
-        raise ValueError(f"{side} must be labels, got {values.flat[wrong[0]]}; of logits take the argmax first")
-    return whole
-
-
-def _labels(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
-    """[n] and [n]: both int64 or both text."""
-    predictions, references = _arrays(predictions, references)
-    kinds = predictions.dtype.kind + references.dtype.kind
-    if kinds == "UU":
-        return predictions, references
-    if "U" in kinds:
-        raise ValueError(
-            "predictions and references must be of one kind, names or numbers, got "
-            f"{predictions[0].item()!r} and {references[0].item()!r}"
-        )
-    return _whole(predictions, "predictions"), _whole(references, "references")
-
-
-def _numbers(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
-    """[n] and [n], float64."""
-    predictions, references = _arrays(predictions, references)
-    _check_values(predictions, "predictions")
-    _check_values(references, "references")
-    return predictions.astype(np.float64), references.astype(np.float64)
-
-
-def _group_numbers(groups: Sequence[Hashable], count: int) -> tuple[list[Hashable], np.ndarray]:
-    """The groups in the order in which they come, and for each example the number of its group [count]."""
-    if len(groups) != count:
-        raise ValueError(f"there must be a group for each prediction, got {len(groups)} groups for {count} predictions")
-    numbers: dict[Hashable, int] = {}
-    index = np.array([numbers.setdefault(group, len(numbers)) for group in groups])
-    return list(numbers), index
-
-
 def accuracy(predictions: Any, references: Any) -> float:
     """The part of the predictions that equals their reference.
 
@@ -110,8 +40,7 @@ def accuracy(predictions: Any, references: Any) -> float:
     Raises:
         ValueError: empty, of different lengths, of different kinds, NaN, or logits in place of labels. So do all below.
     """
-    predictions, references = _labels(predictions, references)
-    return float((predictions == references).mean())
+    return float(accuracy_score(references, predictions))
 
 
 def f1(predictions: Any, references: Any) -> float:
@@ -119,19 +48,8 @@ def f1(predictions: Any, references: Any) -> float:
 
     Args:
         predictions, references: [n], 0 or 1.
-    Raises:
-        ValueError: as `accuracy`; and a label other than 0 and 1.
     """
-    _check_binary(*_arrays(predictions, references), "f1 is of label 1 against 0; macro_f1 takes any number of labels")
-    predictions, references = _labels(predictions, references)
-    return float(f1_score(references, predictions, labels=[1], average="macro", zero_division=0))
-
-
-def _check_binary(predictions: np.ndarray, references: np.ndarray, way_out: str) -> None:
-    for side, values in (("predictions", predictions), ("references", references)):
-        outside = values[(_whole(values, side) != 0) & (values != 1)]
-        if outside.size:
-            raise ValueError(f"{side} must be 0 or 1, got {outside.flat[0]}; {way_out}")
+    return float(f1_score(references, predictions, zero_division=0))
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
@@ -140,7 +58,6 @@ def macro_f1(predictions: Any, references: Any) -> float:
     Args:
         predictions, references: [n], labels. Those that occur on neither side do not count.
     """
-    predictions, references = _labels(predictions, references)
     return float(f1_score(references, predictions, average="macro", zero_division=0))
 
 
@@ -149,14 +66,12 @@ def micro_f1(predictions: Any, references: Any) -> float:
 
     Args:
         predictions, references: [examples, labels], 0 or 1.
-    Raises:
-        ValueError: as `accuracy`; and a value other than 0 and 1.
     """
-    predictions, references = _arrays(predictions, references, ndim=2)
-    _check_binary(predictions, references, "micro_f1 needs a 1 for each label that an example has")
-    hits = ((predictions == 1) & (references == 1)).sum()
-    total = predictions.sum() + references.sum()
-    return float(2 * hits / total) if total else 0.0
+    # Not by rows: scikit-learn takes those of a single label for classes.
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    if predictions.shape != references.shape:
+        raise ValueError(f"got predictions {list(predictions.shape)} for references {list(references.shape)}")
+    return f1(predictions.flatten(), references.flatten())
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
@@ -168,7 +83,6 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
     Returns:
         A number in [-1, 1].
     """
-    predictions, references = _labels(predictions, references)
     return float(matthews_corrcoef(references, predictions))
 
 
@@ -188,14 +102,19 @@ def pearson(predictions: Any, references: Any) -> float:
     return float(pearsonr(*scaled).statistic)
 
 
+def _numbers(*columns: Any) -> list[np.ndarray]:
+    """Columns of equal length, float64."""
+    check_consistent_length(*columns)
+    return [check_array(column, ensure_2d=False, dtype=np.float64) for column in columns]
+
+
 def spearman(predictions: Any, references: Any) -> float:
     """Spearman's correlation: Pearson's of the ranks; 0.0 where one side is constant (scipy gives NaN there).
 
     Args:
         predictions, references: [n], numbers.
     """
-    predictions, references = _numbers(predictions, references)
-    return pearson(rankdata(predictions), rankdata(references))
+    return pearson(*map(rankdata, _numbers(predictions, references)))
 
 
 def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | None]) -> dict[str, float]:
@@ -206,15 +125,11 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
         groups: [n], the group of each example; None for one of none.
     Returns:
         "accuracy", and "<group>_accuracy" for each group, sorted by name.
-    Raises:
-        ValueError: as `accuracy`; and groups of another length.
     """
-    predictions, references = _labels(predictions, references)
-    hits = predictions == references
-    names, index = _group_numbers(groups, len(hits))
-    scores = {"accuracy": float(hits.mean())}
-    for name in sorted(name for name in names if name is not None):
-        scores[f"{name}_accuracy"] = float(hits[index == names.index(name)].mean())
+    hits = np.asarray(predictions) == np.asarray(references)
+    scores = {"accuracy": accuracy(predictions, references)}
+    for name in sorted({*groups} - {None}):
+        scores[f"{name}_accuracy"] = float(hits[[group == name for group in groups]].mean())
     return scores
 
 
@@ -228,15 +143,13 @@ def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> di
         "exact_match": the part of the questions with no wrong answer; "f1_m": the mean over questions of the macro-F1 of
         their answers, as `evaluate` has it; "f1_a": F1 over all answers. SuperGLUE's score is the first and the last.
     """
-    f1_a = f1(predictions, references)
-    predictions, references = _labels(predictions, references)
-    names, index = _group_numbers(groups, len(predictions))
-    wrong = np.bincount(index, weights=predictions != references, minlength=len(names))
-    # A sort by question in place of a mask for each: 500 questions are few, 100,000 are not.
-    order = np.argsort(index, kind="stable")
-    questions = np.split(order, np.cumsum(np.bincount(index))[:-1])
-    f1_m = float(np.mean([macro_f1(predictions[rows], references[rows]) for rows in questions]))
-    return {"exact_match": float((wrong == 0).mean()), "f1_m": f1_m, "f1_a": f1_a}
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    questions: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        questions.setdefault(group, []).append(row)
+    exact = [bool((predictions[rows] == references[rows]).all()) for rows in questions.values()]
+    f1_m = [macro_f1(predictions[rows], references[rows]) for rows in questions.values()]
+    return {"exact_match": float(np.mean(exact)), "f1_m": float(np.mean(f1_m)), "f1_a": f1(predictions, references)}
 
 
 METRICS: dict[str, Callable[[Any, Any], float]] = {

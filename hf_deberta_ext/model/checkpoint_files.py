@@ -122,19 +122,15 @@ def free_name(place: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def shown_size(size: int, *, digits: int | None = None) -> str:
-    """ "812 B" or "1.2 MB": decimal, as on the Hub.
-
-    Args:
-        digits (`int`, *optional*): significant digits ("3.14 GB", "874 MB"); None = one after the point.
-    """
+def shown_size(size: int) -> str:
+    """ "812 B" or "1.2 MB": decimal, as on the Hub."""
     if size < 1000:
         return f"{size} B"
     value, units = size / 1000, ["kB", "MB", "GB"]
     # A value that would be rounded to 1000 takes the next unit.
-    while len(units) > 1 and value >= 1000 - (0.05 if digits is None else 0.5):
+    while len(units) > 1 and value >= 999.95:
         value, units = value / 1000, units[1:]
-    return f"{value:.1f} {units[0]}" if digits is None else f"{value:#.{digits}g} {units[0]}".replace(". ", " ")
+    return f"{value:.1f} {units[0]}"
 
 
 def read_json(file: str | os.PathLike) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..training.published_optimizer import published_schedule
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
 
-__all__ = ["STEPPING", "ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"]
+__all__ = ["ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"]
 
 STEPPING = ("joint", "decoupled")
 

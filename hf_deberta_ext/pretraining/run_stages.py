@@ -15,8 +15,9 @@ from transformers import TrainingArguments
 from ..data.columns import first
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
+from ..publishing.card import write_run_card
 from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
@@ -27,7 +28,6 @@ from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run,
 from ..training.trainer import RunTrainer
 from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
-from .masking import MaskingOptions
 from .packing import PackingReport, pack
 from .prepared_corpus import PreparedRows, is_prepared, most_lanes, read_manifest
 from .report import CURVES_FILE
@@ -41,10 +41,10 @@ __all__ = [
     "begin",
     "fit_to_tokenizer",
     "numbered_examples",
+    "report_run",
     "run_facts",
     "set_attention",
     "train_and_evaluate",
-    "write_run_report",
 ]
 
 
@@ -302,44 +302,51 @@ def train_and_evaluate(
     return metrics
 
 
-def write_run_report(
-    folder: str | Path, seconds: float, tokenizer_facts: Mapping[str, Any], reports: Mapping[str, PackingReport]
-) -> dict[str, Any]:
-    """Write run_report.json: duration, tokenizer, packing and versions; return its content."""
-    facts = dict(
+def report_run(
+    trainer: RunTrainer,
+    flags: tuple[DataArguments, ModelArguments, MaskingArguments],
+    tokenizer_facts: Mapping[str, Any],
+    reports: Mapping[str, PackingReport],
+    *,
+    seconds: float,
+    **facts: Any,
+):
+    """Write run_report.json, with duration, tokenizer, packing and versions, and the model cards.
+
+    Args:
+        facts: `rows` and `objectives` of `run_facts`.
+    """
+    folder = trainer.args.output_dir
+    run_report = dict(
         seconds=round(seconds, 1),
         tokenizer=dict(tokenizer_facts),
         packing={name: dataclasses.asdict(report) for name, report in reports.items()},
         versions=versions(),
         resumed_anyway=accepted_changes(folder),
     )
-    write_text(Path(folder, "run_report.json"), json.dumps(facts, indent=2) + "\n")
-    return facts
+    write_text(Path(folder, REPORT_FILE), json.dumps(run_report, indent=2) + "\n")
+    write_run_card(folder, run_facts(trainer, *flags, run_report=run_report, reports=reports, **facts))
 
 
 def run_facts(
+    trainer: RunTrainer,
     data_args: DataArguments,
     model_args: ModelArguments,
     masking_args: MaskingArguments,
-    options: MaskingOptions,
-    args: TrainingArguments,
     *,
-    steps: int,
     run_report: Mapping[str, Any],
     reports: Mapping[str, PackingReport],
     rows: Mapping[str, Any],
     objectives: Mapping[str, str] | None = None,
-    diverged: str | None = None,
 ) -> RunFacts:
     """Facts of a pre-training for its model cards.
 
     Args:
-        steps (`int`): that were taken.
-        run_report (`dict`): the result of `write_run_report`.
+        run_report (`dict`): the content of run_report.json.
         rows (`dict`): of the table of the training, before the usual ones.
         objectives (`dict[str, str]`, *optional*): name in the results -> title.
-        diverged (`str`, *optional*): the sentence of a training that diverged.
     """
+    args, options = trainer.args, trainer.data_collator.options
     masking = dataclasses.asdict(options)
     masking = {name: value for name, value in masking.items() if name != "max_length" and value is not None}
     copies = masking_args.masking_duplicates
@@ -357,7 +364,7 @@ def run_facts(
         **{f"packed, {name}": report.summary() for name, report in reports.items()},
         "masking": masking | {"copies": "dynamic" if copies is None else f"{copies}, static"},
         "tokenizer": tokenizer,
-        "steps": steps,
+        "steps": trainer.state.global_step,
         "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
         "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
         "optimizer": optimizer_name(args),
@@ -386,5 +393,5 @@ def run_facts(
         language=as_list(data_args.card_language),
         license=model_args.license,
         figure=CURVES_FILE,
-        diverged=diverged,
+        diverged=trainer.divergence(),
     )

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model card of a folder: one template, filled with the facts that the files in the folder hold, or a card completed."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..model.checkpoint_files import free_name
+from ..model.checkpoint_files import free_name, read_json
 from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
-from .facts import HALVES, ModelFolder, RunFacts, read_folder, replace_text, save_run_facts, shown_source
+from .facts import HALVES, REPORT_FILE, ModelFolder, RunFacts, read_folder, replace_text, shown_source
 from .loading_code import AUTO_MODELS, loading_code, render_template, sample_texts
 from .results import (
     eval_results,
@@ -24,7 +26,7 @@ from .results import (
     summary_table,
 )
 
-__all__ = ["card_text", "facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
+__all__ = ["facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
@@ -39,7 +41,9 @@ FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
     """Keep the facts of a run in its run_report.json, and write the card of its model; of a joint model those of its halves
     too."""
-    save_run_facts(folder, facts)
+    report = Path(folder, REPORT_FILE)
+    values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
+    replace_text(report, json.dumps(read_json(report) | {"card": values}, indent=2, default=str) + "\n")
     model = read_folder(folder)
     for half in HALVES if model.is_joint else ():
         replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
@@ -140,48 +144,23 @@ def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
     return replace_text(file, str(card))
 
 
-def render_card(
-    *,
-    title: str,
-    opening: str,
-    metadata: Mapping[str, Any],
-    load: str | None = None,
-    brings_code: bool = False,
-    results: str | None = None,
-    training: Mapping[str, Any] | None = None,
-    hardware: Mapping[str, Any] | None = None,
-    limits: Sequence[str] = (),
-    sizes: Mapping[str, Any] | None = None,
-) -> str:
+def render_card(*, title: str, metadata: Mapping[str, Any], **parts: Any) -> str:
     """The text of a model card, from model_card_template.md. Empty parts have no heading.
 
     Args:
-        opening (`str`): the model and its training in a few sentences.
         metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
             `library_name` is transformers and `model_name`, where there are results, the title unless it says otherwise.
-        load (`str`, *optional*): Python that loads it; begins with `LOADING_LINES` where it needs `repo` and `revision`.
-        brings_code (`bool`): the folder holds code of its own; the card says so.
-        results (`str`, *optional*): Markdown.
-        training, hardware, sizes (`dict`, *optional*): rows of tables.
-        limits (`list[str]`): sentences.
+        parts: of the template: `opening` and `results` in Markdown; Python that loads the model (`load`), which begins with
+            `LOADING_LINES`; `brings_code`, if the folder holds code of its own; rows of tables (`training`, `hardware` and
+            `sizes`); sentences (`limits`).
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     # The name belongs to the results: without any it would be a field that the Hub does not know.
     name = {"model_name": title} if metadata.get("eval_results") else {}
-    card = ModelCard.from_template(
-        ModelCardData(**{**name, "library_name": "transformers", **metadata}),
-        template_str=TEMPLATE.read_text(encoding="utf-8"),
-        title=title,
-        opening=opening,
-        load=load,
-        brings_code=brings_code,
-        results=results,
-        training=facts_table(training),
-        hardware=facts_table(hardware),
-        limits="\n".join(f"- {limit}" for limit in limits),
-        sizes=facts_table(sizes),
-    )
+    data = ModelCardData(**{**name, "library_name": "transformers", **metadata})
+    template = TEMPLATE.read_text(encoding="utf-8")
+    card = ModelCard.from_template(data, template_str=template, title=title, facts_table=facts_table, **parts)
     # Paragraphs are apart by one empty line, wherever the template left something out.
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip("\n") + "\n"
 
@@ -191,10 +170,8 @@ def shown_number(count: int) -> str:
     return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"
 
 
-def facts_table(facts: Mapping[str, Any] | None) -> str | None:
+def facts_table(facts: Mapping[str, Any]) -> str:
     """A row for each fact; a value is text, a number, a list, or a dictionary of these."""
-    if not facts:
-        return None
     return "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {table_cell(value)} |" for fact, value in facts.items())])
 
 
@@ -227,7 +204,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> 
         load=loading_code(
             kind, shown_source(model.folder) + ("" if model.model_folder == model.folder else f"/{model.model_folder.name}"),
             custom_code=model.custom_code or model.base_has_code,
-            texts=run.sample_texts or sample_texts(run.task, run.text_columns),
+            texts=sample_texts(run.task, run.text_columns),
             problem_type=model.config.get("problem_type"), adapter_base=adapter_base and shown_source(adapter_base),
             base_revision=run.base_revision, own_config=bool(model.config), tokenizer=model.has_tokenizer,
         ),
@@ -268,7 +245,7 @@ def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
     seeds = model.summary.get("seeds", ())
     return eval_results(
         measured, task_type=kind, dataset=(*run.datasets, None)[0], dataset_name=run.task or run.measured_on, sets=run.sets,
-        note=run.score_note or (f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None),
+        note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
     )  # fmt: skip
 
 

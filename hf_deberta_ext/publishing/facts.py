@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about a model from the files in its folder: architecture, size, training, results. No weights are loaded."""
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
 __all__ = [
-    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "replace_text", "save_run_facts", "shown_source",
+    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "replace_text", "shown_source",
 ]  # fmt: skip
 
 REPORT_FILE = "run_report.json"
@@ -66,7 +65,7 @@ class RunFacts:
         from_scratch (`bool`): the training began from random weights.
         training, hardware (`dict`): rows of two tables; a value is text, a number, a list or a dictionary of these.
         parameters, trained_parameters (`int`, *optional*): of the model with its adapters.
-        text_columns (`list[str]`): of a text classifier: one, or two for pairs; `sample_texts` are such texts.
+        text_columns (`list[str]`): of a text classifier: one, or two for pairs.
         longest (`int`, *optional*): tokens of the longest input of the training.
         tokens (`int`, *optional*): in the documents of a pre-training.
         train_samples, eval_samples (`int`, *optional*): only the first so many examples were taken.
@@ -75,10 +74,9 @@ class RunFacts:
         trained_on_results (`bool`): a file that was measured on was trained on, too.
         language (`list[str]`): ISO codes.
         license (`str`, *optional*): the Hub's name of it.
-        opening, results, figure (`str`, *optional*): Markdown in place of the usual description and table, and a picture.
+        opening, figure (`str`, *optional*): Markdown in place of the usual description, and a picture of the results.
         diverged (`str`, *optional*): the sentence of a training that diverged.
         limits (`list[str]`): sentences before the usual ones.
-        scores (`dict`): for the model index, in place of what all_results.json has; `score_note` follows their names.
     """
 
     task: str | None = None
@@ -96,7 +94,6 @@ class RunFacts:
     parameters: int | None = None
     trained_parameters: int | None = None
     text_columns: Sequence[str] = ()
-    sample_texts: Sequence[str] = ()
     longest: int | None = None
     tokens: int | None = None
     train_samples: int | None = None
@@ -107,19 +104,9 @@ class RunFacts:
     language: Sequence[str] = ()
     license: str | None = None
     opening: str | None = None
-    results: str | None = None
     figure: str | None = None
     diverged: str | None = None
     limits: Sequence[str] = ()
-    scores: Mapping[str, float] = field(default_factory=dict)
-    score_note: str | None = None
-
-
-def save_run_facts(folder: str | os.PathLike, facts: RunFacts):
-    """Adds the facts to run_report.json."""
-    file = Path(folder, REPORT_FILE)
-    values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
-    replace_text(file, json.dumps(read_json(file) | {"card": values}, indent=2, default=str) + "\n")
 
 
 def replace_text(file: Path, text: str) -> Path:
@@ -217,8 +204,6 @@ class ModelFolder:
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics by name, without "eval_"; means of several seeds."""
-        if self.run.scores:
-            return dict(self.run.scores)
         if self.summary:
             metrics = {name: value for name, value in self.summary.items() if name.startswith("eval_")}
             return {name.removeprefix("eval_"): value["mean"] for name, value in metrics.items()}

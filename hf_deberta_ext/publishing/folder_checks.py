@@ -19,6 +19,7 @@ from .._version import __version__
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.remote_code import AUTO_MAP, CODE_MARK
 from .card_checks import card_problems, linked_pictures
+from .facts import HALVES
 from .secret_search import text_problems
 
 __all__ = [
@@ -39,8 +40,6 @@ ENVIRONMENT = (
     "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT",
     "WINDIR", "PATHEXT", "LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY",
 )  # fmt: skip
-# Folders of a joint model that are models by themselves.
-HALVES = ("discriminator", "generator")
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 # huggingface_hub uploads files of up to 50 GB (HfApi.upload_file), and downloads no larger ones (MAX_HTTP_DOWNLOAD_SIZE).
 FILE_LIMIT = 50 * 1000**3
@@ -280,12 +279,11 @@ def clean_environment(scratch: str) -> dict[str, str]:
 
 
 def leak_problems(
-    folder: str | os.PathLike, files: Mapping[str, Path], token: str | None = None, *, tokens_alone: bool = False
+    folder: str | os.PathLike, files: Mapping[str, Path], *tokens: str | None, tokens_alone: bool = False
 ) -> list[str]:
-    """Tokens in the files, among them `token` and the one that is saved on this machine; and paths of this machine."""
-    place = Path(folder).resolve()
-    tokens = {*filter(None, (token, get_token()))}
-    return text_problems(files, [place, place.parent, Path.cwd()], sorted(tokens), tokens_alone=tokens_alone)
+    """Tokens in the files, among them `tokens` and the one that is saved on this machine; and paths of this machine."""
+    place, known = Path(folder).resolve(), {*filter(None, (*tokens, get_token()))}
+    return text_problems(files, [place, place.parent, Path.cwd()], sorted(known), tokens_alone=tokens_alone)
 
 
 def size_problems(files: Mapping[str, Path]) -> list[str]:

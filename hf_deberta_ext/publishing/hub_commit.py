@@ -17,7 +17,7 @@ from ..model.checkpoint_files import stale_weights
 from ..model.publishing import refuse_other_privacy
 from .hub_requests import AnswerError, RequestSteps
 
-__all__ = ["CARD", "FileChange", "HubCommit", "Remote", "compare_files", "is_same"]
+__all__ = ["CARD", "FileChange", "HubCommit", "Remote", "compare_files"]
 
 CARD = "README.md"
 # The forms of the answers, for messages.

@@ -17,17 +17,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-__all__ = [
-    "AnswerError",
-    "PushError",
-    "RequestSteps",
-    "advice",
-    "attempt",
-    "is_transient",
-    "patient_session",
-    "reason",
-    "status_of",
-]
+__all__ = ["AnswerError", "PushError", "RequestSteps", "advice", "attempt", "patient_session", "reason"]
 
 T = TypeVar("T")
 # Seconds before each further try of a request that huggingface_hub itself sends only once. It sends uploads and lists of

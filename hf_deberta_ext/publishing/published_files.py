@@ -12,7 +12,7 @@ from ..model.checkpoint_files import TOKENIZER_PATTERNS, WEIGHT_PATTERNS
 from ..model.remote_code import is_model_code
 from .card_checks import linked_pictures
 
-__all__ = ["MODEL_FILES", "MODEL_FOLDERS", "published_files"]
+__all__ = ["published_files"]
 # A joint model's parts, and its exports.
 MODEL_FOLDERS = ("discriminator", "generator", "onnx")
 # Models of sentence-transformers have one for each module that modules.json lists, as 1_Pooling.
@@ -56,11 +56,9 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
         slash, and stand for all files in them that are not published.
 
     Raises:
-        ValueError: `folder` is none, a pattern fits no file, or a file to be published is a link that leaves the folder.
+        ValueError: a pattern fits no file, or a file to be published is a link that leaves the folder.
     """
     folder, include = Path(folder), tuple(include)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
     files = dict(files_below(folder))
     outside = {path: target for path, file in files.items() if (target := target_outside(file, folder.resolve()))}
     published = {path: file for path, file in files.items() if is_of_model(path, file, files)}

@@ -17,16 +17,7 @@ from transformers import HfArgumentParser
 
 from .progress import hide_short_bars
 
-__all__ = [
-    "LEAVE_OUT",
-    "REMOVED",
-    "given_flags",
-    "option",
-    "overrides",
-    "parse_flags",
-    "refuse_unknown",
-    "show_one_spelling",
-]
+__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "show_one_spelling"]
 
 LEAVE_OUT = "leave it out"
 # Flags that scripts of older transformers had -> their replacement.

@@ -11,17 +11,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, HfApi, get_token
+from huggingface_hub import CommitInfo, HfApi
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..model.publishing import refuse_other_privacy
+from ..publishing.folder_checks import leak_problems
 from ..publishing.hub_commit import REPOSITORY, HubCommit, compare_files
 from ..publishing.hub_requests import PushError, RequestSteps, patient_session
 from ..publishing.published_files import PICTURES, published_files
 from ..publishing.push import pin_cards
-from ..publishing.secret_search import text_problems
 
 logger = logging.get_logger(__name__)
 
@@ -209,10 +209,9 @@ class HubTrainer(Trainer):
         Raises:
             OSError: a token or a path in a file that it needs.
         """
-        tokens = {*filter(None, (token, self.args.hub_token, get_token()))}
-        place, clean_files = folder.resolve(), dict(files)
+        clean_files = dict(files)
         for name, file in files.items():
-            problems = text_problems({name: file}, [place, place.parent, Path.cwd()], sorted(tokens))
+            problems = leak_problems(folder, {name: file}, token, self.args.hub_token)
             if problems and not any(fnmatchcase(name, pattern) for pattern in NOT_NEEDED):
                 raise OSError("; ".join(problems))
             if problems:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-__all__ = ["ExitOnUserError", "error_line"]
+__all__ = ["ExitOnUserError"]
 
 # A value, a file or an answer of the Hub, an optional package that is not installed.
 EXPECTED = (ValueError, OSError, ImportError)

@@ -197,22 +197,3 @@ def test_logits_that_are_not_finite_name_the_question(value):
     rows = make_windows((0, [OUT, *WORDS]), (1, [OUT, *WORDS]))
     with pytest.raises(ValueError, match=r"question 'q1' are not finite \(token 2 of window 1: start"):
         answer(rows, [logits(9), logits(9, t2=value)], [logits(9)] * 2)
-
-
-@pytest.mark.parametrize("shape", [(1, 10), (2, 11), (11,)], ids=["short", "rows", "flat"])
-def test_logits_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"end_logits must be \[1, at least 11\]"):
-        answers_from_logits(["q0"], [CONTEXT], ONE, np.zeros((1, 11)), np.zeros(shape))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(n_best=0), "n_best must be at least 1, got 0"),
-        (dict(max_answer_length=0), "max_answer_length must be at least 1, got 0"),
-        (dict(null_threshold=math.nan), "null_threshold is NaN"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        answer(ONE, [logits(11)], [logits(11)], **options)

@@ -501,18 +501,9 @@ def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(n
     assert len(rows[0]["input_ids"][number - 1]) == needed - 1
 
 
-@pytest.mark.parametrize(
-    "logits, message",
-    [
-        (np.zeros((3, 2)), r"expected logits for 2 rows of up to 3 choices, got \[3, 2\]"),
-        (np.zeros((2, 2)), r"got \[2, 2\]: is the model one for multiple choice"),
-        (np.zeros((2, 3, 4)), r"got \[2, 3, 4\]"),
-        (np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), "row 1 has logits that are NaN"),
-    ],
-)
-def test_logits_that_cannot_be_of_the_rows_are_refused(logits, message):
-    with pytest.raises(ValueError, match=message):
-        masked_answers(logits, [2, 3])
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
+        masked_answers(np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), [2, 3])
 
 
 @needs_data

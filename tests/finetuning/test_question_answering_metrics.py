@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQuAD 1.1 and 2.0 by hand, the best threshold against all thresholds, missing predictions, and mistakes."""
-
-import math
+"""SQuAD 1.1 and 2.0 by hand, and the best threshold against all thresholds."""
 
 import numpy as np
 import pytest
@@ -165,17 +163,6 @@ def test_v2_names_a_threshold_below_all_where_nothing_should_be_kept():
     assert squad_v2(predictions, references, {"a": 0.1, "b": 2.0})["best_exact_thresh"] == 0.0
 
 
-def test_missing_predictions_count_0_at_every_threshold(caplog):
-    references = {"a": ["x"], "b": [], "c": ["y"]}
-    scores = squad_v2({"a": "x"}, references, {"a": 0.4, "b": 0.9})
-    assert (scores["exact"], scores["NoAns_exact"], scores["total"]) == (pytest.approx(100 / 3), 0.0, 3)
-    assert (scores["best_exact"], scores["best_exact_thresh"]) == (pytest.approx(100 / 3), 0.4)
-    assert caplog.messages == ["2 of 3 questions have no prediction and count 0; the first is 'b'."]
-    assert squad_v2({}, references, {})["best_exact"] == 0.0
-    assert squad_v1({"a": "x"}, {"a": ["x"], "b": ["y"], "c": ["z"], "d": ["w"]}) == {"exact_match": 25.0, "f1": 25.0}
-    assert caplog.messages[2:] == ["3 of 4 questions have no prediction and count 0; the first is 'b'."]
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_v2_best_thresholds_equal_a_search_over_all(seed):
     draw = np.random.default_rng(seed)
@@ -189,10 +176,6 @@ def test_v2_best_thresholds_equal_a_search_over_all(seed):
     # With one decimal many are equal.
     decimals = int(draw.integers(1, 6))
     probabilities = {number: round(float(draw.normal()), decimals) for number in range(count)}
-    for number in range(0, count, 9):
-        del predictions[number]
-        if number % 2 and number in probabilities:
-            del probabilities[number]
     found = squad_v2(predictions, references, probabilities)
     # One threshold in each place where another set of answers is kept.
     values = sorted(set(probabilities.values()))
@@ -204,35 +187,3 @@ def test_v2_best_thresholds_equal_a_search_over_all(seed):
         assert at[name] == pytest.approx(best, abs=1e-9)
         lower = [threshold for threshold in tried if threshold < found[f"best_{name}_thresh"]]
         assert all(tried[threshold][name] < best - 1e-9 for threshold in lower if threshold >= min(probabilities.values()))
-
-
-@pytest.mark.parametrize("score", [squad_v1, squad_v2, record])
-@pytest.mark.parametrize(
-    ("predictions", "references", "error", "message"),
-    [
-        ({}, {}, ValueError, "references are empty"),
-        ({"a": "x", "b": "y", "c": "z"}, {"a": ["x"]}, ValueError, "2 ids that no reference has, first 'b'"),
-        ({"a": None}, {"a": ["x"]}, TypeError, r"predictions\['a'\] must be a text, got None"),
-        ({"a": "x"}, {"a": "x"}, TypeError, r"references\['a'\] must be a list of texts, got 'x'"),
-        ({"a": "x"}, {"a": [3]}, TypeError, r"references\['a'\] must be a list of texts, got \[3\]"),
-    ],
-)
-def test_wrong_predictions_and_references_are_named(score, predictions, references, error, message):
-    with pytest.raises(error, match=message):
-        score(predictions, references)
-
-
-def test_v1_refuses_questions_without_an_answer():
-    with pytest.raises(ValueError, match=r"question 'b' has no reference answer.*squad_v2"):
-        squad_v1({"a": "x"}, {"a": ["x"], "b": []})
-
-
-def test_v2_refuses_wrong_probabilities():
-    with pytest.raises(ValueError, match="lack 1 of the predictions, the first is 'null'; give all or none"):
-        squad_v2(PREDICTIONS, REFERENCES, {"right": 0.1, "half": 0.1, "void": 0.1})
-    with pytest.raises(ValueError, match="no_answer_probabilities have 1 ids that no reference has, first 'z'"):
-        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1, "z": 0.1})
-    with pytest.raises(ValueError, match=r"no_answer_probabilities\['a'\] is nan"):
-        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": math.nan})
-    with pytest.raises(ValueError, match="threshold is nan"):
-        squad_v2({"a": "x"}, {"a": ["x"]}, {"a": 0.1}, math.nan)

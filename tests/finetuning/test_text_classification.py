@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -341,12 +339,6 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):
     with pytest.raises(ValueError, match=message):
         data(**flags)
-
-
-def test_a_tokenizer_without_padding_is_refused(data, tokenizer):
-    bare = SimpleNamespace(pad_token_id=None)
-    with pytest.raises(ValueError, match="has no padding token"):
-        data(train=GOOD).encode(bare, BertConfig(**TINY))
 
 
 @pytest.mark.criterion("B3.6")

@@ -479,10 +479,8 @@ def test_a_tokenizer_that_does_not_know_its_words_is_refused(tmp_path, wordpiece
         data_of(tmp_path).encode(wordpiece, None)
 
 
-def test_logits_that_cannot_be_of_the_rows_are_refused(tmp_path, wordpiece):
+def test_logits_that_are_not_finite_are_refused(tmp_path, wordpiece):
     measured = data_of(tmp_path, split="validation").encode(wordpiece, None).evaluation[""]
-    with pytest.raises(ValueError, match=r"expected logits of 2 sentences for 4 labels, got \[2, 12, 3\]"):
-        measured.metrics(np.zeros((2, 12, 3)), None)
     with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
         measured.metrics(np.full((2, 12, 4), np.nan), None)
 

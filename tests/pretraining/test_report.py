@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves and model cards of pre-training runs."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from hf_deberta_ext.pretraining import (
@@ -43,11 +45,13 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
         train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")], card_language="de"
     )
     args = PretrainingArguments(str(tmp_path), use_cpu=True, seed=7)
-    masking = MaskingArguments()
+
+    collator, state = SimpleNamespace(options=MaskingOptions()), SimpleNamespace(global_step=5)
+    trainer = SimpleNamespace(args=args, data_collator=collator, state=state, divergence=lambda: None)
 
     def facts_of(model_args):
         return run_facts(
-            data_args, model_args, masking, MaskingOptions(), args, steps=5, reports={}, rows={"recipe": "tiny"},
+            trainer, data_args, model_args, MaskingArguments(), reports={}, rows={"recipe": "tiny"},
             run_report={"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}},
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def plot_curves(
         `path`.
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: a panel names a run that is not there, or none of its runs logged any of its metrics.
+        ValueError: none of the runs of a panel logged any of its metrics.
     """
     panels = [("", list(histories), ("loss", "eval_loss"))] if panels is None else panels
     histories = {name: without_restored(history) for name, history in histories.items()}
@@ -107,10 +107,6 @@ def _use_log_scale(axes):
 
 def _draw_panel(axes, histories, names, metrics, baselines):
     """The curves of one panel, its axis labels and its legend."""
-    unknown = sorted(set(names) - set(histories))
-    if unknown:
-        names_of_histories = ", ".join(map(repr, histories))
-        raise ValueError(f"no history named {', '.join(map(repr, unknown))}; there are {names_of_histories}")
     labels = _curve_labels(metrics)
     kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
     drawn, single = [], []

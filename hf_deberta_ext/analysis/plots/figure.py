@@ -5,11 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["COLOURS", "HIGHLIGHT", "finish_axes", "new_figure", "save_figure"]
+__all__ = ["COLOURS", "finish_axes", "new_figure", "save_figure"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the light yellow is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-HIGHLIGHT = "#D55E00"
 
 
 def new_figure(width: float, height: float = 3.8):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of several models beside each other: the similarity of word embeddings, and scores over seeds."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,19 +28,7 @@ def plot_embedding_similarity(
         `path`.
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: there is nothing to draw, an unknown key, or a value that is no similarity.
     """
-    if not similarities:
-        raise ValueError("there is nothing to draw: give similarities of at least one run")
-    for name, values in similarities.items():
-        unknown = [key for key in values if key not in TABLES]
-        if unknown or not values:
-            got = ", ".join(map(repr, unknown)) or "nothing"
-            raise ValueError(f"{name!r} needs a value for {' or '.join(map(repr, TABLES))}, got {got}")
-        for key, value in values.items():
-            # The margin is for rounding. NaN is not between them.
-            if not -1.0001 <= value <= 1.0001:
-                raise ValueError(f"the {key}'s similarity of {name!r} must be in [-1, 1], got {value}")
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
     keys = [key for key in TABLES if any(key in values for values in similarities.values())]
@@ -84,13 +71,7 @@ def plot_comparison(
         `path`.
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: there is no score to draw, or one is not finite.
     """
-    if not scores:
-        raise ValueError("there is nothing to draw: give the scores of at least one model")
-    for name, values in {**scores, **{name: [value] for name, value in (baselines or {}).items()}}.items():
-        if not values or not all(map(math.isfinite, values)):
-            raise ValueError(f"{name!r} needs finite scores, got {list(values)}")
     figure = new_figure(max(4.6, 1.1 * len(scores) + 1.6))
     axes = figure.subplots()
     for index, values in enumerate(scores.values()):
@@ -124,10 +105,7 @@ def plot_minimal_pairs(
         `path`.
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: there is nothing to draw.
     """
-    if not accuracies or not all(accuracies.values()):
-        raise ValueError("there is nothing to draw: give the accuracy of at least one phenomenon")
     first = next(iter(accuracies.values()))
     names = sorted(first, key=first.__getitem__)
     figure = new_figure(7, 0.32 * len(names) + 1.4)

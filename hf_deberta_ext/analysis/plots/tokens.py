@@ -3,11 +3,11 @@
 
 import functools
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .figure import HIGHLIGHT, new_figure, save_figure
+from .figure import new_figure, save_figure
 
 __all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens"]
 
@@ -63,9 +63,6 @@ def installed_fonts() -> list[str]:
 def plot_replacement_probabilities(
     tokens: Sequence[Any],
     path: str | Path | Sequence[str | Path],
-    *,
-    replaced: Collection[int] = (),
-    title: str = "",
 ) -> Path | list[Path]:
     """Draws a text whose tokens have the colour of the probability that they were replaced, with its value beneath.
 
@@ -73,13 +70,11 @@ def plot_replacement_probabilities(
         tokens (`list[TokenScore]`): of one text, as `token_replacement_probabilities` returns them, or any objects with
             `token` and `probability`. A word's pieces stand without a gap between them.
         path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
-        replaced (`Collection[int]`): the numbers of the tokens that really are replaced, which get a frame.
-        title (`str`): above the text.
     Returns:
         `path`.
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: there are no tokens, a probability is none, or `replaced` names a token that is not there.
+        ValueError: there are no tokens, or a probability is none.
     """
     if not tokens:
         raise ValueError("there is nothing to draw: the text has no tokens")
@@ -88,9 +83,6 @@ def plot_replacement_probabilities(
         if not 0 <= token.probability <= 1:
             name = f"token {number}, {token.token!r}"
             raise ValueError(f"the probability of {name}, must be in [0, 1], got {token.probability}")
-    unknown = sorted(number for number in replaced if not 0 <= number < len(tokens))
-    if unknown:
-        raise ValueError(f"replaced = {unknown[0]} is no token: they are numbered 0 to {len(tokens) - 1}")
     labels = readable_tokens([token.token for token in tokens])
     cells, width, rows = _layout([token.token for token in tokens], labels)
     figure = new_figure(0.125 * width + 0.5, 0.62 * rows + 1.3)
@@ -104,25 +96,18 @@ def plot_replacement_probabilities(
     fonts = installed_fonts()
     # The half of a map with two ends: white, as a text is, where nothing looks replaced.
     colours = ScalarMappable(Normalize(0, 1), ListedColormap([colormaps["PuOr"](0.5 + i / 510) for i in range(256)]))
-    for number, (token, label, (x, row, size)) in enumerate(zip(tokens, labels, cells, strict=True)):
+    for token, label, (x, row, size) in zip(tokens, labels, cells, strict=True):
         colour = colours.to_rgba(token.probability)
         axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
-        if number in replaced:
-            frame = dict(fill=False, edgecolor=HIGHLIGHT, linewidth=2.2, zorder=3)
-            axes.add_patch(Rectangle((x + 0.1, row + 0.02), size - 0.2, 0.58, **frame))
         middle, style = x + size / 2, dict(ha="center", va="center", parse_math=False)
         axes.text(middle, row + 0.31, label, fontsize=10, color=_contrast(colour), fontfamily=fonts, **style)
         axes.text(middle, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
     axes.set_xlim(-0.2, width + 0.2)
     axes.set_ylim(rows, 0)
     axes.axis("off")
-    axes.set_title(title, fontsize=11, parse_math=False)
     bar = figure.colorbar(colours, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.03)
     bar.set_label("probability that the token was replaced", fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    if replaced:
-        frame = Rectangle((0, 0), 1, 1, fill=False, edgecolor=HIGHLIGHT, linewidth=2.2)
-        figure.legend([frame], ["really replaced"], loc="outside upper right", fontsize=9, frameon=False)
     return save_figure(figure, path)
 
 

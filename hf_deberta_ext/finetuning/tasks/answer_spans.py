@@ -86,22 +86,8 @@ def answers_from_logits(
         with_null (`bool`): whether a question may have no answer.
         null_threshold (`float`): the answer is "" where its null odds are above; +-inf: always or never another.
     Raises:
-        ValueError: logits of another shape, or not finite; a limit below 1; a threshold that is NaN.
+        ValueError: logits that are not finite.
     """
-    for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if math.isnan(null_threshold):
-        raise ValueError("null_threshold is NaN, expected a number")
-    start_logits, end_logits = np.asarray(start_logits), np.asarray(end_logits)
-    lengths = np.diff(windows.bounds)
-    W, N = len(lengths), int(lengths.max(initial=0))
-    for name, logits in (("start_logits", start_logits), ("end_logits", end_logits)):
-        if logits.ndim != 2 or len(logits) != W or logits.shape[1] < N:
-            raise ValueError(
-                f"{name} must be [{W}, at least {N}], one row for each of the {W} windows, got {list(logits.shape)}"
-            )
-
     spans: dict[int, list[tuple[float, float, int, int]]] = {}
     nulls: dict[int, tuple[float, float]] = {}
     for part in window_batches(windows.examples):

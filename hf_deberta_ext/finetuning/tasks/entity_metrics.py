@@ -8,19 +8,6 @@ from typing import Any
 
 __all__ = ["entities", "entity_scores"]
 
-# Begin, inside, end, single: IOB1 and IOB2 use the first two, BIOES all.
-_PREFIXES = ("B", "I", "E", "S")
-
-
-def split_tag(tag: str, place: str) -> tuple[str, str]:
-    """("B", "PER") for "B-PER", ("O", "") for "O"."""
-    if tag == "O":
-        return "O", ""
-    prefix, dash, kind = tag.partition("-") if isinstance(tag, str) else ("", "", "")
-    if prefix not in _PREFIXES or not dash or not kind:
-        raise ValueError(f"{place}: {tag!r} is no tag; it must be O, or one of B- I- E- S- and a type, as in B-PER")
-    return prefix, kind
-
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """The entities that the tags of a sentence mark, in IOB2, IOB1 or BIOES (IOBES).
@@ -32,13 +19,11 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
         tags (`list[str]`): one a word: "O", or "B-", "I-", "E-", "S-" and a type, in which more dashes may be.
     Returns:
         (type, first word, last word) of each, in their order, counted from 0: [("PER", 0, 1)] for B-PER I-PER O.
-    Raises:
-        ValueError: a tag of another form.
     """
     spans: list[tuple[str, int, int]] = []
     previous, previous_kind = "O", ""
     for number, tag in enumerate(tags):
-        prefix, kind = split_tag(tag, f"tags[{number}]")
+        prefix, _, kind = tag.partition("-")
         if prefix in ("I", "E") and previous in ("B", "I") and kind == previous_kind:
             spans[-1] = (kind, spans[-1][1], number)
         elif prefix != "O":
@@ -65,40 +50,19 @@ def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[st
         "overall_precision", "overall_recall", "overall_f1" (over all entities), "overall_accuracy" (over all tags), and for
         each type that occurs on either side, sorted, {"precision", "recall", "f1", "number"}, number = how many are true.
         Fractions; 0.0 where there is nothing to divide by.
-    Raises:
-        ValueError: no words at all, other numbers of sentences or words, or a tag that is none.
     """
-    if len(predicted) != len(true):
-        raise ValueError(f"there must be tags for each sentence, got {len(predicted)} predicted sentences for {len(true)}")
-    for number, (guesses, answers) in enumerate(zip(predicted, true, strict=True)):
-        if len(guesses) != len(answers):
-            raise ValueError(
-                f"sentence {number}: there must be a tag for each word, got {len(guesses)} tags for {len(answers)}"
-            )
-    words = sum(map(len, true))
-    if not words:
-        raise ValueError("there are no words to score: give one sentence or more")
-
-    guesses, answers = entities_of_all(predicted, "predicted"), entities_of_all(true, "true")
+    guesses, answers = (
+        {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}
+        for sentences in (predicted, true)
+    )
     guess_types, answer_types, hit_types = (
         Counter(kind for _, kind, _, _ in spans) for spans in (guesses, answers, guesses & answers)
     )
     overall = precision_recall_f1(len(guesses & answers), len(guesses), len(answers))
     hits = sum(a == b for a, b in zip(chain.from_iterable(predicted), chain.from_iterable(true), strict=True))
     scores: dict[str, Any] = {f"overall_{name}": value for name, value in overall.items()}
-    scores["overall_accuracy"] = hits / words
+    scores["overall_accuracy"] = hits / sum(map(len, true))
     for kind in sorted({*guess_types, *answer_types}):
         scores[kind] = precision_recall_f1(hit_types[kind], guess_types[kind], answer_types[kind])
         scores[kind]["number"] = answer_types[kind]
     return scores
-
-
-def entities_of_all(sentences: Sequence[Sequence[str]], side: str) -> set[tuple[int, str, int, int]]:
-    """(sentence, type, first word, last word)."""
-    spans = set()
-    for number, tags in enumerate(sentences):
-        try:
-            spans |= {(number, *entity) for entity in entities(tags)}
-        except ValueError as error:
-            raise ValueError(f"{side} tags of sentence {number}: {error}") from None
-    return spans

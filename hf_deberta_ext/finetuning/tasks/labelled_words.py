@@ -14,10 +14,7 @@ from .labels import label_cells
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "CONLL_ENDINGS", "OUTSIDE", "Sentences", "are_entities", "joined", "label_name", "read_conll", "sorted_labels",
-    "word_rows",
-]  # fmt: skip
+__all__ = ["CONLL_ENDINGS", "OUTSIDE", "Sentences", "are_entities", "joined", "read_conll", "sorted_labels", "word_rows"]
 
 CONLL_ENDINGS = (".txt", ".conll", ".txt.gz", ".conll.gz")
 OUTSIDE = "O"

@@ -38,16 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from ..arguments import ModelArguments
-
-__all__ = [
-    "MultipleChoiceArguments",
-    "MultipleChoiceCollator",
-    "MultipleChoiceData",
-    "choice_loss",
-    "masked_answers",
-    "read_multiple_choice",
-]
+__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
 
 HUB = {
     "race": HubData("ehovy/race", "all"),
@@ -131,15 +122,8 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     Args:
         logits (`np.ndarray`): [n, C].
         counts: [n], how many choices each row has.
-    Raises:
-        ValueError: there are not n rows, or fewer logits than choices.
     """
     logits = check_logits(np.asarray(logits, dtype=np.float64))
-    if logits.ndim != 2 or len(logits) != len(counts) or logits.shape[1] < max(counts):
-        raise ValueError(
-            f"expected logits for {len(counts)} rows of up to {max(counts)} choices, got {list(logits.shape)}: is the model "
-            "one for multiple choice?"
-        )
     exists = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
     return np.where(exists, logits, -np.inf).argmax(-1)
 
@@ -313,9 +297,7 @@ def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBa
 
 
 def read_multiple_choice(
-    arguments: DataArguments,
-    model_arguments: "ModelArguments | None" = None,
-    data_class: type["MultipleChoiceData"] = MultipleChoiceData,
+    arguments: DataArguments, data_class: type["MultipleChoiceData"] = MultipleChoiceData
 ) -> "MultipleChoiceData":
     """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
 

@@ -14,10 +14,7 @@ from .race import race_level
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "LETTERS", "ChoiceColumns", "checked_columns", "choice_list", "choice_rows", "fill_blank", "known_columns",
-    "right_choice",
-]  # fmt: skip
+__all__ = ["LETTERS", "ChoiceColumns", "choice_rows", "fill_blank"]
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ...data.files import FLAGS
 from ...training.flags import option
-from ..arguments import DataArguments, ModelArguments
+from ..arguments import DataArguments
 from ..input_lengths import longest_input
 from ..task import EncodedTask, EvaluationSet, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
@@ -70,7 +70,6 @@ class QuestionAnsweringData:
 
     Args:
         data_args (`QuestionAnsweringArguments`): the flags.
-        model_args (`ModelArguments`, *optional*): not used.
     Raises:
         ValueError: nothing to read, a missing column, a cell that is None or of another type, an id that stands twice, an
             answer that its context does not have, a question without an answer where all must have one.
@@ -79,7 +78,7 @@ class QuestionAnsweringData:
     pipeline = "question-answering"
     auto_class = AutoModelForQuestionAnswering
 
-    def __init__(self, data_args: QuestionAnsweringArguments, model_args: ModelArguments | None = None):
+    def __init__(self, data_args: QuestionAnsweringArguments):
         self.data_args = data_args
         short = {task.name: name for name, task in HUB.items()}
         source = data_args.dataset_name or data_args.task_name

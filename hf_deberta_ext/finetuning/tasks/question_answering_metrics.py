@@ -6,14 +6,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
-from transformers.utils import logging
 
 __all__ = ["exact_match", "f1_of_tokens", "normalise_answer", "record", "squad_v1", "squad_v2"]
-
-logger = logging.get_logger(__name__)
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -46,47 +43,14 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
     return max(score(prediction, reference) for reference in references)
 
 
-def _check_ids(values: Mapping[Hashable, Any], references: Mapping[Hashable, Any], side: str) -> None:
-    unknown = [key for key in values if key not in references]
-    if unknown:
-        raise ValueError(
-            f"{side} have {len(unknown)} ids that no reference has, first {unknown[0]!r}: are they of other data?"
-        )
-
-
-def _check(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
-    """Warns of questions that have no prediction.
-
-    Raises:
-        ValueError, TypeError: no references; predictions for unknown ids; an answer that is no text.
-    """
-    if not references:
-        raise ValueError("references are empty: give the answers of each question, by id")
-    _check_ids(predictions, references, "predictions")
-    for key, texts in references.items():
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"references[{key!r}] must be a list of texts, got {texts!r}")
-    for key, text in predictions.items():
-        if not isinstance(text, str):
-            raise TypeError(f"predictions[{key!r}] must be a text, got {text!r}; no answer is ''")
-    missing = [key for key in references if key not in predictions]
-    if missing:
-        logger.warning(
-            f"{len(missing)} of {len(references)} questions have no prediction and count 0; the first is {missing[0]!r}."
-        )
-
-
 def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
     """SQuAD 1.1: for each question the best over its references, and the mean over all questions.
 
     Args:
-        predictions (`dict[str, str]`): text by id. A question without one counts 0 and is warned of.
+        predictions (`dict[str, str]`): text by id, of every question.
         references (`dict[str, list[str]]`): one text or more by id.
     Returns:
         "exact_match" and "f1", in percent (0 to 100).
-    Raises:
-        ValueError: no references, a question without any, or a prediction for an id that no reference has.
-        TypeError: an answer that is no text.
     """
     return {name: 100 * score for name, score in record(predictions, references).items()}
 
@@ -97,18 +61,12 @@ def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Se
     Args:
         predictions (`dict`): the entity by query.
         references (`dict`): the entities that are right, by query.
-    Raises:
-        ValueError, TypeError: as `squad_v1`.
     """
-    _check(predictions, references)
-    exact, overlap = [], []
-    for key, texts in references.items():
-        if not len(texts):
-            raise ValueError(f"question {key!r} has no reference answer, as only SQuAD 2.0 may have: score it with squad_v2")
-        if key in predictions:
-            exact.append(_best(exact_match, predictions[key], texts))
-            overlap.append(_best(lambda a, b: f1_of_tokens(a, b, both_empty=0.0), predictions[key], texts))
-    return {"exact_match": math.fsum(exact) / len(references), "f1": math.fsum(overlap) / len(references)}
+    scores = {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}
+    return {
+        name: math.fsum(_best(score, predictions[key], texts) for key, texts in references.items()) / len(references)
+        for name, score in scores.items()
+    }
 
 
 def _percent(scores: np.ndarray, count: int) -> float:
@@ -127,10 +85,9 @@ def squad_v2(
     above the threshold is taken for "no answer", whatever the prediction says.
 
     Args:
-        predictions (`dict[str, str]`): text by id, "" for no answer. A question without one counts 0, whatever the
-            threshold, and is warned of.
+        predictions (`dict[str, str]`): text by id, of every question, "" for no answer.
         references (`dict[str, list[str]]`): texts by id; an empty list: no answer.
-        no_answer_probabilities (`dict[str, float]`, *optional*): by id, one for each prediction. Any number will do that is
+        no_answer_probabilities (`dict[str, float]`): by id, one for each prediction. Any finite number will do that is
             higher where no answer is more likely: a difference of scores, for one.
         threshold (`float`): an answer is kept where its probability is at most this.
     Returns:
@@ -139,37 +96,23 @@ def squad_v2(
         threshold reaches, and "best_exact_thresh", "best_f1_thresh", the lowest threshold that does.
         The published script steps through equal probabilities one by one and so can report a score that no threshold has;
         here they move together.
-    Raises:
-        ValueError: no references; a prediction for an unknown id; probabilities that are not finite, or not for all
-            predictions, or for unknown ids; a threshold that is NaN.
-        TypeError: an answer that is no text.
     """
-    _check(predictions, references)
-    if math.isnan(threshold):
-        raise ValueError("threshold is nan: give a number; an answer is kept where its probability is at most that")
-    if no_answer_probabilities is not None:
-        _check_probabilities(no_answer_probabilities, predictions, references)
-
-    ids = list(references)
-    has_answer = np.array([len(references[key]) > 0 for key in ids])
+    has_answer = np.array([len(texts) > 0 for texts in references.values()])
     # What a question scores if its prediction is kept, and what it scores as "no answer". The latter asks whether there are
     # references at all, as the published script does, where references without a word could be met by "".
-    kept_scores = {"exact": np.zeros(len(ids)), "f1": np.zeros(len(ids))}
-    dropped = np.array([float(key in predictions) for key in ids]) * ~has_answer
-    for number, key in enumerate(ids):
-        if key in predictions:
-            texts = [text for text in references[key] if normalise_answer(text)] or [""]
-            kept_scores["exact"][number] = _best(exact_match, predictions[key], texts)
-            kept_scores["f1"][number] = _best(f1_of_tokens, predictions[key], texts)
+    kept_scores = {"exact": np.zeros(len(references)), "f1": np.zeros(len(references))}
+    dropped = (~has_answer).astype(float)
+    for number, (key, all_texts) in enumerate(references.items()):
+        texts = [text for text in all_texts if normalise_answer(text)] or [""]
+        kept_scores["exact"][number] = _best(exact_match, predictions[key], texts)
+        kept_scores["f1"][number] = _best(f1_of_tokens, predictions[key], texts)
 
-    probabilities, is_kept = None, np.ones(len(ids), dtype=bool)
+    probabilities, is_kept = None, np.ones(len(references), dtype=bool)
     if no_answer_probabilities is not None:
-        # A question without a prediction scores 0 on either side of any threshold: its place among the others is free.
-        highest = max(no_answer_probabilities.values(), default=0.0)
-        probabilities = np.array([float(no_answer_probabilities.get(key, highest)) for key in ids])
+        probabilities = np.array([no_answer_probabilities[key] for key in references])
         is_kept = probabilities <= threshold
     results: dict[str, float] = {}
-    for prefix, part in (("", np.ones(len(ids), dtype=bool)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
+    for prefix, part in (("", np.ones(len(references), dtype=bool)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
         count = int(part.sum())
         if count:
             for name, scores in kept_scores.items():
@@ -179,20 +122,6 @@ def squad_v2(
         for name, scores in kept_scores.items():
             results[f"best_{name}"], results[f"best_{name}_thresh"] = best_threshold(scores, dropped, probabilities)
     return results
-
-
-def _check_probabilities(
-    probabilities: Mapping[Hashable, float], predictions: Mapping[Hashable, str], references: Mapping[Hashable, Any]
-) -> None:
-    _check_ids(probabilities, references, "no_answer_probabilities")
-    without = [key for key in predictions if key not in probabilities]
-    if without:
-        raise ValueError(
-            f"no_answer_probabilities lack {len(without)} of the predictions, the first is {without[0]!r}; give all or none"
-        )
-    for key, value in probabilities.items():
-        if not math.isfinite(value):
-            raise ValueError(f"no_answer_probabilities[{key!r}] is {value}: it must be a finite number")
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:

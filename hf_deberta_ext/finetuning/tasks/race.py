@@ -13,7 +13,7 @@ from ...data.files import HELD_BYTES, parse_json, read_lines
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["RACE_LEVELS", "race_level", "raw_questions", "read_raw_race"]
+__all__ = ["race_level", "read_raw_race"]
 
 RACE_LEVELS = ("middle", "high")
 

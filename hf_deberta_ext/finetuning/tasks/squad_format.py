@@ -15,10 +15,7 @@ from ...data.files import HELD_BYTES, file_kind, join_columns, parse_json, read_
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "Questions", "Table", "add_rows", "answer_cell", "checked_questions", "nearest_place", "nested_rows",
-    "read_question_file",
-]  # fmt: skip
+__all__ = ["Questions", "Table", "checked_questions", "read_question_file"]
 
 logger = logging.get_logger(__name__)
 

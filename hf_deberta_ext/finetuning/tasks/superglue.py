@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.columns import as_numbers, cells, check_cells, check_columns
-from ..arguments import ModelArguments
 from ..metrics import TASK_METRICS, compute
 from ..task import TaskData
 from .glue import KnownTask, glue_task
@@ -72,7 +71,7 @@ class SuperGlueArguments(TextClassificationArguments):
     )  # fmt: skip
 
 
-def read_superglue(data_args: TextClassificationArguments, model_args: ModelArguments | None = None) -> TaskData:
+def read_superglue(data_args: TextClassificationArguments) -> TaskData:
     """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
 
     Raises:
@@ -84,8 +83,8 @@ def read_superglue(data_args: TextClassificationArguments, model_args: ModelArgu
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
         raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
     if name != "copa":
-        return SuperGlueData(data_args, model_args)
-    return read_multiple_choice(data_args, model_args, CopaData)
+        return SuperGlueData(data_args)
+    return read_multiple_choice(data_args, CopaData)
 
 
 class SuperGlueData(TextClassificationData):

@@ -15,7 +15,7 @@ from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, named_files, read_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
-from ..arguments import DataArguments, ModelArguments
+from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = [
-    "Part", "TextClassificationArguments", "TextClassificationData", "tokenise_texts",
-]  # fmt: skip
+__all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
 
 logger = logging.get_logger(__name__)
 
@@ -114,7 +112,6 @@ class TextClassificationData:
 
     Args:
         data_args (`TextClassificationArguments`): the flags.
-        model_args (`ModelArguments`, *optional*): not used.
     Raises:
         ValueError: there is nothing to read; a file, column, text or label is wrong; says where, and what to do.
     """
@@ -122,7 +119,7 @@ class TextClassificationData:
     pipeline = "text-classification"
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(self, data_args: TextClassificationArguments, model_args: ModelArguments | None = None):
+    def __init__(self, data_args: TextClassificationArguments):
         self.data_args = data_args
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
@@ -391,13 +388,7 @@ class TextClassificationData:
         return {} if self.labels is None else self.labels.config_fields()
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Pairs are cut token by token at the end of the longer text; a warning says how many rows are.
-
-        Raises:
-            ValueError: the tokenizer has no padding token.
-        """
-        if tokenizer.pad_token_id is None:
-            raise ValueError(f"{type(tokenizer).__name__} has no padding token: name one in its configuration (pad_token)")
+        """Pairs are cut token by token at the end of the longer text; a warning says how many rows are."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
         default = 128 if self.task is None else self.task.max_seq_length

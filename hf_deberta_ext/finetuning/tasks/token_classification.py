@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from ..arguments import ModelArguments
-
 __all__ = [
     "TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space",
 ]  # fmt: skip
@@ -146,7 +144,6 @@ class TokenClassificationData:
 
     Args:
         data_args (`TokenClassificationArguments`): the flags.
-        model_args (`ModelArguments`, *optional*): not used.
     Raises:
         ValueError: nothing to read, a missing column, a cell that is None or of another type, more or fewer labels than
             words, a number without a name, a label that the data to train on does not have.
@@ -156,7 +153,7 @@ class TokenClassificationData:
     auto_class = AutoModelForTokenClassification
     needs_prefix_space = True
 
-    def __init__(self, data_args: TokenClassificationArguments, model_args: "ModelArguments | None" = None):
+    def __init__(self, data_args: TokenClassificationArguments):
         self.data_args, self.name = data_args, data_args.task_name or self.pipeline
         columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
 
@@ -315,14 +312,9 @@ class TokenClassificationData:
 
         def tags_of(logits: Any) -> list[list[str]]:
             """A tag for each word of each sentence, from logits [n, N, C]."""
-            logits = check_logits(logits)
-            if logits.ndim != 3 or len(logits) != len(positions) or logits.shape[2] != len(self.labels):
-                raise ValueError(
-                    f"expected logits of {len(positions)} sentences for {len(self.labels)} labels, got {list(logits.shape)}"
-                )
             return [
                 [self.labels[row[position]] if position >= 0 else OUTSIDE for position in tokens]
-                for row, tokens in zip(logits.argmax(-1), positions, strict=True)
+                for row, tokens in zip(check_logits(logits).argmax(-1), positions, strict=True)
             ]
 
         def metrics(predictions, labels):
