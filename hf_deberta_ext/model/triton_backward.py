@@ -190,7 +190,6 @@ def disentangled_bwd_kernel_dkv(
                 m0 = hide(m0)
                 rows = m0 + tl.arange(0, BLOCK_M)
                 q = load_rows(q_ptr, m0, stride_qn, N, BLOCK_M, D, BLOCK_D)
-                do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
                 if part == 1:
                     s = near_scores_turned(
                         q, k, kx_ptr, qx_ptr, bias_ptr, m0, n0, span, C2P, P2C, P2P, WIDEN, D, BLOCK_D, BLOCK_M
@@ -209,6 +208,7 @@ def disentangled_bwd_kernel_dkv(
                     keep = tl.trans(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK_M, BLOCK_N))
                     p = tl.where(keep, p, -p)
                     dropped = tl.maximum(p, 0.0)
+                do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
                 dv += dot(narrow(dropped, do.dtype, WIDEN), do, WIDEN)
                 dp = dot(v, tl.trans(do), WIDEN)
                 if DROPOUT:
