@@ -147,6 +147,8 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
     warps, shared = options.get("num_warps", 4), kernel.metadata.shared
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass)
     count = {key: sum(x.startswith(key) for x in opcodes) for key in ("HGMMA", "HMMA", "FFMA", "MUFU.EX2", "STL", "LDL")}
+    # As many as HGMMA: ptxas makes each wait for the one before ("wgmma.mma_async instructions are serialized").
+    count["HGMMA_groups"] = len(re.findall(r"HGMMA.*, gsb0", sass))
     blocks = min(
         65536 // (-(-registers // 8) * 8 * 32 * warps), SHARED_KB[capability] * 1024 // (shared + 1024), 64 // warps
     )

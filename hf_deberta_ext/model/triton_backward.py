@@ -71,13 +71,13 @@ def disentangled_bwd_kernel_dq(
     tl.store(active_ptr + bh.to(tl.int64) * N + rows, active.to(tl.int8), mask=rows < N)
     hi = tl.where(tl.max(active) != 0, hi, lo)
     first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
-    for part in tl.static_range(3):
-        if FAR or part == 1:
-            start, stop = first, last
-            if part == 0:
-                start, stop = lo, first
-            if part == 2:
-                start, stop = last, hi
+    for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
+        start, stop = first, last
+        if part == 0:
+            start, stop = lo, first
+        if part == 2:
+            start, stop = last, hi
+        if start < stop:
             row = lse
             far = tl.zeros([BLOCK_M], tl.float32)
             if part != 1:
@@ -96,7 +96,7 @@ def disentangled_bwd_kernel_dq(
                 p = tl.math.exp2(s - row[:, None])
                 if DROPOUT:
                     # The sign of p tells what is dropped: a mask would take registers of its own.
-                    p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N), p, -p)
+                    p = tl.where(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK_M, BLOCK_N), p, -p)
                 v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 dp = dot(do, tl.trans(v), WIDEN)
                 if DROPOUT:
@@ -177,13 +177,13 @@ def disentangled_bwd_kernel_dkv(
         hi = tl.where(any_flag(mask_ptr, n0, stride_mn, N, BLOCK_N), hi, lo)
     first, last = near_range(n0, lo, hi, reach, BLOCK_N, BLOCK_M, FAR)
     # Tiles are [keys, queries]. part 0: queries far to the left of the keys (o <= -reach), 1: near, 2: o >= reach.
-    for part in tl.static_range(3):
-        if FAR or part == 1:
-            start, stop = first, last
-            if part == 0:
-                start, stop = lo, first
-            if part == 2:
-                start, stop = last, hi
+    for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
+        start, stop = first, last
+        if part == 0:
+            start, stop = lo, first
+        if part == 2:
+            start, stop = last, hi
+        if start < stop:
             far = tl.zeros([BLOCK_N], tl.float32)
             key = key_logits(ends_ptr + (3 - part // 2) * plane, mask_ptr, cols, N, stride_mn, part != 1, MASK)
             for m0 in tl.range(start, stop, BLOCK_M, num_stages=NEAR_STAGES if part == 1 else FAR_STAGES):
@@ -205,7 +205,7 @@ def disentangled_bwd_kernel_dkv(
                 p = tl.math.exp2(s - row[None, :])
                 dropped = p
                 if DROPOUT:
-                    keep = tl.trans(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N))
+                    keep = tl.trans(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK_M, BLOCK_N))
                     p = tl.where(keep, p, -p)
                     dropped = tl.maximum(p, 0.0)
                 do = load_rows(do_ptr, m0, stride_dn, N, BLOCK_M, D, BLOCK_D)
@@ -296,7 +296,7 @@ def disentangled_bwd_kernel_bands(
             lse = tl.load(lse_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=float("inf"))
             p = tl.math.exp2(s - lse[:, None])
             if DROPOUT:
-                p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK), p, -p)
+                p = tl.where(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK, BLOCK), p, -p)
             v = load_rows(v_ptr + b * stride_vb + h * stride_vh, n0, stride_vn, N, BLOCK, D, BLOCK_D)
             do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, stride_dn, N, BLOCK, D, BLOCK_D)
             dp = dot(do, tl.trans(v), WIDEN)

@@ -48,3 +48,5 @@ def test_the_forward_kernel_compiles_without_bank_conflicts_and_computes_nothing
     # Three kinds of tiles, 32 exponentials a lane each, and two of the running maximum.
     assert forward["MUFU.EX2"] == 3 * 34 and forward["HGMMA"] > 0
     assert kernels["bwd_kernel_dq"]["MUFU.EX2"] == kernels["bwd_kernel_dkv"]["MUFU.EX2"] == 96
+    for name in ("fwd_kernel", "bwd_kernel_dq", "bwd_kernel_dkv"):
+        assert 2 * kernels[name]["HGMMA_groups"] < kernels[name]["HGMMA"], f"{name}: products wait for each other"

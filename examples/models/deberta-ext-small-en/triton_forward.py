@@ -125,13 +125,14 @@ def disentangled_fwd_kernel(
         lo, hi = flagged_range(mask_ptr, stride_mn, lo, hi, BLOCK_N)
     first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
     # part 0: keys far to the left (o >= reach), 1: near keys, 2: keys far to the right.
-    for part in tl.static_range(3):
-        if FAR or part == 1:
-            start, stop = first, last
-            if part == 0:
-                start, stop = lo, first
-            if part == 2:
-                start, stop = last, hi
+    for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
+        start, stop = first, last
+        if part == 0:
+            start, stop = lo, first
+        if part == 2:
+            start, stop = last, hi
+        # Also for the compiler: of a loop that may have no tile, it makes all products wait for each other.
+        if start < stop:
             # What c2p adds to all logits of a row is added to the row's maximum instead.
             row = tl.zeros([BLOCK_M], tl.float32)
             if part != 1:
@@ -156,7 +157,7 @@ def disentangled_fwd_kernel(
                 total = total * alpha + tl.sum(p, 1)
                 top = new_top
                 if DROPOUT:
-                    p = tl.where(dropout_keep(seed_ptr, bh, rows, n0, dropout_p, BLOCK_N), p, 0.0)
+                    p = tl.where(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK_M, BLOCK_N), p, 0.0)
                 v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 acc = acc * alpha[:, None] + dot(narrow(p, v.dtype, WIDEN), v, WIDEN)
 

@@ -176,20 +176,27 @@ def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.
     offs_d = tl.arange(0, BLOCK_D)
     # The padding holds what near tiles reach; the limits keep any other read inside of the table.
     first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)
-    return tl.load(ptr + first * D + tl.arange(0, W)[:, None] * D + offs_d[None, :], mask=offs_d[None, :] < D, other=0.0)
+    # Rows in two parts: the second is a constant of each register, so that one pointer serves all registers of a lane.
+    row = tl.arange(0, W)[:, None]
+    ptr += first * D + (row & 15) * D + offs_d[None, :]
+    return tl.load(ptr + (row & -16) * D, mask=offs_d[None, :] < D, other=0.0)
 
 
 @device_function
-def dropout_keep(seed_ptr, bh, rows, first_col, p, BLOCK_N: tl.constexpr):
-    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone."""
-    seed = tl.load(seed_ptr)
-    # One Philox call makes four numbers: those of four neighbouring columns.
-    groups = first_col // 4 + tl.arange(0, BLOCK_N // 4)
-    c0 = (rows * 0)[:, None] + groups[None, :]
-    c1 = rows[:, None] + (groups * 0)[None, :]
-    r0, r1, r2, r3 = tl.philox(seed, c0, c1, c0 * 0 + bh, c0 * 0, 7)
-    bits = tl.join(tl.join(r0, r2), tl.join(r1, r3))  # [BLOCK_M, BLOCK_N / 4, 2, 2], columns in order
-    return tl.reshape(tl.uint_to_uniform_float(bits), (rows.shape[0], BLOCK_N)) >= p
+def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone.
+
+    One Philox call makes four numbers, for rows r, r + 8 and columns c, c + 8: one lane holds all of them, turned or not.
+    """
+    row = m0 // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
+    col = n0 // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
+    zero = (row + col) * 0
+    # The keys of all rounds follow from the seed, and would be kept from tile to tile.
+    seed = tl.load(seed_ptr) ^ unknown_zero(m0 + n0)
+    w, x, y, z = tl.philox(seed, zero + col, zero + row, zero + bh, zero, 7)
+    bits = tl.reshape(tl.join(tl.join(w, x), tl.join(y, z)), (BLOCK_M // 16, 8, BLOCK_N // 16, 8, 2, 2))
+    bits = tl.reshape(tl.permute(bits, (0, 4, 1, 2, 5, 3)), (BLOCK_M, BLOCK_N))
+    return bits >= tl.cast(p * 4294967296.0, tl.uint32)
 
 
 @device_function
@@ -317,6 +324,6 @@ def dropout_mask_kernel(seed_ptr, keep_ptr, N, p, BLOCK: tl.constexpr):
     blocks = tl.cdiv(N, BLOCK)
     m0, n0, bh = tl.program_id(0) // blocks * BLOCK, tl.program_id(0) % blocks * BLOCK, tl.program_id(1)
     rows, cols = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
-    keep = dropout_keep(seed_ptr, bh, rows, n0, p, BLOCK)
+    keep = dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK, BLOCK)
     place = keep_ptr + bh.to(tl.int64) * N * N + rows[:, None].to(tl.int64) * N + cols[None, :]
     tl.store(place, keep.to(tl.uint8), mask=(rows[:, None] < N) & (cols[None, :] < N))
