@@ -15,6 +15,7 @@ import pytest
 import torch
 from run_summary import FUZZED, WORST
 from scripts import EXAMPLES, module_of
+from shares import share
 from tiny_constants import SPECIAL, TINY, random_weights
 from transformers import DebertaConfig, DebertaV2Config
 
@@ -29,6 +30,7 @@ FEW_CASES = "200"
 
 def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--share", help="run a share of the selected tests, as 2/3; three such runs have all of them")
 
 
 def pytest_configure(config):
@@ -39,7 +41,13 @@ def pytest_configure(config):
         config.option.dist = "loadfile"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    """After -m and -k."""
+    if config.getoption("--share"):
+        kept = share(items, *map(int, config.getoption("--share").split("/")))
+        config.hook.pytest_deselected(items=list({*items} - {*kept}))
+        items[:] = kept
     reasons = {}
     if not config.getoption("--run-slow"):
         reasons["slow"] = "slow: give --run-slow"

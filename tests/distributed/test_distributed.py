@@ -53,7 +53,7 @@ from hf_deberta_ext.sift import SiftArguments
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 # The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
 LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
-slow = pytest.mark.slow
+slow = pytest.mark.slow(together=True)
 processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 # fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
@@ -89,7 +89,7 @@ SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtFor
 BACKENDS = [None, "eager", "sdpa"]
 # The others take a minute, most of it two processes that start.
 SHORT = ("masked lm, v2", "task, uneven")
-SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=slow) for name in TRAININGS]
 
 
 class Processes:

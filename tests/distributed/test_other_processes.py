@@ -102,7 +102,7 @@ def stopped(folder, place, step):
 
 
 @exact_accumulation
-@pytest.mark.parametrize("script", ["run_mlm", "run_rtd", "run_glue"])
+@pytest.mark.parametrize("script", ["run_mlm", "run_rtd", pytest.param("run_glue", marks=pytest.mark.slow(always=True))])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """With the same flags each time: the accumulation follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")

@@ -91,7 +91,7 @@ def test_folders_of_others_and_of_other_commands_are_left_alone(finished, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(always=True)
 def test_from_a_text_to_a_classifier_of_docstrings(own_csv, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"Text {n} of many short ones, and not the last." for n in range(300)), encoding="utf-8")

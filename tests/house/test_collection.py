@@ -3,10 +3,12 @@
 
 import ast
 import fnmatch
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from criteria import TESTS, test_functions
+from shares import share
 
 # run_transformers_mixins.py runs these beside the tests of transformers.
 RUN_BY_A_PROGRAM = {"mixin_tests.py", "pipeline_tests.py"}
@@ -58,3 +60,22 @@ def test_tests_import_helpers_of_support_and_no_other_test():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not test_modules & {*names}, f"{file.name}, line {node.lineno}"
+
+
+def test_every_test_is_in_one_share_and_some_in_all():
+    class Item(str):
+        path = TESTS / "test_file.py"
+
+        def iter_markers(self, name):
+            return [pytest.mark.slow(**{self[:-1]: True}).mark] if self[:-1] != "slow" else [pytest.mark.slow.mark]
+
+    items = [*map(Item, ("slow1", "together1", "always1", "slow2", "slow3", "slow4", "together2", "slow5"))]
+    shares = [share(items, part, 3) for part in (1, 2, 3)]
+    times = Counter(item for each in shares for item in each)
+    assert times == dict.fromkeys(items, 1) | {"always1": 3}
+    assert sorted(map(len, shares)) == [2, 3, 5] and any({"together1", "together2"} <= {*each} for each in shares)
+    assert share(items, 1, 1) == items
+    # Tests of other files take turns of their own.
+    other = Item("slow0")
+    other.path = TESTS / "test_other.py"
+    assert share([other, *items], 2, 3)[-len(shares[1]) :] == shares[1]

@@ -73,7 +73,9 @@ def is_printed(expected, output):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="a shell runs the commands")
-@pytest.mark.parametrize("guide", PAGES)
+@pytest.mark.parametrize(
+    "guide", [pytest.param(page, marks=pytest.mark.slow(always=True)) if page == "README.md" else page for page in PAGES]
+)
 def test_a_guide_runs_and_prints_what_it_says(guide, tmp_path):
     run, missing = steps((ROOT / guide).read_text(encoding="utf-8"))
     if os.environ.get("DEBERTA_EXT_GUIDES") == "library":
