@@ -43,9 +43,9 @@ NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["1/3", "2/3", "3/3"])
 def test_all_cases_pass_in_a_process_whose_triton_interprets(part):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow", "--share", part]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--run-slow", "--share"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([*command, __file__], env=environment, capture_output=True, text=True)
+    done = subprocess.run([*command, part, __file__], env=environment, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
