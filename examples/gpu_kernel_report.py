@@ -52,7 +52,8 @@ def compiled_for(capability: int):
 
     class CompileOnly(CudaDriver):
         def __init__(self):
-            self.get_current_device, self.get_current_stream = (lambda: 0), (lambda device: 0)
+            # Triton keeps compiled kernels by the number of their device.
+            self.get_current_device, self.get_current_stream = (lambda: capability), (lambda device: 0)
 
         def get_current_target(self):
             return GPUTarget("cuda", capability, 32)

@@ -34,7 +34,7 @@ LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
     ("forward", "half", 16): [(80, None, Launch(64, 4, 2, 1))],
     ("forward", "half", 32): [(80, None, Launch(64, 4, 2, 1))],
     ("forward", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
-    ("forward", "half", 128): [(80, None, Launch(64, 4, 2, 1))],
+    ("forward", "half", 128): [(90, None, Launch(64, 4, 2, 1)), (80, None, Launch(64, 8, 2, 1))],
     ("dq", "half", 16): [(80, None, Launch(64, 4, 2, 1))],
     ("dq", "half", 32): [(80, None, Launch(64, 4, 2, 1))],
     ("dq", "half", 64): [(80, None, Launch(64, 4, 2, 1))],
@@ -46,7 +46,7 @@ LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
     ("bands", "half", 16): [(80, None, Launch(64, 4, 1, 1))],
     ("bands", "half", 32): [(80, None, Launch(32, 4, 1, 1))],
     ("bands", "half", 64): [(80, None, Launch(32, 4, 1, 1))],
-    ("bands", "half", 128): [(80, None, Launch(32, 4, 1, 1))],
+    ("bands", "half", 128): [(90, None, Launch(16, 4, 1, 1)), (80, None, Launch(32, 8, 1, 1))],
 }
 
 
