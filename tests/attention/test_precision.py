@@ -54,9 +54,10 @@ EVERY = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETS, reason="the kernels run in this process")
-def test_triton_passes_in_a_process_whose_triton_interprets():
+@pytest.mark.parametrize("part", ["1/3", "2/3", "3/3"])
+def test_triton_passes_in_a_process_whose_triton_interprets(part):
     pytest.importorskip("triton")
-    chosen = ["-k", "triton or (those_of_eager and sequence)"]
+    chosen = ["-k", "triton or (those_of_eager and sequence)", "--share", part]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__, *chosen]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
