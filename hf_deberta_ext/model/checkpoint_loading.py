@@ -130,6 +130,12 @@ class LoadingMixin:
                 f"{checkpoint}: NaN or infinity in {', '.join(nonfinite[:5])}{rest}; such a model computes nothing. Did its "
                 "training diverge?"
             )
+        dtype_given = kwargs.get("dtype", kwargs.get("torch_dtype")) not in (None, "auto")
+        if model.dtype == torch.float16 and not dtype_given and not torch.accelerator.is_available():
+            logger.warning(
+                f'{checkpoint} is float16, which a CPU computes many times slower than float32: give dtype="float32", or '
+                'dtype="float16" to keep it'
+            )
         return model, info
 
     @classmethod

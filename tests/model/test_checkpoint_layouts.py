@@ -422,6 +422,24 @@ def test_weights_that_are_no_numbers_are_warned_about(kind, value, tmp_path, cap
     assert not model.deberta.encoder.layer[1].output.dense.bias.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["v3", "ours"])
+def test_float16_on_a_machine_without_accelerator_is_warned_about(kind, tmp_path, caplog, monkeypatch):
+    """transformers keeps the file's dtype, and a CPU takes many times as long for float16."""
+    path = whole(kind, "model.safetensors", tmp_path / "model")
+    save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    (path.parent / "config.json").write_text((path.parent / "config.json").read_text().replace('"float32"', '"float16"'))
+    warning = f'{path.parent} is float16, which a CPU computes many times slower than float32: give dtype="float32"'
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for quiet in (dict(dtype=torch.float32), dict(dtype="float16")):
+        DebertaExtForMaskedLM.from_pretrained(path.parent, **quiet)
+        assert warning not in caplog.text
+    assert DebertaExtForMaskedLM.from_pretrained(path.parent).dtype == torch.float16
+    assert caplog.text.count(warning) == 1
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    DebertaExtForMaskedLM.from_pretrained(path.parent)
+    assert caplog.text.count(warning) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
 @pytest.mark.parametrize(("kind", "file"), [FILES[0], FILES[1], FILES[2]])
 def test_weights_that_are_no_floating_point_numbers_are_refused(kind, file, dtype, tmp_path):
