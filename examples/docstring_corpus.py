@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text corpus that every Python has: which package of the standard library does a docstring come from?
+"""A text corpus that every Python has, and a task: which package of the standard library does a docstring's summary come from?
 
 They depend on the Python version (3.11: 8,200 docstrings of 270,000 words).
 """
@@ -105,7 +105,8 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
 def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, int]]:
     """The classification examples (masked text, index of the package).
 
-    Texts of fewer than 5 words are dropped; so are repetitions after masking, and texts of several packages.
+    Texts are summaries, the first paragraph of a docstring on one line. Those of fewer than 5 words are dropped; so are
+    repetitions after masking, and texts of several packages.
 
     Raises:
         ValueError: a package has fewer than 10 examples.
@@ -114,11 +115,12 @@ def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKA
     owners: dict[str, set[str]] = {}
     texts: dict[str, tuple[str, int]] = {}
     for entry in docstrings:
-        if entry.package not in packages or len(entry.text.split()) < 5:
+        words = entry.text.split("\n\n")[0].split()
+        if entry.package not in packages or len(words) < 5:
             continue
-        text = mask_names(entry.text, names)
+        text = mask_names(" ".join(words), names)
         # Equal for texts that are the same to the task.
-        key = " ".join(text.lower().split())
+        key = text.lower()
         owners.setdefault(key, set()).add(entry.package)
         texts.setdefault(key, (text, packages.index(entry.package)))
     examples = [example for key, example in texts.items() if len(owners[key]) == 1]

@@ -2,7 +2,7 @@
 """From texts with labels to a classifier that loads anywhere, and what pre-training was worth for it, on 2 CPU cores,
 without the internet.
 
-    python examples/quickstart.py                            # docstrings of Python's standard library: which package?
+    python examples/quickstart.py                            # summaries of docstrings of Python's library: which package?
     python examples/quickstart.py --train_file my.csv        # your own texts, columns "text" and "label"
     python examples/quickstart.py --from_text articles.txt   # pre-train a model on your own text first
     python examples/quickstart.py --short                    # does it run here? Its scores mean nothing
@@ -35,7 +35,7 @@ PRETRAINING = (
     "position_buckets=32,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 ).split()
 FINETUNING = (
-    "--learning_rate 5e-4 --num_train_epochs 4 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
+    "--learning_rate 1e-3 --num_train_epochs 4 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
 ).split()
 DROPOUT = "--config_overrides hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1".split()
 SHORT = "--max_train_samples 60 --max_eval_samples 60 --num_train_epochs 1".split()

@@ -275,20 +275,50 @@ def test_two_python_threads_at_once_and_a_fork_give_the_same():
     assert done.returncode == 0, done.stderr
 
 
+def compile_program(compiler: str, program: Path, *flags: str) -> Path:
+    source = Path(native.__file__).with_name("disentangled_attention.cpp")
+    flags = ("-std=gnu++17", "-Wno-psabi", f'-DKERNEL="{source}"', "-pthread", *flags)
+    subprocess.run([compiler, *flags, SUPPORT / "native_program.cpp", "-o", program, "-ldl"], check=True, timeout=300)
+    return program
+
+
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing_on_any_instruction_set(sanitizer, tmp_path):
     """Every tensor at the end of its memory; TSan knows the kernel's own threads, not those of OpenMP."""
-    program, source = tmp_path / "program", Path(native.__file__).with_name("disentangled_attention.cpp")
-    flags = ["-std=gnu++17", "-O1", "-g", "-Wno-psabi", f'-DKERNEL="{source}"', f"-fsanitize={sanitizer}", "-pthread"]
-    flags += ["-fno-sanitize-recover=undefined"] * ("undefined" in sanitizer)
-    subprocess.run(["g++", *flags, SUPPORT / "native_program.cpp", "-o", program, "-ldl"], check=True, timeout=300)
+    program = tmp_path / "program"
+    flags = ["-O1", "-g", f"-fsanitize={sanitizer}", *["-fno-sanitize-recover=undefined"] * ("undefined" in sanitizer)]
+    compile_program("g++", program, *flags)
     # TSan does not know every layout of addresses that kernels draw.
     fixed = ["setarch", "-R"] if shutil.which("setarch") else []
     environment = os.environ | {"DEBERTA_EXT_NATIVE_OPENMP": "0"}
     done = subprocess.run([*fixed, program, "20"], capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0 and not done.stderr and "40 cases" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64-static")),
+    reason="no compiler and emulator of arm64: Debian's packages g++-aarch64-linux-gnu and qemu-user-static",
+)
+def test_neon_gives_the_results_of_the_generic_code(tmp_path):
+    """Of random shapes and options, emulated: size and projection of outputs and all gradients."""
+    environment = os.environ | {"DEBERTA_EXT_NATIVE_OPENMP": "0"}
+    results = []
+    emulator = ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"]
+    for compiler, start in (("g++", []), ("aarch64-linux-gnu-g++", emulator)):
+        program = compile_program(compiler, tmp_path / compiler, "-O2", "-ffp-contract=fast")
+        command = [*start, program, "5", "print"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=True)
+        results.append([[*map(float, line.split())] for line in done.stdout.partition("isa")[0].splitlines()])
+    assert "isa 4: 10 cases" in done.stdout
+    generic, neon = torch.tensor(results)
+    in_bfloat16, sizes, _ = generic.T
+    assert len(generic) == 70 and torch.equal(in_bfloat16, neon[:, 0])
+    tolerances = torch.where(in_bfloat16 == 1, 3e-2, 3e-4) * sizes + 1e-5
+    assert ((generic - neon)[:, 1:].abs() <= tolerances[:, None]).all()
 
 
 @pytest.mark.slow

@@ -104,14 +104,15 @@ def test_real_examples_name_no_package(real_library, real_examples):
     assert sum(bool(set(words) & names) for words in plain) > len(plain) / 10
 
 
-def test_task_examples_drop_short_repeated_and_ambiguous_texts():
+def test_task_examples_are_summaries_without_short_repeated_and_ambiguous_ones():
     def entries(package, texts):
         return [task.Docstring(text, package, package) for text in texts]
 
     numbers = [f"A long enough text, number {i}." for i in range(24)]
     repeated = "a  LONG enough text, number 3."
     one = entries("one", [*numbers[:12], "The one that both packages have", "Too short", repeated])
-    two = entries("two", [*numbers[12:], "The two that both packages have"])
+    more = "A long enough\n  text, number 23.\n\nAnd more about it."
+    two = entries("two", [*numbers[12:23], more, "Too short.\n\nBut with a second paragraph", "The two that both packages have"])
     examples = task.task_examples(one + two, ("one", "two"))
     assert examples == [(text, int(i >= 12)) for i, text in enumerate(numbers)]
     with pytest.raises(ValueError, match="at least 10 docstrings of 'three'"):
