@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text corpus that every Python has, and a task: which package of the standard library does a docstring's summary come from?
+"""A text corpus that every Python has, and a task: which package of its library does the summary of a docstring come from?
 
 They depend on the Python version (3.11: 8,200 docstrings of 270,000 words).
 """

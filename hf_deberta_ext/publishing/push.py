@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ class PushReport:
         summary = ", ".join(f"{count} {change}" for change, count in counts.items() if count) or "no files"
         size = shown_size(sum(file.size for file in self.files if file.change in ("new", "changed")))
         lines = [f"{self.repo_id}, branch {self.branch}: {summary}; {size} {'to send' if self.dry_run else 'sent'}"]
-        order = sorted(self.files, key=lambda file: (CHANGES.index(file.change), file.path))
-        lines += [f"  {file.change:<9}  {shown_size(file.size):>8}  {file.path}" for file in order]
+        lines += [f"  {change:<9}  {shown_size(size):>8}  {name}" for change, size, name in self._rows()]
         lines += [f"{path} not published: {reason}" for path, reason in self.left_out.items()]
         lines += [f"only on the Hub, and kept: {path}" for path in self.kept_on_hub]
         lines += [f"note: {note}" for note in self.notes]
@@ -78,6 +77,16 @@ class PushReport:
                 f"{self.pull_request or self.url}: commit {self.commit}" + (f", tag {self.tag}" if self.tag else "")
             )
         return "\n".join(lines)
+
+    def _rows(self) -> Iterator[tuple[str, int, str]]:
+        """Change, size and name of each file; the model's code, some thirty files, is one row for each change."""
+        for change in CHANGES:
+            files = sorted((file for file in self.files if file.change == change), key=lambda file: file.path)
+            code = [file for file in files if file.path.endswith(".py")]
+            if len(code) > 1:
+                yield change, sum(file.size for file in code), f"{len(code)} files of the model's code, *.py"
+                files = [file for file in files if file not in code]
+            yield from ((change, file.size, file.path) for file in files)
 
 
 def push(

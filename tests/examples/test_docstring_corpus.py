@@ -112,7 +112,7 @@ def test_task_examples_are_summaries_without_short_repeated_and_ambiguous_ones()
     repeated = "a  LONG enough text, number 3."
     one = entries("one", [*numbers[:12], "The one that both packages have", "Too short", repeated])
     more = "A long enough\n  text, number 23.\n\nAnd more about it."
-    two = entries("two", [*numbers[12:23], more, "Too short.\n\nBut with a second paragraph", "The two that both packages have"])
+    two = entries("two", [*numbers[12:23], more, "Too short.\n\nBut there is more", "The two that both packages have"])
     examples = task.task_examples(one + two, ("one", "two"))
     assert examples == [(text, int(i >= 12)) for i, text in enumerate(numbers)]
     with pytest.raises(ValueError, match="at least 10 docstrings of 'three'"):

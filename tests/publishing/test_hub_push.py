@@ -54,16 +54,19 @@ def test_a_report_is_a_table_with_sizes_and_sums():
         files=(
             FileChange("a.json", 10, "unchanged"), FileChange("old.bin", 2000, "deleted"),
             FileChange("model.safetensors", 1_500_000, "new"), FileChange("config.json", 812, "changed"),
+            FileChange("heads.py", 700, "new"), FileChange("encoder.py", 800, "new"), FileChange("x.py", 9, "unchanged"),
         ),
         left_out={"checkpoint-4/": "a checkpoint", "notes.md": "add --include notes.md"},
         kept_on_hub=("notes.txt",), notes=("a note",),
     )  # fmt: skip
     assert str(report).splitlines() == [
-        "user/x, branch main: 1 new, 1 changed, 1 deleted, 1 unchanged; 1.5 MB sent",
+        "user/x, branch main: 3 new, 1 changed, 1 deleted, 2 unchanged; 1.5 MB sent",
+        "  new          1.5 kB  2 files of the model's code, *.py",
         "  new          1.5 MB  model.safetensors",
         "  changed       812 B  config.json",
         "  deleted      2.0 kB  old.bin",
         "  unchanged      10 B  a.json",
+        "  unchanged       9 B  x.py",
         "checkpoint-4/ not published: a checkpoint",
         "notes.md not published: add --include notes.md",
         "only on the Hub, and kept: notes.txt",
