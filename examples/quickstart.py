@@ -34,7 +34,9 @@ PRETRAINING = (
     "hidden_size=192,num_hidden_layers=2,num_attention_heads=4,intermediate_size=768,max_position_embeddings=128,"
     "position_buckets=32,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 ).split()
-FINETUNING = ("--num_train_epochs 4 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no").split()
+FINETUNING = (
+    "--learning_rate 5e-4 --num_train_epochs 5 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
+).split()
 DROPOUT = "--config_overrides hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1".split()
 SHORT = "--max_train_samples 60 --max_eval_samples 60 --num_train_epochs 1".split()
 
@@ -63,8 +65,8 @@ def main(argv: list[str] | None = None):
     from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-    rate = "2e-5" if args.model else "5e-4" if args.from_text else "1e-3"
-    flags = ["--learning_rate", rate, *FINETUNING, *DROPOUT, *(SHORT if args.short else []), *flags]
+    rate = ["--learning_rate", "2e-5"] if args.model else []
+    flags = [*FINETUNING, *rate, *DROPOUT, *(SHORT if args.short else []), *flags]
     with ExitOnUserError():
         # Wrong flags, columns and labels end the program here, and not after a pre-training.
         checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]

@@ -11,6 +11,7 @@
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
     python examples/models/small_english.py code examples/models/deberta-ext-small-en     # its code files alone, renewed
+    python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # of compare_checkpoints.py, in the card
 
 From step 3,357 on its rows have 256 tokens: the same command again with `--max_length 256 --per_device_train_batch_size 32
 --resume_from_checkpoint last --resume_anyway batch_size data_collator.options data_digest max_length
@@ -39,6 +40,7 @@ sections of manuals_en.
 import argparse
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +58,12 @@ DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, positions in (("corpus", ("data", "folder")), ("save", ("run", "folder")), ("code", ("folder",))):
+    for name, positions in (
+        ("corpus", ("data", "folder")),
+        ("save", ("run", "folder")),
+        ("code", ("folder",)),
+        ("scores", ("scores", "folder")),
+    ):
         command = commands.add_parser(name)
         for position in positions:
             command.add_argument(position, type=Path)
@@ -64,7 +71,7 @@ def main():
             text = "passes over the text and steps of the weights that the run began with"
             command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
     args = vars(parser.parse_args())
-    {"corpus": write_corpus, "save": save_model, "code": renew_code}[args.pop("command")](**args)
+    {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}[args.pop("command")](**args)
 
 
 def write_corpus(data: Path, folder: Path):
@@ -132,7 +139,7 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
         opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, "
         "lower case, pre-trained on CPU cores with hf_deberta_ext. It is for trying things on a laptop, and small tasks.",
         limits=[
-            f"It has seen its text {passes + results['epoch']:.2f} times, which is little: its training goes on.",
+            f"It has seen its text {passes + results['epoch']:.2f} times, which is little.",
             "Its text is encyclopedic and technical, its longest training input 256 tokens.",
         ],
     )
@@ -147,6 +154,17 @@ def renew_code(folder: Path):
     for file in folder.glob("*.py"):
         file.unlink()
     config.save_pretrained(folder)
+
+
+def add_scores(scores: Path, folder: Path):
+    """Put the table of a comparison by compare_checkpoints.py into the card, in place of an earlier one."""
+    card = folder / "README.md"
+    text = re.sub(r"## Fine-tuned\n.*?(?=## )", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r" and nothing else; how\s+well it can be fine-tuned was not measured", ", and of the tasks in the tables", text
+    )
+    table = (scores / "table.md").read_text(encoding="utf-8").strip()
+    card.write_text(text.replace("## Training\n", f"## Fine-tuned\n\n{table}\n\n## Training\n"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -79,12 +79,12 @@ class PushReport:
         return "\n".join(lines)
 
     def _rows(self) -> Iterator[tuple[str, int, str]]:
-        """Change, size and name of each file; the model's code, some thirty files, is one row for each change."""
+        """Change, size and name of each file; code, some forty files, is one row for each change."""
         for change in CHANGES:
             files = sorted((file for file in self.files if file.change == change), key=lambda file: file.path)
             code = [file for file in files if file.path.endswith(".py")]
             if len(code) > 1:
-                yield change, sum(file.size for file in code), f"{len(code)} files of the model's code, *.py"
+                yield change, sum(file.size for file in code), f"{len(code)} files of code, *.py"
                 files = [file for file in files if file not in code]
             yield from ((change, file.size, file.path) for file in files)
 

@@ -61,7 +61,7 @@ def test_a_report_is_a_table_with_sizes_and_sums():
     )  # fmt: skip
     assert str(report).splitlines() == [
         "user/x, branch main: 3 new, 1 changed, 1 deleted, 2 unchanged; 1.5 MB sent",
-        "  new          1.5 kB  2 files of the model's code, *.py",
+        "  new          1.5 kB  2 files of code, *.py",
         "  new          1.5 MB  model.safetensors",
         "  changed       812 B  config.json",
         "  deleted      2.0 kB  old.bin",

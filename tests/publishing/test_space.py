@@ -68,7 +68,7 @@ def test_pushing_again_sends_what_changed_and_keeps_what_somebody_wrote_in_the_c
 def test_a_dry_run_sends_nothing(hub, send):
     report = send(dry_run=True)
     assert writes(hub) == [] and not hub.repos and {file.change for file in report.files} == {"new"}
-    assert "app.py" in str(report) and "a dry run: nothing was sent" in str(report)
+    assert "files of code, *.py" in str(report) and "a dry run: nothing was sent" in str(report)
 
 
 def test_a_space_with_another_app_stays(hub, send):
