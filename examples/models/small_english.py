@@ -158,13 +158,13 @@ def renew_code(folder: Path):
 
 def add_scores(scores: Path, folder: Path):
     """Put the table of a comparison by compare_checkpoints.py into the card, in place of an earlier one."""
+    from hf_deberta_ext.publishing.card import put_section
+
     card = folder / "README.md"
-    text = re.sub(r"## Fine-tuned\n.*?(?=## )", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
-    text = re.sub(
-        r" and nothing else; how\s+well it can be fine-tuned was not measured", ", and of the tasks in the tables", text
-    )
-    table = (scores / "table.md").read_text(encoding="utf-8").strip()
-    card.write_text(text.replace("## Training\n", f"## Fine-tuned\n\n{table}\n\n## Training\n"), encoding="utf-8")
+    put_section(card, "## Fine-tuned\n\n" + (scores / "table.md").read_text(encoding="utf-8"))
+    unmeasured = r" and nothing else; how\s+well it can be fine-tuned was not measured"
+    text = re.sub(unmeasured, ", and of the tasks in the tables", card.read_text(encoding="utf-8"))
+    card.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import re
 import shutil
 import time
 from pathlib import Path
@@ -57,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from ..analysis.plots.figure import new_figure
     from ..analysis.sentence_scoring import pseudo_log_likelihood
     from ..pretraining.corpus import load_corpus, texts
+    from ..publishing.card import put_section
 
     most, folder = arguments.max_pairs_per_phenomenon, Path(arguments.model)
     if most is not None and most < 1:
@@ -96,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int | None:
     figure = arguments.output_dir / f"{STEM}.png"
     plot_minimal_pairs({name: result["phenomena"] for name, result in results.items()}, figure)
     if arguments.card:
-        put_into_card(folder, table, figure)
+        if figure.resolve() != (folder / figure.name).resolve():
+            shutil.copyfile(figure, folder / figure.name)
+        put_section(folder / "README.md", f"{table}\n![Accuracy by phenomenon]({figure.name})\n")
     print(table)
     return None
 
@@ -181,12 +183,3 @@ def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Names
     if most := arguments.max_pairs_per_phenomenon:
         notes += f" Of each phenomenon {most} pairs at most: a quick look, not a result to compare."
     return f"{TITLE}\n\n{markdown_table(*rows)}\n\n{notes}\n"
-
-
-def put_into_card(folder: Path, table: str, figure: Path) -> None:
-    """Put the section into README.md in place of an earlier one, or at its end, and the figure beside it."""
-    card = folder / "README.md"
-    text = re.sub(rf"\n{TITLE}\n.*?(?=\n## |\Z)", "", card.read_text(encoding="utf-8"), flags=re.DOTALL)
-    if figure.resolve() != (folder / figure.name).resolve():
-        shutil.copyfile(figure, folder / figure.name)
-    card.write_text(f"{text.rstrip()}\n\n{table}\n![Accuracy by phenomenon]({figure.name})\n", encoding="utf-8")

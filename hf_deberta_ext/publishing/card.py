@@ -26,7 +26,7 @@ from .results import (
     summary_table,
 )
 
-__all__ = ["facts_table", "render_card", "shown_number", "write_model_card", "write_run_card"]
+__all__ = ["facts_table", "put_section", "render_card", "shown_number", "write_model_card", "write_run_card"]
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
@@ -142,6 +142,17 @@ def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
             value = [*dict.fromkeys([*as_list(card.data.tags), *value])]
         card.data[name] = value
     return replace_text(file, str(card))
+
+
+def put_section(card: Path, section: str):
+    """Put a section of Markdown, whose first line is a heading of level 2, in place of the card's section of that name, or
+    at the card's end."""
+    heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
+    pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    if not pattern.search(text):
+        text = f"{text.rstrip()}\n\n{heading}\n"
+    text = pattern.sub(lambda _: f"{section.strip()}\n\n", text, count=1)
+    replace_text(card, text.rstrip() + "\n")
 
 
 def render_card(*, title: str, metadata: Mapping[str, Any], **parts: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from hf_deberta_ext.data.languages import LANGUAGES, language_problem, primary_language
-from hf_deberta_ext.publishing.card import facts_table, render_card, shown_number
+from hf_deberta_ext.publishing.card import facts_table, put_section, render_card, shown_number
 from hf_deberta_ext.publishing.card_metadata import (
     LICENSES,
     as_list,
@@ -204,3 +204,15 @@ def test_a_folder_without_tokenizer_loads_the_model_alone():
     mlm, joint = (loading_code(kind, "run", custom_code=True, tokenizer=False) for kind in ("fill-mask", "joint"))
     assert "AutoModelForMaskedLM.from_pretrained(repo, revision=revision, trust_remote_code=True)" in mlm
     assert "Tokenizer" not in mlm and "AutoModelForPreTraining" in joint
+
+
+@pytest.mark.parametrize("before", ["", "## Scores\n\nold \\1\n\n"], ids=["new", "there"])
+def test_a_section_stands_in_place_of_the_one_of_its_name_or_at_the_end(before, tmp_path):
+    card, section = tmp_path / "README.md", "## Scores\n\n| \\1 |\n"
+    card.write_text(f"# A card\n\n{before}## Scores of others\n\nNone.\n", encoding="utf-8")
+    for _ in range(2):
+        put_section(card, section)
+        headings = ["## Scores", "## Scores of others"][:: 1 if before else -1]
+        lines = card.read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if line.startswith("## ")] == headings
+        assert lines[lines.index("## Scores") + 2] == "| \\1 |" and "old" not in card.read_text(encoding="utf-8")
