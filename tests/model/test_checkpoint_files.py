@@ -74,21 +74,26 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is truncated within its header, after 0 bytes, or no safetensors file"),
-        (b"\x05\0\0", "is truncated within its header, after 3 bytes"),
-        (struct.pack("<Q", 2**63) + b"{}", "is truncated within its header, after 10 bytes"),
-        (header({"a": ENTRY})[:-3], "is truncated within its header"),
-        (header(b"what"), "is no safetensors file: its header is not JSON"),
-        (header(b"\xff\xfe"), "is no safetensors file: its header is not JSON"),
-        (header(b"[" * 100_000), "is no safetensors file: its header is not JSON"),
-        (header([1]), "its header is a JSON list, not an object"),
-        (header({"a": 1}), "is damaged: its header lacks the dtype, shape or data_offsets of a"),
         *(
-            (header({"a": ENTRY | wrong}), "lacks the dtype, shape or data_offsets of a")
-            for wrong in (dict(shape=1), dict(shape=[-1]), dict(shape=["1"]), dict(data_offsets=[4]), dict(dtype=1))
+            (content, "is truncated or damaged")
+            for content in (
+                b"",
+                b"\x05\0\0",
+                struct.pack("<Q", 2**63) + b"{}",
+                header({"a": ENTRY})[:-3],
+                header(b"what"),
+                header(b"\xff\xfe"),
+                header(b"[" * 100_000),
+                header([1]),
+                header({"a": 1}),
+                *(
+                    header({"a": ENTRY | wrong})
+                    for wrong in (dict(shape=1), dict(shape=[-1]), dict(shape=["1"]), dict(data_offsets=[4]), dict(dtype=1))
+                ),
+                header({"a": ENTRY}) + b"12",
+                header({"a": ENTRY}) + b"123456",
+            )
         ),
-        (header({"a": ENTRY}) + b"12", "is truncated: 71 bytes, expected 73 by its header"),
-        (header({"a": ENTRY}) + b"123456", "has bytes after its end: 75 bytes, expected 73 by its header"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the file itself"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,

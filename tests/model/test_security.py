@@ -109,7 +109,6 @@ LOADING, SAVING, PUSHING = "reads the checkpoint", "saves the model's code with 
 JUSTIFIED = {
     ("checkpoint_files.py", "", "pickle"): "for the name of its error",
     ("checkpoint_files.py", "microsoft_weights", "glob"): LOADING,
-    ("checkpoint_files.py", "read_header", "open"): LOADING,
     ("checkpoint_files.py", "read_json", "read_bytes"): LOADING,
     ("checkpoint_files.py", "read_weights", "load_file"): LOADING,
     ("checkpoint_files.py", "refuse_pointer", "open"): LOADING,
