@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 
 from . import native  # noqa: F401
-from ._version import __version__
+from ._version import __version__ as __version__
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.heads import HEADS
 
@@ -35,34 +35,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _ALIASES = {"ATTENTION_BACKENDS": "BACKENDS"}
 
-__all__ = [
-    "ATTENTION_BACKENDS",
-    "DebertaExtConfig",
-    "DebertaExtForEntityScoring",
-    "DebertaExtForMaskedLM",
-    "DebertaExtForMultipleChoice",
-    "DebertaExtForPreTraining",
-    "DebertaExtForQuestionAnswering",
-    "DebertaExtForReplacedTokenDetection",
-    "DebertaExtForSequenceClassification",
-    "DebertaExtForTokenClassification",
-    "DebertaExtModel",
-    "DebertaExtPreTrainedModel",
-    "DisentangledSelfAttention",
-    "EnhancedMaskDecoder",
-    "LoadingReport",
-    "PackedSequences",
-    "RelativePosition",
-    "ReplacedAttention",
-    "ReplacedTokenDetectionHead",
-    "SpanBoundaryHead",
-    "__version__",
-    "disentangled_attention_blocked",
-    "disentangled_attention_eager",
-    "disentangled_attention_sdpa",
-    "replace_attention",
-    "restore_attention",
-]
+__all__: list[str] = sorted({"DebertaExtConfig", "__version__", *_ALIASES, *_HOMES} - {*_ALIASES.values()})
 
 
 def __getattr__(name: str) -> Any:

@@ -51,24 +51,14 @@ class Objective:
     weight: float = 0.0
 
 
-def _sentence_objective(title: str, paper: str) -> Objective:
-    return Objective(
-        title,
-        paper,
-        sentence_pairs.count_targets,
-        sentence_pairs.add_head,
-        sentence_pairs.predict_relationship,
-        reads_pairs=True,
-    )
-
-
+_SENTENCES = (sentence_pairs.count_targets, sentence_pairs.add_head, sentence_pairs.predict_relationship)
 # In the order of their heads in a model. The first is part of every sum.
 OBJECTIVES: dict[str, Objective] = {
     "mlm": Objective(
         "masked-language modelling", "BERT", lambda batch: (batch["labels"] != -100).sum(), has_perplexity=True, weight=1.0
     ),
-    "nsp": _sentence_objective("next sentence prediction", "BERT"),
-    "sop": _sentence_objective("sentence order prediction", "ALBERT"),
+    "nsp": Objective("next sentence prediction", "BERT", *_SENTENCES, reads_pairs=True),
+    "sop": Objective("sentence order prediction", "ALBERT", *_SENTENCES, reads_pairs=True),
     "sbo": Objective(
         "span boundary objective",
         "SpanBERT",

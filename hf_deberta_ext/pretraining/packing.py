@@ -144,6 +144,7 @@ def pack(
     else:
         features["counts"] = Sequence(Value("int64"))
         cached = dict(num_proc=num_proc, load_from_cache_file=cache, desc=f"Packing ({mode})")
+    packing = dict(mode=mode, max_length=max_length, sentence_pairs=sentence_pairs, language=language, min_tokens=min_tokens)
     packed = corpus.map(
         _pack_batch,
         batched=True,
@@ -154,11 +155,7 @@ def pack(
         fn_kwargs=dict(
             with_counts=not is_stream,
             tokenizer=tokenizer,
-            mode=mode,
-            max_length=max_length,
-            sentence_pairs=sentence_pairs,
-            language=language,
-            min_tokens=min_tokens,
+            packing=packing,
             # Modes that draw nothing are packed, and cached, once for all seeds.
             seed=seed if mode in PAIR_MODES else 0,
             version=__version__,
@@ -218,11 +215,7 @@ def _pack_batch(
     *,
     with_counts: bool,
     tokenizer: Any,
-    mode: str,
-    max_length: int,
-    sentence_pairs: str,
-    language: str,
-    min_tokens: int,
+    packing: dict[str, Any],
     seed: int,
     version: str,
 ) -> dict[str, list]:
@@ -231,9 +224,9 @@ def _pack_batch(
     Args:
         with_counts (`bool`): add a column "counts", filled in the first row, or in one without tokens if there is no row.
             Without it, rows are lists as a `Dataset` gives them: an `IterableDataset` passes on those that it gets.
+        packing (`dict`): arguments of `pack_documents`.
         version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
     """
-    packing = dict(mode=mode, max_length=max_length, sentence_pairs=sentence_pairs, language=language, min_tokens=min_tokens)
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
     if not with_counts:
         return {

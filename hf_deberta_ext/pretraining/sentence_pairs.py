@@ -7,6 +7,7 @@ sentence order prediction (Lan et al. 2020, section 3.1) swaps the two segments 
 
 import dataclasses
 import random
+import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -116,9 +117,10 @@ def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dic
     N, first = len(ids), int((types == 0).sum())
     is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
     if not is_pair or not special[ids[[0, first - 1, -1]]].all():
+        shown = (reprlib.repr(values.tolist()) for values in (ids, types))
         raise ValueError(
             "sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got "
-            f"input_ids {_shown(ids)} with token_type_ids {_shown(types)}; pack the text as pairs of segments"
+            f"input_ids {' with token_type_ids '.join(shown)}; pack the text as pairs of segments"
         )
     if row.get("sentence_labels", 0):
         raise ValueError(
@@ -131,9 +133,3 @@ def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dic
         row = {name: values[order] for name, values in row.items() if name != "sentence_labels"}
         row["token_type_ids"] = (places >= N - first + 1).long()
     return {**row, "sentence_labels": int(swap)}
-
-
-def _shown(values: torch.Tensor) -> str:
-    """The values, or the first of many."""
-    shown = values.tolist()
-    return str(shown) if len(shown) <= 12 else f"{str(shown[:12])[:-1]}, ...]"

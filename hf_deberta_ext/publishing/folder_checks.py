@@ -2,6 +2,7 @@
 """Checks of a folder before it is published. Every problem names its way out."""
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +28,7 @@ __all__ = [
     "clean_environment",
     "code_problems",
     "leak_problems",
+    "link_or_copy",
     "load_problems",
     "readme_problems",
     "size_problems",
@@ -250,17 +252,15 @@ def load_problems(files: Mapping[str, Path]) -> list[str]:
     ]
 
 
-def link_or_copy(file: Path, target: Path):
+def link_or_copy(file: Path, target: Path, link: Callable[[Path, Path], None] = os.symlink) -> Path:
     """The file under another name: a link where that is possible, because weights are large."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if file.stat().st_size > 1_000_000:
-        try:
-            target.symlink_to(file.resolve())
-            return
-        except OSError:
-            # As on Windows without developer mode.
-            pass
-    shutil.copyfile(file, target)
+    # Links are not to be had in every file system, nor on Windows without developer mode.
+    with contextlib.suppress(OSError):
+        if file.stat().st_size > 1_000_000:
+            link(file.resolve(), target)
+            return target
+    return Path(shutil.copyfile(file, target))
 
 
 def clean_environment(scratch: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ __all__ = [
     "AUTO_MODELS",
     "LOADING_LINES",
     "loading_code",
-    "pin_loading_lines",
     "published_card",
     "render_template",
     "sample_texts",
@@ -104,27 +103,19 @@ def sample_texts(task: str | None, columns: Sequence[str]) -> Sequence[str]:
     return texts or ("A text.", "Another text.")[: max(1, len(columns))]
 
 
-def pin_loading_lines(text: str, repo_id: str, revision: str, *, pinned: bool = True) -> str:
-    """A card whose code loads `repo_id` at `revision` (a tag or commit, or if not `pinned` a branch) instead of a folder."""
-    lines = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
-    return REPO_LINES.sub(lambda _: lines, text)
-
-
 def published_card(text: str, path: str, repo_id: str, revision: str, *, pinned: bool) -> str:
-    """The card with the lines that load the model from the Hub.
+    """A card whose code loads `repo_id` from the Hub instead of a folder.
 
     Args:
         path (`str`): of the card in the repository. Of the part of a joint model the folder is downloaded: some ways to
             load one (`pipeline`) take no folder of a repository.
-        revision (`str`): a tag, or if not `pinned` a branch.
+        revision (`str`): a tag or commit, or if not `pinned` a branch.
     """
-    text = pin_loading_lines(text, repo_id, revision, pinned=pinned)
-    part = posixpath.dirname(path)
-    if not part:
-        return text
-    whole = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
-    note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
-    return text.replace(whole, PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note))
+    lines = (PUBLISHED_LINES if pinned else UNPINNED_LINES).format(repo=repo_id, revision=revision)
+    if part := posixpath.dirname(path):
+        note = "the line above pins weights and code" if pinned else "for good: the id of a commit, in the line above"
+        lines = PART_LINES.format(repo=repo_id, revision=revision, part=part, note=note)
+    return REPO_LINES.sub(lambda _: lines, text)
 
 
 def quoted(text: str) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publish a model's folder on the Hub: check it, compare it with the repository, and send one commit."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -140,9 +139,8 @@ def push(
     """
     branch = revision or "main"
     check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)
-    with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_")))
-        stack.enter_context(patient_session())
+    with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_") as scratch, patient_session():
+        scratch = Path(scratch)
         folder, source_name = folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
         files, left_out = published_files(folder, include)
         pin_cards(files, scratch / "cards", repo_id, tag or branch, pinned=tag is not None)

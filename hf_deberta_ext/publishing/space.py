@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publish a Space, an app on the Hub: the page of `deberta-ext demo` for one commit of a model."""
 
-import contextlib
 import json
 import sys
 import tempfile
@@ -71,9 +70,8 @@ def push_space(
     validate_repo_id(space_id)
     if space_id.count("/") != 1:
         raise ValueError(f"--space {space_id} must be user/name or organisation/name")
-    with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_")))
-        stack.enter_context(patient_session())
+    with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_") as scratch, patient_session():
+        scratch = Path(scratch)
         files = {path.relative_to(PACKAGE.parent).as_posix(): path for part in CODE for path in sorted(PACKAGE.glob(part))}
         steps = RequestSteps(space_id, model_id, "Nothing was changed in the Space")
         hub = HubCommit(HfApi(endpoint=endpoint, token=token), steps, "main", False, files, "space")

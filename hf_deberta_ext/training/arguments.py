@@ -2,15 +2,16 @@
 """`RunArguments`, what every training script adds to transformers' TrainingArguments."""
 
 import math
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import logging
 
 from .batch_size import computes_bfloat16
-from .distributed import use_cpu_without_accelerator
 from .flags import option
 from .published_optimizer import OWN_OPTIMIZER
 
@@ -62,7 +63,9 @@ class RunArguments(TrainingArguments):
             raise ValueError(f"--num_train_epochs must be above 0, got {self.num_train_epochs:g}")
         if not 0 <= self.label_smoothing_factor < 1:
             raise ValueError(f"--label_smoothing_factor must be in [0, 1), got {self.label_smoothing_factor:g}")
-        use_cpu_without_accelerator(self)
+        self.use_cpu |= not torch.accelerator.is_available()
+        if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            self.ddp_backend = "gloo"
         super().__post_init__()
         if missing := {*self.report_to} - {*(installed := get_available_reporting_integrations())}:
             raise ValueError(

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from .checkpoints import OTHER_CHECKPOINT
 from .folder_lock import unlock_folders
 
-__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed", "use_cpu_without_accelerator"]
+__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed"]
 
 
 # What the metadata of torch.distributed.checkpoint is pickled of, beside dtypes.
@@ -32,14 +32,6 @@ METADATA_NAMES = {
         "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
     ),
 }  # fmt: skip
-
-
-def use_cpu_without_accelerator(args: TrainingArguments):
-    """Set `use_cpu` without an accelerator, and gloo for processes on CPU; before `TrainingArguments.__post_init__`."""
-    if not torch.accelerator.is_available():
-        args.use_cpu = True
-    if args.use_cpu and args.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        args.ddp_backend = "gloo"
 
 
 def spread_seed(*numbers: int) -> int:

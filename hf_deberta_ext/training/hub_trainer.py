@@ -17,7 +17,7 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..model.publishing import refuse_other_privacy
-from ..publishing.folder_checks import leak_problems
+from ..publishing.folder_checks import leak_problems, link_or_copy
 from ..publishing.hub_commit import REPOSITORY, HubCommit, compare_files
 from ..publishing.hub_requests import PushError, RequestSteps, patient_session
 from ..publishing.published_files import PICTURES, published_files
@@ -141,12 +141,12 @@ class HubTrainer(Trainer):
         try:
             # A card in a checkpoint is peft's template.
             found = {name: file for name, file in published_files(checkpoint_folder)[0].items() if name != CARD}
-            files = {name: link_file(file, Path(links.name, name)) for name, file in found.items()}
+            files = {name: link_or_copy(file, Path(links.name, name), os.link) for name, file in found.items()}
             resumed: dict[str, Path] = {}
             if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
                 for pattern in RESUMED:
                     for file in sorted(Path(checkpoint_folder).glob(pattern)):
-                        resumed[file.name] = link_file(file, Path(links.name, file.name))
+                        resumed[file.name] = link_or_copy(file, Path(links.name, file.name), os.link)
                 resumed[STATE_FILE] = Path(links.name, STATE_FILE)
                 resumed[STATE_FILE].write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
             files, resumed = (self._without_leaks(part, Path(checkpoint_folder), None) for part in (files, resumed))
@@ -218,15 +218,6 @@ class HubTrainer(Trainer):
                 logger.warning(f"{name} is not pushed: {'; '.join(problems)}")
                 del clean_files[name]
         return clean_files
-
-
-def link_file(file: Path, place: Path) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(file, place)
-    except OSError:
-        place.write_bytes(file.read_bytes())
-    return place
 
 
 def portable_state(state_file: Path) -> bytes:

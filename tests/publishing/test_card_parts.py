@@ -19,7 +19,7 @@ from hf_deberta_ext.publishing.card_metadata import (
     license_problem,
     one_or_list,
 )
-from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, LOADING_LINES, loading_code, pin_loading_lines
+from hf_deberta_ext.publishing.loading_code import AUTO_MODELS, LOADING_LINES, loading_code, published_card
 from hf_deberta_ext.publishing.results import (
     eval_results,
     is_score,
@@ -75,13 +75,13 @@ def test_a_name_is_in_the_metadata_only_beside_results():
 
 def test_what_is_published_loads_the_repository_at_its_revision():
     card = render_card(**WHOLE | dict(load=LOADING_LINES.format(repo="a-run") + "\nmodel = 1"))
-    pinned = pin_loading_lines(card, "user/name", "v1.0")
+    pinned = published_card(card, "README.md", "user/name", "v1.0", pinned=True)
     assert '\nrepo = "user/name"\nrevision = "v1.0"  # pins weights and code\nmodel = 1\n' in pinned
     # Again, for another tag.
-    assert 'revision = "v2.0"' in pin_loading_lines(pinned, "user/name", "v2.0")
-    branch = pin_loading_lines(card, "user/name", "main", pinned=False)
+    assert 'revision = "v2.0"' in published_card(pinned, "README.md", "user/name", "v2.0", pinned=True)
+    branch = published_card(card, "README.md", "user/name", "main", pinned=False)
     assert 'revision = "main"  # for good: the id of a commit' in branch
-    assert pin_loading_lines("no code", "user/name", "v1.0") == "no code"
+    assert published_card("no code", "README.md", "user/name", "v1.0", pinned=True) == "no code"
 
 
 def test_cells_of_a_table_are_one_line_without_bars_and_large_numbers_of_parameters_millions():

@@ -9,7 +9,7 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model.checkpoint_files import stale_weights
 from hf_deberta_ext.model.remote_code import CODE_MARK
 from hf_deberta_ext.publishing.card import render_card
-from hf_deberta_ext.publishing.loading_code import LOADING_LINES, pin_loading_lines, published_card
+from hf_deberta_ext.publishing.loading_code import LOADING_LINES, published_card
 from hf_deberta_ext.publishing.published_files import published_files
 
 CODE = f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n"
@@ -229,8 +229,6 @@ def test_the_card_of_a_part_downloads_its_folder(pinned):
     card = render_card(
         title="x", opening="A model.", metadata={}, load=LOADING_LINES.format(repo="discriminator") + "\nload(repo)"
     )
-    whole = published_card(card, "README.md", "ann/x", "v1", pinned=pinned)
-    assert whole == pin_loading_lines(card, "ann/x", "v1", pinned=pinned)
     part = published_card(card, "discriminator/README.md", "ann/x", "v1", pinned=pinned)
     line = 'repo = snapshot_download("ann/x", revision="v1", allow_patterns="discriminator/*") + "/discriminator"'
     assert f"{line}\nrevision = None  # " in part and 'repo = "' not in part

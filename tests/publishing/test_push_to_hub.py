@@ -18,7 +18,7 @@ from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtFo
 from hf_deberta_ext.model import publishing
 from hf_deberta_ext.publishing import write_model_card
 from hf_deberta_ext.publishing.card import render_card
-from hf_deberta_ext.publishing.loading_code import LOADING_LINES, pin_loading_lines
+from hf_deberta_ext.publishing.loading_code import LOADING_LINES, published_card
 
 # tests/model/test_remote_code.py loads every head from its folder without the package.
 PUSHED = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining")
@@ -190,7 +190,7 @@ def test_the_card_has_the_frame_and_the_words_of_all_our_cards(name, has_tokeniz
     )
     data, text = metadata_and_text(card)
     code = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
-    lines = pin_loading_lines(LOADING_LINES.format(repo="name"), "user/name", "main", pinned=False)
+    lines = published_card(LOADING_LINES.format(repo="name"), "README.md", "user/name", "main", pinned=False)
     assert lines in code and ("AutoTokenizer" in code) == has_tokenizer
     compile(code, "card", "exec")
     assert ("AutoModel.from_pretrained" in code) == (name in ("DebertaExtModel", "DebertaExtForReplacedTokenDetection"))

@@ -21,7 +21,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import HubStrategy
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
-from hf_deberta_ext.publishing.loading_code import pin_loading_lines
+from hf_deberta_ext.publishing.loading_code import published_card
 from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
@@ -75,7 +75,8 @@ def assert_nothing_private(files, *folders):
 
 def assert_card_of_the_run(files, folder, repo_id, revision="main"):
     written = (folder / "README.md").read_text(encoding="utf-8")
-    assert files["README.md"].decode() == pin_loading_lines(written, repo_id, revision, pinned=False) != written
+    assert files["README.md"].decode() == published_card(written, "README.md", repo_id, revision, pinned=False)
+    assert files["README.md"].decode() != written
     assert f'revision = "{revision}"' in files["README.md"].decode()
 
 
