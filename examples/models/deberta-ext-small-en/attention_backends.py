@@ -107,23 +107,16 @@ BACKENDS = {
 }
 
 
-def backend_unavailable(
-    name: str,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_size: int,
-    needs_probs: bool = False,
-    needs_grad: bool = False,
-    dropout_p: float = 0.0,
-) -> str | None:
-    """Return the reason why a backend cannot serve a call, or None if it can."""
+def backend_unavailable(name: str, *, needs_probs: bool = False, **call) -> str | None:
+    """Return the reason why a backend cannot serve a call, or None if it can.
+
+    Args:
+        call: device, dtype and head_size, and where they are not False and 0, needs_grad and dropout_p.
+    """
     backend = BACKENDS[name]
     if needs_probs and not backend.returns_probs:
         return "it does not return attention probabilities"
-    if backend.unavailable is None:
-        return None
-    return backend.unavailable(device=device, dtype=dtype, head_size=head_size, needs_grad=needs_grad, dropout_p=dropout_p)
+    return None if backend.unavailable is None else backend.unavailable(**call)
 
 
 def check_backend(name: str):

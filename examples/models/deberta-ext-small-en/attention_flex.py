@@ -21,7 +21,6 @@ def flex_unavailable(
     dtype: torch.dtype,
     needs_grad: bool = False,
     dropout_p: float = 0.0,
-    query_stream: bool = False,
 ) -> str | None:
     """Return the reason why flex_attention cannot serve a call, or None where it can.
 
@@ -31,7 +30,6 @@ def flex_unavailable(
         dtype (`torch.dtype`): of Q_c, K_c and V_c.
         needs_grad (`bool`): a backward pass will follow.
         dropout_p (`float`): dropout of the probabilities.
-        query_stream (`bool`): there are query_positions.
     """
     if dropout_p > 0:
         return "flex_attention has no dropout"
@@ -39,8 +37,6 @@ def flex_unavailable(
         return f"flex_attention serves cpu and cuda, not {device.type}"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"flex_attention serves float32, bfloat16 and float16, not {dtype}"
-    if device.type == "cpu" and query_stream:
-        return "flex_attention on cpu generates wrong code for a query stream of dynamic length"
     if device.type == "cpu" and needs_grad:
         return "flex_attention has no backward on cpu"
     if device.type == "cpu" and TOO_OLD_FOR_CPU:
@@ -64,7 +60,6 @@ def disentangled_attention_flex(
     terms: tuple[str, ...] = (),
     scale: float,
     mask: torch.Tensor | None = None,
-    query_positions: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     reach: int | None = None,
 ) -> torch.Tensor:
@@ -77,8 +72,8 @@ def disentangled_attention_flex(
 
     Called inside torch.compile it becomes a part of that graph; called elsewhere it compiles itself once, for all lengths.
 
-    Arguments as in `disentangled_attention_eager`; dropout_p must be 0, and reach is not used, because a look-up costs the
-    same for every distance.
+    Arguments as in `disentangled_attention_eager`, without query_positions; dropout_p must be 0, and reach is not used,
+    because a look-up costs the same for every distance.
 
     Returns:
         out [B, H, Q, d] in the dtype of Q_c; logits and softmax in float32.
@@ -88,14 +83,14 @@ def disentangled_attention_flex(
     """
     inputs = [x for x in (Q_c, K_c, V_c, K_r, Q_r) if x is not None]
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    reason = flex_unavailable(Q_c.device, Q_c.shape[-1], Q_c.dtype, needs_grad, dropout_p, query_positions is not None)
+    reason = flex_unavailable(Q_c.device, Q_c.shape[-1], Q_c.dtype, needs_grad, dropout_p)
     if reason is not None:
         raise ValueError(f"{reason}; choose another attention backend, such as eager, for this call")
     function = attention_dense_scores if Q_c.device.type == "cpu" else attention_score_mod
     if not torch.compiler.is_compiling():
         function = compiled(function)
     with torch.autocast(Q_c.device.type, enabled=False):
-        return function(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, query_positions)
+        return function(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask)
 
 
 @cache
@@ -113,15 +108,14 @@ def compiled(function):
     return call
 
 
-def attention_score_mod(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, query_positions):
+def attention_score_mod(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask):
     """softmax(scale · Q_c K_cᵀ + score_mod) V_c; the score_mod looks the position terms up and applies the mask."""
     B, H, Q, _ = Q_c.shape
     N = K_c.shape[-2]
     c2p = p2c = p2p = i = None
     if terms:
         # Captured as tensors: some versions of flex_attention cannot capture a dynamic size.
-        i = torch.arange(Q, device=Q_c.device).expand(B, Q) if query_positions is None else query_positions
-        i = i + delta.shape[0] // 2
+        i = torch.arange(Q, device=Q_c.device).expand(B, Q) + delta.shape[0] // 2
     if "c2p" in terms:
         c2p = (Q_c.float() * scale) @ K_r.float().transpose(-1, -2)  # [B, H, Q, R]
     if "p2c" in terms:
@@ -147,8 +141,8 @@ def attention_score_mod(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, quer
     return flex_attention(Q_c, K_c, V_c.to(Q_c.dtype), score_mod=score_mod, scale=scale)
 
 
-def attention_dense_scores(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask, query_positions):
-    """softmax(A) V_c without query_positions, with A [B, H, Q, N] computed before, read by the score_mod."""
+def attention_dense_scores(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask):
+    """softmax(A) V_c, with A [B, H, Q, N] computed before, read by the score_mod."""
     B, H, Q, _ = Q_c.shape
     N = K_c.shape[-2]
     dtype, device = Q_c.dtype, Q_c.device

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 __all__ = [
@@ -224,7 +224,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """
     refuse_pointer(file)
     if file.suffix == ".safetensors":
-        return {name: header_tensor(entry["shape"], entry["dtype"]) for name, entry in read_header(file).items()}
+        return read_header(file)
     # Old files, which are no archives, cannot be mapped: they are read.
     content = load_bin(file, map_location="meta", mmap=zipfile.is_zipfile(file) or None)
     tensors = {name: value for name, value in content.items() if torch.is_tensor(value)}
@@ -250,35 +250,18 @@ def load_bin(file: str | os.PathLike, **options) -> dict[str, Any]:
     return content
 
 
-def read_header(file: Path) -> dict[str, dict[str, Any]]:
-    """The header of a .safetensors file without its metadata: name -> dtype, shape and data_offsets.
+def read_header(file: Path) -> dict[str, Tensor]:
+    """Shapes and dtypes of the tensors of a .safetensors file; safetensors finds whatever is wrong with its header or size.
 
-    The file is 8 bytes for the length of the header, the header as JSON, and the data.
+    Raises:
+        ValueError: as in `read_weights`.
     """
-    size = file.stat().st_size
-    with open(file, "rb") as data:
-        start = data.read(8)
-        length = int.from_bytes(start, "little") if len(start) == 8 else size
-        if 8 + length > size:
-            raise ValueError(f"{file} is truncated within its header, after {size} bytes, or no safetensors file; {AGAIN}")
-        try:
-            header = json.loads(data.read(length))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is no safetensors file: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise ValueError(f"{file} is no safetensors file: its header is a JSON {type(header).__name__}, not an object")
-    header.pop("__metadata__", None)
-    for name, entry in header.items():
-        fields = [entry.get(key) for key in ("dtype", "shape", "data_offsets")] if isinstance(entry, dict) else [None] * 3
-        dtype, shape, offsets = fields
-        is_complete = isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-        if not (is_complete and all(type(number) is int and number >= 0 for number in (*shape, *offsets))):
-            raise ValueError(f"{file} is damaged: its header lacks the dtype, shape or data_offsets of {name}; {AGAIN}")
-    whole = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != whole:
-        damage = "is truncated" if size < whole else "has bytes after its end"
-        raise ValueError(f"{file} {damage}: {size} bytes, expected {whole} by its header; {AGAIN}")
-    return header
+    try:
+        with safe_open(file, "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}
+            return {name: header_tensor(x.get_shape(), x.get_dtype()) for name, x in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is truncated or damaged ({error}); {AGAIN}") from error
 
 
 def refuse_pointer(file: str | os.PathLike):

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.utils import can_return_tuple
 
 __all__ = [
-    "check_batch", "check_embeds", "check_ids", "check_labels", "check_switches", "check_whole", "is_traced",
+    "check_batch", "check_ids", "check_labels", "check_switches", "check_whole", "is_traced",
     "model_forward", "require_tensor", "values_at_hand",
 ]  # fmt: skip
 
@@ -75,22 +75,6 @@ def check_ids(
         if low < 0 or high >= rows:
             wrong = int(low) if low < 0 else int(high)
             raise ValueError(f"{name} must be in [0, {rows}), got {wrong}; {limit} = {rows}")
-
-
-def check_embeds(embeds: torch.Tensor | None, size: int):
-    """`inputs_embeds` [B, N, E] in a floating dtype, E = `size`.
-
-    Raises:
-        TypeError: no tensor.
-        ValueError: another shape or dtype.
-    """
-    if embeds is None or is_traced():
-        return
-    require_tensor("inputs_embeds", embeds)
-    if embeds.dim() != 3 or embeds.shape[-1] != size:
-        raise ValueError(f"inputs_embeds must have shape [batch, length, embedding_size = {size}], got {list(embeds.shape)}")
-    if not embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds must be of a floating dtype, got {embeds.dtype}")
 
 
 def check_batch(name: str, x: torch.Tensor, axes: str):

@@ -35,20 +35,20 @@ from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
 from .embeddings import DebertaExtEmbeddings  # noqa: F401
 from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
-from .generator_and_discriminator import DebertaExtForPreTraining
-from .heads import HEADS  # noqa: F401
+from .generator_and_discriminator import DebertaExtForPreTraining  # noqa: F401
+from .heads import HEADS
 from .input_validation import check_batch, check_labels, model_forward, require_tensor
 from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
 from .layer_sharing import run_layer  # noqa: F401
 from .losses import cross_entropy, mean_loss, sequence_loss
-from .masked_language_model import DebertaExtForMaskedLM
+from .masked_language_model import DebertaExtForMaskedLM  # noqa: F401
 from .official_configurations import from_official  # noqa: F401
 from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
 from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
 from .remote_code import copy_code  # noqa: F401
-from .replaced_token_detection import DebertaExtForReplacedTokenDetection
+from .replaced_token_detection import DebertaExtForReplacedTokenDetection  # noqa: F401
 from .replacement_sampling import sample_replacements  # noqa: F401
 from .unpadding import PackedSequences  # noqa: F401
 
@@ -60,18 +60,7 @@ if TYPE_CHECKING:
     from .triton_launches import find_launches  # noqa: F401
     from .triton_tiles import dot  # noqa: F401
 
-__all__ = [
-    "DebertaExtForEntityScoring",
-    "DebertaExtForMaskedLM",
-    "DebertaExtForMultipleChoice",
-    "DebertaExtForPreTraining",
-    "DebertaExtForQuestionAnswering",
-    "DebertaExtForReplacedTokenDetection",
-    "DebertaExtForSequenceClassification",
-    "DebertaExtForTokenClassification",
-    "DebertaExtModel",
-    "DebertaExtPreTrainedModel",
-]
+__all__: list[str] = sorted(["DebertaExtPreTrainedModel", *(head.model_class for head in HEADS.values())])
 
 # The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
 EXCLUDED = -10_000.0

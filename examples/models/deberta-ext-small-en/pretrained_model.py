@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from huggingface_hub import CommitInfo
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import DisentangledSelfAttention
@@ -22,7 +21,6 @@ from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_validation import (
     check_batch,
-    check_embeds,
     check_ids,
     check_labels,
     check_switches,
@@ -152,9 +150,13 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if inputs_embeds is None:
             check_batch("input_ids", input_ids, "batch, length")
         else:
-            check_batch("inputs_embeds", inputs_embeds, "batch, length, embedding_size")
+            axes = f"batch, length, embedding_size = {config.embedding_size}"
+            check_batch("inputs_embeds", inputs_embeds, axes)
+            if not is_traced() and inputs_embeds.shape[-1] != config.embedding_size:
+                raise ValueError(f"inputs_embeds must have shape [{axes}], got {list(inputs_embeds.shape)}")
+            if not is_traced() and not inputs_embeds.is_floating_point():
+                raise ValueError(f"inputs_embeds must be of a floating dtype, got {inputs_embeds.dtype}")
         shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        check_embeds(inputs_embeds, config.embedding_size)
         check_ids("input_ids", input_ids, shape, _rows(embeddings.word_embeddings), "vocab_size")
         rows = _rows(embeddings.token_type_embeddings) if embeddings.has_token_types else None
         check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
@@ -228,6 +230,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         Returns:
             its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
         """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
         check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         batch = input_ids if inputs_embeds is None else inputs_embeds
@@ -238,19 +241,9 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if may_pack:
             attentions = self.config.output_attentions if output_attentions is None else output_attentions
             packed = self.pack(batch.shape[:2], attention_mask, document_ids, attentions, labels)
-        outputs = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            # False: it was decided here that the batch stays padded.
-            packed=packed or False,
-            return_dict=True,
-            **options,
-        )
+        # False: it was decided here that the batch stays padded.
+        options |= dict(packed=packed or False, return_dict=True)
+        outputs = self.deberta(*inputs, output_attentions, output_hidden_states, **options)
         return outputs, packed
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -310,53 +303,9 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if push_to_hub:
             # transformers would write a card that says nothing, and leave old weights there.
             token = again.pop("token", None)
-            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, **again)
+            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, saving=again)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        commit_message: str | None = None,
-        commit_description: str | None = None,
-        private: bool | None = None,
-        token: bool | str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        max_shard_size: int | str = "50GB",
-        tags: list[str] | None = None,
-    ) -> CommitInfo:
-        """Publishes weights, config.json, the model's code, the tokenizer and a model card in one commit.
-
-        A repository without a card gets a short one; one that somebody has written stays, with `tags` added. Weights on the
-        Hub that would be loaded instead of these are removed.
-
-        Args:
-            repo_id (`str`): "name" or "owner/name"; made if it is not there.
-            tokenizer (*optional*): goes along, with its files.
-            private (`bool`, *optional*): of a repository that is made; None: as its owner has set.
-            token (`bool` or `str`, *optional*): None: that of `hf auth login`.
-            revision (`str`, *optional*): the branch, made if it is not there; "refs/pr/N" adds to a pull request.
-            create_pr (`bool`): opens a pull request instead of committing to the branch.
-            max_shard_size (`int` or `str`): larger models are saved in several files.
-            tags (`list[str]`, *optional*): of the card's metadata.
-
-        Raises:
-            OSError: what the Hub refuses, `huggingface_hub.errors.HfHubHTTPError`; 412: somebody has pushed meanwhile.
-        """
-        return push_model(
-            self,
-            repo_id,
-            tokenizer=tokenizer,
-            commit_message=commit_message,
-            commit_description=commit_description,
-            private=private,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-            tags=tags,
-            max_shard_size=max_shard_size,
-        )
+    push_to_hub = push_model
 
 
 @contextmanager

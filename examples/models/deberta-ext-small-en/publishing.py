@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .checkpoint_files import TOKENIZER_FILES, stale_weights
@@ -54,20 +54,39 @@ def push_model(
     model: PreTrainedModel,
     repo_id: str,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     commit_message: str | None = None,
     commit_description: str | None = None,
     private: bool | None = None,
     token: bool | str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
+    max_shard_size: int | str = "50GB",
     tags: list[str] | None = None,
-    **saving,
+    saving: dict[str, Any] | None = None,
 ) -> CommitInfo:
-    """`DebertaExtPreTrainedModel.push_to_hub`; `saving` goes to `save_pretrained`."""
+    """Publishes weights, config.json, the model's code, the tokenizer and a model card in one commit.
+
+    A repository without a card gets a short one; one that somebody has written stays, with `tags` added. Weights on the
+    Hub that would be loaded instead of these are removed.
+
+    Args:
+        repo_id (`str`): "name" or "owner/name"; made if it is not there.
+        tokenizer (*optional*): goes along, with its files.
+        private (`bool`, *optional*): of a repository that is made; None: as its owner has set.
+        token (`bool` or `str`, *optional*): None: that of `hf auth login`.
+        revision (`str`, *optional*): the branch, made if it is not there; "refs/pr/N" adds to a pull request.
+        create_pr (`bool`): opens a pull request instead of committing to the branch.
+        max_shard_size (`int` or `str`): larger models are saved in several files.
+        tags (`list[str]`, *optional*): of the card's metadata.
+        saving (`dict`, *optional*): other arguments of `save_pretrained`.
+
+    Raises:
+        OSError: what the Hub refuses, `huggingface_hub.errors.HfHubHTTPError`; 412: somebody has pushed meanwhile.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # What cannot be saved leaves no empty repository behind.
-        model.save_pretrained(folder, **saving)
+        model.save_pretrained(folder, **{"max_shard_size": max_shard_size} | (saving or {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         files = {file.relative_to(folder).as_posix(): file for file in sorted(Path(folder).rglob("*")) if file.is_file()}
