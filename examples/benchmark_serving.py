@@ -103,21 +103,12 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.onnx.export(
-                    Logits(stock(args)), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
+                    stock(args), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
                     input_names=[*axes], output_names=["logits"], dynamic_axes=axes,
                 )  # fmt: skip
     if int8 and not small.exists():
         quantise_onnx(file, small)
     return small if int8 else file
-
-
-class Logits(nn.Module):
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
 def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Answer:

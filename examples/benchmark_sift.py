@@ -14,8 +14,8 @@ import argparse
 
 import numpy as np
 import torch
-from measuring import positive, shape, spread, take_turns
-from transformers import AutoModelForSequenceClassification, BertConfig
+from measuring import positive, same_size, shape, spread, take_turns
+from transformers import AutoModelForSequenceClassification
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.sift import PRESETS, Sift, SiftOptions
@@ -60,13 +60,9 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
 def build(name: str, layers: int, length: int) -> torch.nn.Module:
     """A classifier with dropout, in training mode."""
     torch.manual_seed(0)
+    config = DebertaExtConfig.from_preset("v3-xsmall", num_hidden_layers=layers, vocab_size=30522)
     if name == "bert":
-        config = BertConfig(
-            hidden_size=384, num_hidden_layers=layers, num_attention_heads=6, intermediate_size=1536,
-            max_position_embeddings=max(512, length),
-        )  # fmt: skip
-    else:
-        config = DebertaExtConfig.from_preset("v3-xsmall", num_hidden_layers=layers, vocab_size=30522)
+        return same_size("Bert", config, max(512, length), "ForSequenceClassification").train()
     return AutoModelForSequenceClassification.from_config(config).train()
 
 

@@ -107,6 +107,7 @@ def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
         # Small results are laid out lane by lane.
         in_order = dict(lane=[1, 2, 4, 8, 16], warp=[], register=[32 << i for i in range(int(size).bit_length() - 6)])
         columns = int(count) // block if row in "pq" and bits == 32 else block
+        coordinates = {flatten(p, q, block, bits): (p, q) for p in range(int(size) // block) for q in range(block)}
         for layout, reads in ((layouts[source], False), (layouts.get(target, in_order), True)):
             # 16 bits: two neighbours of a lane are stored as one word.
             registers = [x for x in layout["register"] if reads or bits == 32 or x != 1]
@@ -115,7 +116,7 @@ def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
                 for lane in range(32):
                     place = sum(bases) ^ sum(x for i, x in enumerate(layout["lane"]) if lane >> i & 1)
                     if reads:
-                        p, q = unflatten(place, block, bits)
+                        p, q = coordinates[place]
                         r, c = (position(axis, p, q, block) for axis in (row, col))
                         r, c = r % (int(count) // columns), c % columns
                         place = flatten(r, c, columns, bits)
@@ -130,16 +131,6 @@ def flatten(row: int, col: int, columns: int, bits: int) -> int:
         wide = min(columns, 32)
         return ((row // 2 * (columns // wide) + col // wide) * 2 + row % 2) * wide + col % wide
     return (row // 8 * (columns // 8) + col // 8) * 64 + col % 2 * 32 + row % 8 * 4 + col % 8 // 2
-
-
-def unflatten(place: int, columns: int, bits: int) -> tuple[int, int]:
-    if bits == 16:
-        wide = min(columns, 32)
-        rest, col = divmod(place, wide)
-        rest, row = divmod(rest, 2)
-        return rest // (columns // wide) * 2 + row, rest % (columns // wide) * wide + col
-    eights, one = divmod(place, 64)
-    return eights // (columns // 8) * 8 + one % 32 // 4, eights % (columns // 8) * 8 + one % 4 * 2 + one // 32
 
 
 def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:

@@ -27,15 +27,12 @@ to the last bit. The output folder holds model and tokenizer, README.md (the mod
 predict_ and all_results.json, predictions, run_arguments.json (what a resumed run must repeat) and checkpoints.
 """
 
-from typing import Any
+from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(TextClassificationData, TextClassificationArguments, argv, description=__doc__)
-
+main = partial(fine_tune, TextClassificationData, TextClassificationArguments, description=__doc__)
 
 if __name__ == "__main__":
     main()

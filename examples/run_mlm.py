@@ -66,12 +66,17 @@ from hf_deberta_ext.training.flags import parse_flags
 from hf_deberta_ext.training.run_folder import contents_line, find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
+GROUPS = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
+
 
 def main(argv: list[str] | None = None):
-    groups = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
+    return parse_and_run(run, GROUPS, argv, __doc__)
+
+
+def parse_and_run(run: Callable, groups: tuple[type, ...], argv: list[str] | None, description: str):
     with ExitOnUserError():
         recipe = partial(chosen_settings, rtd=False)
-        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE, recipe=recipe)
+        parsed, _ = parse_flags(groups, argv, description=description, elsewhere=flags.ELSEWHERE, recipe=recipe)
         return run(*parsed)
 
 

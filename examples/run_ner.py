@@ -26,15 +26,12 @@ or for which the tokenizer has no token, counts as "O". The output folder holds 
 eval_ and predict_predictions.txt in the form of the CoNLL files.
 """
 
-from typing import Any
+from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
 from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
 
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(TokenClassificationData, TokenClassificationArguments, argv, description=__doc__)
-
+main = partial(fine_tune, TokenClassificationData, TokenClassificationArguments, description=__doc__)
 
 if __name__ == "__main__":
     main()

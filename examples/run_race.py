@@ -32,15 +32,12 @@ label (COPA); other names are given by flags, as --context_column text --questio
 --label_column right. The output folder holds what run_glue.py says, and eval_ and predict_answers.json and .tsv.
 """
 
-from typing import Any
+from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(read_multiple_choice, MultipleChoiceArguments, argv, description=__doc__)
-
+main = partial(fine_tune, read_multiple_choice, MultipleChoiceArguments, description=__doc__)
 
 if __name__ == "__main__":
     main()

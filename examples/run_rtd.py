@@ -59,13 +59,6 @@ from hf_deberta_ext.training.run_contents import weights_digest
 from hf_deberta_ext.training.run_folder import contents_line, find_checkpoint, repeated_arguments
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-DISCRIMINATOR_ARGUMENTS = (
-    "discriminator_learning_rate",
-    "discriminator_warmup_steps",
-    "discriminator_lr_scheduler_type",
-    "discriminator_max_grad_norm",
-)
-
 
 @dataclass
 class JointModelArguments:
@@ -225,7 +218,7 @@ def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args:
     facts["steps of the two"] = args.stepping
     facts["temperature"] = config.rtd_temperature
     facts["discriminator's loss"] = "over all tokens" if config.rtd_special_tokens else "over all but special tokens"
-    own = {name: getattr(args, name) for name in DISCRIMINATOR_ARGUMENTS}
+    own = {name: value for name, value in vars(args).items() if name.startswith("discriminator_")}
     facts |= {name.replace("_", " "): value for name, value in own.items() if value is not None}
     return facts
 

@@ -31,15 +31,12 @@ what run_glue.py says, and eval_ and predict_predictions.json (text by id, as SQ
 nbest_predictions.json and for version 2 null_odds.json.
 """
 
-from typing import Any
+from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
 
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(QuestionAnsweringData, QuestionAnsweringArguments, argv, description=__doc__)
-
+main = partial(fine_tune, QuestionAnsweringData, QuestionAnsweringArguments, description=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -11,24 +11,14 @@ as many parameters. Logits are computed for the masked tokens alone, as in our m
 """
 
 from dataclasses import dataclass
-from functools import partial
 
-from run_mlm import train
+from run_mlm import GROUPS, parse_and_run, train
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining import (
-    DataArguments,
-    MaskingArguments,
-    ModelArguments,
-    PretrainingArguments,
-    chosen_settings,
-)
-from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveOutput, row_statistics
-from hf_deberta_ext.training.flags import option, parse_flags
-from hf_deberta_ext.training.user_errors import ExitOnUserError
+from hf_deberta_ext.training.flags import option
 
 # The logits of states [n, hidden_size].
 HEADS = {
@@ -74,20 +64,10 @@ def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
 
 
 def main(argv: list[str] | None = None):
-    groups = (ArchitectureArguments, ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
-    with ExitOnUserError():
-        recipe = partial(chosen_settings, rtd=False)
-        parsed, _ = parse_flags(groups, argv, description=__doc__, elsewhere=flags.ELSEWHERE, recipe=recipe)
-        return run(*parsed)
+    return parse_and_run(run, (ArchitectureArguments, *GROUPS), argv, __doc__)
 
 
-def run(
-    chosen: ArchitectureArguments,
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    masking_args: MaskingArguments,
-    args: PretrainingArguments,
-) -> dict[str, float]:
+def run(chosen: ArchitectureArguments, model_args, data_args, masking_args, args) -> dict[str, float]:
     if model_args.model is not None:
         raise ValueError(f"--model {model_args.model}: a comparison of architectures begins from scratch, leave it out")
     if [*args.objectives] != ["mlm"]:

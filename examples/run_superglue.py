@@ -26,15 +26,12 @@ Predictions for --test_file, or the Hub's test set, are in the form of SuperGLUE
 in run_glue.py. The texts of each task are described in hf_deberta_ext/finetuning/tasks/superglue.py.
 """
 
-from typing import Any
+from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
 from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
 
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    return fine_tune(read_superglue, SuperGlueArguments, argv, description=__doc__)
-
+main = partial(fine_tune, read_superglue, SuperGlueArguments, description=__doc__)
 
 if __name__ == "__main__":
     main()

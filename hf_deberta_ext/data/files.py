@@ -69,12 +69,20 @@ def read_files(
         max_file_bytes (`int`): as in `open_file`.
     Raises:
         ValueError: a file is missing, of another kind, without rows or damaged; the columns of two files differ; the cells
-            of a column are of several types. File and row are named.
+            of a column are of several types, or the names of its labels differ. File and row are named.
     """
+    from datasets import concatenate_datasets
+
     paths = [Path(file).expanduser() for file in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     try:
         for path in paths:
-            check_table_file(path)
+            if path.is_dir():
+                raise ValueError(f"expected a file, but {path} is a folder")
+            if not path.is_file():
+                raise ValueError(f"there is no file {path}")
+            if file_kind(path) in (None, "text"):
+                endings = ", ".join(ending for ending, kind in KINDS.items() if kind != "text")
+                raise ValueError(f"{path} must end in {endings} (each also with .gz)")
         are_parquet = all(file_kind(path) == "parquet" for path in paths)
         read = read_parquet if are_parquet else read_columns
         tables = [read(path, max_file_bytes) for path in paths]
@@ -84,7 +92,13 @@ def read_files(
                 raise ValueError(
                     f"{paths[0]} and {path} have not the same columns: {', '.join(different)} in one of them only"
                 )
-        return join_parquet(paths, tables) if are_parquet else join_columns(paths, tables)
+        if not are_parquet:
+            return join_columns(paths, tables)
+        try:
+            return concatenate_datasets(tables)
+        # pyarrow's errors of types are one or the other.
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{shown_files(paths)} cannot be joined: {error}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     except MemoryError as error:
@@ -359,20 +373,6 @@ def open_parquet(
             raise ValueError(f"{path} cannot be read as parquet (after row {rows}): {error}") from error
 
 
-def check_table_file(path: Path):
-    """
-    Raises:
-        ValueError: it is a folder, is missing, or has the ending of no table.
-    """
-    if path.is_dir():
-        raise ValueError(f"expected a file, but {path} is a folder")
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    if file_kind(path) in (None, "text"):
-        endings = ", ".join(ending for ending, kind in KINDS.items() if kind != "text")
-        raise ValueError(f"{path} must end in {endings} (each also with .gz)")
-
-
 def read_columns(path: Path, max_file_bytes: int) -> dict[str, list]:
     """All columns of a file in memory.
 
@@ -405,20 +405,6 @@ def read_parquet(path: Path, max_file_bytes: int) -> "Dataset":
     if not len(rows):
         raise ValueError(f"{path} has no rows; expected {ROWS_EXPECTED['parquet']}")
     return rows
-
-
-def join_parquet(paths: Sequence[Path], tables: Sequence["Dataset"]) -> "Dataset":
-    """
-    Raises:
-        ValueError: the types of a column, or the names of its labels, differ.
-    """
-    from datasets import concatenate_datasets
-
-    try:
-        return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
-    # pyarrow's errors of types are one or the other.
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{shown_files(paths)} cannot be joined: {error}") from error
 
 
 def join_columns(paths: Sequence[str | os.PathLike], tables: Sequence[dict[str, list]]) -> "Dataset":

@@ -24,13 +24,13 @@ from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
-from .recipes import divergence_warnings, find_recipe, recipe_hint
+from .recipes import divergence_warnings, find_recipe
 from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, check_arguments, set_prefix
 
-__all__ = ["main", "prepare", "run", "train_and_report"]
+__all__ = ["main", "prepare", "train_and_report"]
 
 logger = logging.get_logger(__name__)
 
@@ -42,8 +42,8 @@ def main(
     *,
     description: str,
 ) -> dict[str, Any]:
-    """Parse the flags of a script, then `run`. An error of the user ends the program as `ExitOnUserError` says, with a
-    traceback once the training has begun.
+    """Parse the flags of a script and run all stages. An error of the user ends the program as `ExitOnUserError` says, with
+    a traceback once the training has begun.
 
     Args:
         read (`Callable`): data arguments -> the task's data, read and checked.
@@ -58,27 +58,6 @@ def main(
         return train_and_report(prepared)
 
 
-def run(
-    read: Callable[[Any], TaskData],
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    args: FineTuningArguments,
-    given_flags: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Run all stages; returns the metrics, of several seeds mean, standard deviation and values.
-
-    Args:
-        given_flags (`dict`, *optional*): flags of the command line, by name: defaults that depend on the task spare them.
-
-    Raises:
-        ValueError: whatever is wrong with flags, data, model or folder, before anything is written; or a loss that is not
-            finite.
-        OSError: the model does not exist.
-        ImportError: a package that a flag needs is not installed.
-    """
-    return train_and_report(prepare(read, data_args, model_args, args, given_flags or {}))
-
-
 def prepare(
     read: Callable[[Any], TaskData],
     data_args: DataArguments,
@@ -86,7 +65,15 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """The stages before the training; the folder is made at their end. Arguments and errors as in `run`."""
+    """The stages before the training; the folder is made at their end.
+
+    Args:
+        given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
+    Raises:
+        ValueError: whatever is wrong with flags, data, model or folder, before anything is written.
+        OSError: the model does not exist.
+        ImportError: a package that a flag needs is not installed.
+    """
     if args.process_index:
         logging.set_verbosity_error()
 
@@ -172,16 +159,19 @@ def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: in
 
 
 def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI."""
-    recipe = find_recipe(name, data_args.task_name)
+    """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI; warn of one not named so."""
+    recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
     overridden = {override.partition("=")[0].strip() for override in (model_args.config_overrides or "").split(",")}
     if not set_classifier_dropout(config, dropout, overridden):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
-    if hint := recipe_hint(name, data_args.task_name, model_args.model_name_or_path):
-        logger.warning(hint)
+        if "mnli" not in model.lower():
+            logger.warning(
+                f"the recipe {name} for {data_args.task_name} was published for a model that was fine-tuned on MNLI first; "
+                f"{model} does not seem to be one (such a model gets a new head)"
+            )
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
@@ -246,7 +236,8 @@ def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
 def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
     """Train, evaluate, predict and report, with one seed, or with each of several in a folder of its own.
 
-    Seeds that are finished stay, and the one that was stopped goes on.
+    Seeds that are finished stay, and the one that was stopped goes on. Returns the metrics, of several seeds mean, standard
+    deviation and values.
     """
     args, model, results = prepared.args, prepared.model, {}
     if args.should_save:

@@ -34,7 +34,6 @@ __all__ = [
     "divergence_warnings",
     "find_recipe",
     "recipe_arguments",
-    "recipe_hint",
     "recipe_table",
 ]
 
@@ -227,16 +226,6 @@ def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mappi
     dropout = ("dropout before the classifier", str(recipe.classifier_dropout), "recipe")
     head = f"recipe {name} for {task} (microsoft/DeBERTa; batch {recipe.batch})"
     return "\n".join([head, *settings_table(published, settings, flags, dropout)])
-
-
-def recipe_hint(name: str, task: str | None, model: str) -> str | None:
-    """A sentence where the published run began at a checkpoint that was fine-tuned on MNLI, and `model` is not named so."""
-    if find_recipe(name, task).from_mnli and "mnli" not in model.lower():
-        return (
-            f"the recipe {name} for {task} was published for a model that was fine-tuned on MNLI first; "
-            f"{model} does not seem to be one (such a model gets a new head)"
-        )
-    return None
 
 
 def divergence_warnings(

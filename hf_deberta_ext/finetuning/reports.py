@@ -104,8 +104,13 @@ def run_facts(
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     # A data set may be a folder, too, of which only the name is shown.
     from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
-    sets, base = evaluation_splits(prepared, from_hub), model_args.model_name_or_path
-    language = as_list(data_args.card_language) or (xnli_languages(data) if from_hub else [])
+    base, known, language = model_args.model_name_or_path, getattr(data, "task", None), as_list(data_args.card_language)
+    sets = dict.fromkeys(prepared.task.evaluation, (None, "validation"))
+    if from_hub and isinstance(known, KnownTask) and known.dataset == data.dataset:
+        sets = dict(known.evaluation)
+    if from_hub and data.name == "xnli":
+        # Its configurations are languages.
+        language = language or [*dict.fromkeys([*known.train[:1], *(config for config, _ in known.evaluation.values())])]
     longest, labels = longest_row(prepared.task.train), getattr(data, "label_counts", {})
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]
@@ -149,21 +154,6 @@ def run_facts(
         language=language,
         license=model_args.license,
     )
-
-
-def evaluation_splits(prepared: PreparedRun, from_hub: bool) -> dict[str, tuple[str | None, str]]:
-    """Configuration and split of each evaluation set, as far as the task of a benchmark names them."""
-    task = getattr(prepared.data, "task", None)
-    if from_hub and isinstance(task, KnownTask) and task.dataset == prepared.data.dataset:
-        return dict(task.evaluation)
-    return {name: (None, "validation") for name in prepared.task.evaluation}
-
-
-def xnli_languages(data: TaskData) -> list[str]:
-    """Languages of XNLI, whose configurations they are; none of another task."""
-    if data.name != "xnli":
-        return []
-    return [*dict.fromkeys([*data.task.train[:1], *(language for language, _ in data.task.evaluation.values())])]
 
 
 def draw_curves(

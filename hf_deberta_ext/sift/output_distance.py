@@ -49,12 +49,12 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
     # Rows of fewer choices than others carry labels [B, C], -100 for an absent choice.
     if problem is None and labels is not None and labels.shape == p.shape:
         present = labels != -100
-    if problem == "regression":
-        values = (at_least_float32(q) - at_least_float32(p)).square().mean(-1)
-    elif problem == "multi_label_classification":
-        values = bernoulli_distance(p, q, loss)
+    if problem == "multi_label_classification" and loss != "mse":
+        # Each label is yes or no, two classes: their logits are 0 and x.
+        two_classes = [torch.stack([torch.zeros_like(x), x], -1) for x in (p, q)]
+        values = categorical_distance(*two_classes, loss).mean(-1)
     else:
-        values = categorical_distance(p, q, loss, present)
+        values = categorical_distance(p, q, "mse" if problem == "regression" else loss, present)
     counts = torch.ones(len(values), dtype=torch.bool, device=values.device)
     return values, counts, mean_change(p, q, counts[:, None] if present is None else present)
 
@@ -110,16 +110,6 @@ def categorical_distance(p_logits, q_logits, loss: str, mask=None) -> torch.Tens
     if loss == "symmetric_kl":
         return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
     return -(log_p.exp().detach() * log_q + log_q.exp().detach() * log_p).sum(-1)
-
-
-def bernoulli_distance(p_logits, q_logits, loss: str) -> torch.Tensor:
-    """[B, C], [B, C] -> [B], the mean over C labels, each yes or no."""
-    p_logits, q_logits = at_least_float32(p_logits), at_least_float32(q_logits)
-    if loss == "mse":
-        return (q_logits - p_logits).square().mean(-1)
-    # Two classes: their logits are 0 and x.
-    two_classes = [torch.stack([torch.zeros_like(x), x], -1) for x in (p_logits, q_logits)]
-    return categorical_distance(*two_classes, loss).mean(-1)
 
 
 def mean_change(p_logits, q_logits, counted) -> torch.Tensor:

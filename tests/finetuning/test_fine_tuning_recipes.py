@@ -6,7 +6,8 @@ import torch
 from transformers import AlbertConfig, BertConfig, DebertaV2Config, DistilBertConfig, GPT2Config
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.finetuning.arguments import FineTuningArguments
+from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments
+from hf_deberta_ext.finetuning.loop import set_recipe_fields
 from hf_deberta_ext.finetuning.models import set_classifier_dropout
 from hf_deberta_ext.finetuning.recipes import (
     RECIPES,
@@ -14,7 +15,6 @@ from hf_deberta_ext.finetuning.recipes import (
     divergence_warnings,
     find_recipe,
     recipe_arguments,
-    recipe_hint,
     recipe_table,
 )
 
@@ -53,9 +53,12 @@ def test_starred_tasks_begin_at_an_mnli_checkpoint():
     starred = {(size, task) for size, recipes in RECIPES.items() for task, recipe in recipes.items() if recipe.from_mnli}
     v1_and_v2 = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge")
     assert starred == {(size, task) for size in v1_and_v2 for task in ("stsb", "rte", "mrpc", "copa", "race")}
-    assert "was published for a model that was fine-tuned on MNLI" in recipe_hint("large", "rte", "microsoft/deberta-large")
-    assert recipe_hint("large", "rte", "microsoft/deberta-large-mnli") is None
-    assert recipe_hint("v3-large", "rte", "microsoft/deberta-v3-large") is None
+
+
+@pytest.mark.parametrize("name, model", [("large", "deberta-large"), ("large", "deberta-large-mnli"), ("v3-large", "base")])
+def test_another_model_than_one_of_mnli_is_warned_of(name, model, caplog):
+    set_recipe_fields(name, DebertaExtConfig(), DataArguments(task_name="rte"), ModelArguments(model_name_or_path=model))
+    assert ("was published for a model that was fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
 
 
 def test_tasks_of_other_names_take_the_settings_of_their_kind():

@@ -305,7 +305,7 @@ def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path
         data_args, model_args, args, names = parse(
             flags(mnli, folder, "--do_train", *more, **given), DataArguments, description="race"
         )
-        return fine_tuning.run(read_multiple_choice, data_args, model_args, args, names)
+        return fine_tuning.train_and_report(fine_tuning.prepare(read_multiple_choice, data_args, model_args, args, names))
 
     with pytest.raises(ValueError, match=r"no AutoModelForMultipleChoice for .*: leave --model_type stock out"):
         race(tmp_path / "run", task_name="race", recipe="large", model_type="stock")
@@ -355,7 +355,7 @@ def test_a_model_must_be_named(tmp_path):
     data_args, model_args, args, names = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
     model_args.model_name_or_path = None
     with pytest.raises(ValueError, match="--model_name_or_path is missing"):
-        fine_tuning.run(ToyData, data_args, model_args, args, names)
+        fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
 
 
 @pytest.mark.criterion("A5.3")

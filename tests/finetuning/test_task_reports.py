@@ -29,7 +29,7 @@ def run_texts(model, folder, *argv, **given):
     data_args, model_args, args, names = parse(
         flags(model, folder, "--do_train", "--do_eval", *argv, **given), TextClassificationArguments, description="test"
     )
-    return fine_tuning.run(TextClassificationData, data_args, model_args, args, names)
+    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, data_args, model_args, args, names))
 
 
 @pytest.fixture

@@ -261,7 +261,7 @@ def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, word
 def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
     wordpiece.padding_side = "left"
     try:
-        collator = TokenClassificationCollator(wordpiece, multiple=4)
+        collator = TokenClassificationCollator(wordpiece, pad_to_multiple_of=4)
     finally:
         wordpiece.padding_side = "right"
     rows = [

@@ -135,7 +135,7 @@ def flags(model, folder, *more, **given):
 
 def run(*argv, **given):
     data_args, model_args, args, names = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.run(ToyData, data_args, model_args, args, names)
+    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
 
 
 def main(*argv, read=ToyData, **given):

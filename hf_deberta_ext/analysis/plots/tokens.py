@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens in figures: how they are spelt for readers, and a text coloured token by token."""
 
-import functools
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tokenizers.decoders import ByteLevel
 
 from .figure import new_figure, save_figure
 
@@ -29,27 +30,10 @@ def readable_tokens(tokens: Sequence[str]) -> list[str]:
     "▁store" and "Ġstore" become "store"; "[CLS]" stays; a token that is nothing but a space becomes "␣". Tokens are taken
     for those of byte-level BPE where one of them has its mark "Ġ".
     """
-    byte_level = any("Ġ" in token for token in tokens)
-    return [_readable(token, byte_level) for token in tokens]
-
-
-def _readable(token: str, byte_level: bool) -> str:
-    if byte_level:
-        letters = _bytes_of_letters()
-        if all(letter in letters for letter in token):
-            # A part of a letter's bytes is no letter: the token stays as it is.
-            decoded = bytes(letters[letter] for letter in token).decode("utf-8", errors="ignore")
-            token = decoded or token
-    stripped = token.lstrip("▁").strip()
-    return stripped or "␣"
-
-
-@functools.cache
-def _bytes_of_letters() -> dict[str, int]:
-    """The letters by which byte-level BPE writes bytes: visible ones as themselves, the others from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    invisible = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(invisible)}
+    if any("Ġ" in token for token in tokens):
+        # A part of a letter's bytes is no letter, U+FFFD: a token of nothing else stays as it is.
+        tokens = [ByteLevel().decode([token]).replace("\ufffd", "") or token for token in tokens]
+    return [token.lstrip("▁").strip() or "␣" for token in tokens]
 
 
 def installed_fonts() -> list[str]:

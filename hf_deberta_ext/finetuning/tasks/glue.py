@@ -4,7 +4,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,34 +54,30 @@ def glue_task(
     )  # fmt: skip
 
 
-GLUE: Mapping[str, KnownTask] = MappingProxyType(
-    {
-        "cola": glue_task("cola", ("sentence",), ("unacceptable", "acceptable"), "CoLA.tsv", metric="matthews_correlation"),
-        "sst2": glue_task("sst2", ("sentence",), ("negative", "positive"), "SST-2.tsv"),
-        "mrpc": glue_task("mrpc", PAIR, ("not_equivalent", "equivalent"), "MRPC.tsv", metric="combined_score"),
-        "stsb": glue_task("stsb", PAIR, (), "STS-B.tsv", metric="combined_score"),
-        "qqp": glue_task(
-            "qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), "QQP.tsv", metric="combined_score"
-        ),
-        "mnli": KnownTask(
-            "nyu-mll/glue",
-            ("premise", "hypothesis"),
-            ENTAILMENT,
-            train=("mnli", "train"),
-            evaluation={"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")},
-            test={"": ("mnli", "test_matched"), "mm": ("mnli", "test_mismatched")},
-            files={"": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
-            texts=True,
-        ),
-        "qnli": glue_task("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
-        "rte": glue_task("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
-        "wnli": glue_task("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
-        # To be predicted by a model of MNLI.
-        "ax": glue_task(
-            "ax", ("premise", "hypothesis"), ENTAILMENT, "AX.tsv", diagnostic=True, texts=True, metric="matthews_correlation"
-        ),
-    }
-)
+GLUE: Mapping[str, KnownTask] = {
+    "cola": glue_task("cola", ("sentence",), ("unacceptable", "acceptable"), "CoLA.tsv", metric="matthews_correlation"),
+    "sst2": glue_task("sst2", ("sentence",), ("negative", "positive"), "SST-2.tsv"),
+    "mrpc": glue_task("mrpc", PAIR, ("not_equivalent", "equivalent"), "MRPC.tsv", metric="combined_score"),
+    "stsb": glue_task("stsb", PAIR, (), "STS-B.tsv", metric="combined_score"),
+    "qqp": glue_task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), "QQP.tsv", metric="combined_score"),
+    "mnli": KnownTask(
+        "nyu-mll/glue",
+        ("premise", "hypothesis"),
+        ENTAILMENT,
+        train=("mnli", "train"),
+        evaluation={"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")},
+        test={"": ("mnli", "test_matched"), "mm": ("mnli", "test_mismatched")},
+        files={"": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
+        texts=True,
+    ),
+    "qnli": glue_task("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
+    "rte": glue_task("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
+    "wnli": glue_task("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
+    # To be predicted by a model of MNLI.
+    "ax": glue_task(
+        "ax", ("premise", "hypothesis"), ENTAILMENT, "AX.tsv", diagnostic=True, texts=True, metric="matthews_correlation"
+    ),
+}
 """GLUE's tasks, by the names of their configurations on the Hub."""
 
 XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")

@@ -245,18 +245,9 @@ def encode_windows(
     windows = None
     if offsets:
         columns += ["first", "last"]
-        flat = {name: flat_column(encoded, name) for name in ("first", "last")}
-        windows = Windows(examples, null, flat["first"][1], flat["first"][0], flat["last"][0])
+        first, last = table["first"][:], table["last"][:]
+        windows = Windows(examples, null, np.cumsum([0, *map(len, first)]), np.concatenate(first), np.concatenate(last))
     return encoded.remove_columns(columns), windows
-
-
-def flat_column(rows: "Dataset", column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of a column of lists one after another, and where each list begins; the last entry is their count."""
-    import pyarrow.compute
-
-    lists = rows.data.column(column)
-    lengths = pyarrow.compute.list_value_length(lists).to_numpy()
-    return pyarrow.compute.list_flatten(lists).to_numpy(), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def encode_batch(

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,24 +41,20 @@ _task = partial(glue_task, dataset="aps/super_glue", texts=True)
 # To be predicted by a model of RTE.
 _diagnostic = partial(_task, labels=ENTAILMENT, diagnostic=True, max_seq_length=256)
 
-SUPERGLUE: Mapping[str, KnownTask] = MappingProxyType(
-    {
-        "boolq": _task("boolq", ("question", "passage"), FALSE_TRUE, "BoolQ.jsonl", max_seq_length=256),
-        "cb": _task(
-            "cb", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), "CB.jsonl", max_seq_length=256
-        ),
-        "multirc": _task(
-            "multirc", ("paragraph", "question_and_answer"), FALSE_TRUE, "MultiRC.jsonl", max_seq_length=512, metric="f1_a"
-        ),
-        "record": _task("record", ("passage", "filled_query"), FALSE_TRUE, "ReCoRD.jsonl", max_seq_length=512, metric="f1"),
-        "rte": _task("rte", ("premise", "hypothesis"), ENTAILMENT, "RTE.jsonl", max_seq_length=256),
-        "wic": _task("wic", ("word_and_sentence1", "sentence2"), FALSE_TRUE, "WiC.jsonl"),
-        # The configuration "wsc" has wrong positions of some spans.
-        "wsc": _task("wsc.fixed", ("marked_text",), FALSE_TRUE, "WSC.jsonl"),
-        "axb": _diagnostic("axb", ("sentence1", "sentence2"), file="AX-b.jsonl", metric="matthews_correlation"),
-        "axg": _diagnostic("axg", ("premise", "hypothesis"), file="AX-g.jsonl"),
-    }
-)
+SUPERGLUE: Mapping[str, KnownTask] = {
+    "boolq": _task("boolq", ("question", "passage"), FALSE_TRUE, "BoolQ.jsonl", max_seq_length=256),
+    "cb": _task("cb", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), "CB.jsonl", max_seq_length=256),
+    "multirc": _task(
+        "multirc", ("paragraph", "question_and_answer"), FALSE_TRUE, "MultiRC.jsonl", max_seq_length=512, metric="f1_a"
+    ),
+    "record": _task("record", ("passage", "filled_query"), FALSE_TRUE, "ReCoRD.jsonl", max_seq_length=512, metric="f1"),
+    "rte": _task("rte", ("premise", "hypothesis"), ENTAILMENT, "RTE.jsonl", max_seq_length=256),
+    "wic": _task("wic", ("word_and_sentence1", "sentence2"), FALSE_TRUE, "WiC.jsonl"),
+    # The configuration "wsc" has wrong positions of some spans.
+    "wsc": _task("wsc.fixed", ("marked_text",), FALSE_TRUE, "WSC.jsonl"),
+    "axb": _diagnostic("axb", ("sentence1", "sentence2"), file="AX-b.jsonl", metric="matthews_correlation"),
+    "axg": _diagnostic("axg", ("premise", "hypothesis"), file="AX-g.jsonl"),
+}
 """The tasks that are classes of texts, by the names of their configurations on the Hub."""
 
 
@@ -97,8 +92,12 @@ class SuperGlueData(TextClassificationData):
     def known_task(self) -> KnownTask:
         return SUPERGLUE[self.data_args.task_name]
 
+    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
+        dataset, tables = super().read_tables()
+        return dataset, {key: (self.flat(rows, source), source) for key, (rows, source) in tables.items()}
+
     def flat(self, rows: "Dataset", source: str) -> "Dataset":
-        """Of the authors' files, which hold a paragraph a row."""
+        """Rows of one example each, of the authors' files, which hold a paragraph a row."""
         from datasets import Dataset
 
         column, kind, flatten = NESTED.get(self.name, (None, None, None))

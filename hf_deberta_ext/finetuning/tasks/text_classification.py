@@ -124,7 +124,6 @@ class TextClassificationData:
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
         self.dataset, tables = self.read_tables()
-        tables = {key: (self.flat(rows, source), source) for key, (rows, source) in tables.items()}
 
         # 1. Labels, which the whole of the data has to say
         self.labels = self.labels_of(tables)
@@ -175,14 +174,6 @@ class TextClassificationData:
                 f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
             )
         return GLUE.get(name)
-
-    def flat(self, rows: "Dataset", source: str) -> "Dataset":
-        """Rows of one example each, for data whose files nest them.
-
-        Raises:
-            ValueError: a row nests otherwise.
-        """
-        return rows
 
     def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
         """The tables, with a share of the training rows as validation set.

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 from transformers.utils import logging
 
@@ -114,25 +113,18 @@ def encode_words(
     return features
 
 
-class TokenClassificationCollator:
+@dataclass
+class TokenClassificationCollator(DataCollatorForTokenClassification):
     """Rows -> batch of [B, N] inputs and labels, padded on the right, whatever the side of the tokenizer: predictions are
-    found by their positions.
+    found by their positions. Arguments as in transformers."""
 
-    Args:
-        length (`int`, *optional*): of every batch; None = that of its longest row.
-        multiple (`int`, *optional*): the length is made a multiple of it.
-    """
+    def __post_init__(self):
+        self.tokenizer = copy.copy(self.tokenizer)
+        self.tokenizer.padding_side = "right"
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, length: int | None = None, multiple: int | None = None):
-        tokenizer = copy.copy(tokenizer)
-        tokenizer.padding_side = "right"
-        self.names = {*tokenizer.model_input_names, "labels"}
-        self.pad = DataCollatorForTokenClassification(
-            tokenizer, padding="max_length" if length else True, max_length=length, pad_to_multiple_of=multiple
-        )
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return dict(self.pad([{name: row[name] for name in row if name in self.names} for row in rows]))
+    def torch_call(self, features):
+        names = {*self.tokenizer.model_input_names, "labels"}
+        return super().torch_call([{name: row[name] for name in row if name in names} for row in features])
 
 
 class TokenClassificationData:
@@ -247,8 +239,9 @@ class TokenClassificationData:
                 sets[split] = self.evaluation_set(rows, sentences)
         collator = TokenClassificationCollator(
             tokenizer,
-            length=max_length if arguments.pad_to_max_length else None,
-            multiple=arguments.pad_to_multiple_of,
+            padding="max_length" if arguments.pad_to_max_length else True,
+            max_length=max_length,
+            pad_to_multiple_of=arguments.pad_to_multiple_of,
         )
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
 
