@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_inputs import BACKENDS, B, H, by_hand, call, gradients_of, make_inputs, whole
 from backends import AUTO, NATIVE
-from torch.utils._python_dispatch import TorchDispatchMode
+from watch import Watch
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, disentangled_attention_eager
 
@@ -271,19 +271,6 @@ def test_dropout_gradients_are_those_of_the_equation_with_the_dropout_of_the_for
         assert wanted.any() and relative_error(f"{backend}, dropout", whole(ours), whole(wanted)) < 1e-5
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 @pytest.mark.criterion("A1.6")
 @pytest.mark.parametrize("backend", ["blocked", NATIVE])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no-dropout", "dropout"])
@@ -296,12 +283,12 @@ def test_no_tensor_of_all_scores_is_made_or_kept(dropout_p, backend):
         kept.append(x)
         return x
 
-    with Largest() as largest:
+    with Watch() as watch:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             out = call(backend, leaves, options, dropout_p=dropout_p)
         out.sum().backward()
     assert kept and max(x.numel() for x in kept) <= B * H * (N + 64) * 16
-    assert largest.elements < N * N < B * H * N * N
+    assert max(elements for *_, elements in watch.seen) < N * N < B * H * N * N
 
 
 # Whole models. Unpadding is off, so that a backend sees the mask.

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from hf_deberta_ext import DebertaExtModel, RelativePosition
+from hf_deberta_ext import DebertaExtModel
 from hf_deberta_ext import replaced_attention as unit
 from hf_deberta_ext.replaced_attention import replace_attention, restore_attention
 
@@ -110,25 +110,6 @@ class TokenEncoder(nn.Module):
 
     def forward(self, input_ids, attention_mask):
         return self.projection(self.bert_layer.model(input_ids, attention_mask=attention_mask).last_hidden_state)
-
-
-def test_delta_beyond_the_table_is_the_one_of_stock():
-    # M = 3: rows 0 ... 5; r = -3 is the last one with a row of its own.
-    rows = unit._table_rows(unit._relative_positions(6, -1, 3), -1, 3)
-    assert rows.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5]
-    # With buckets, stock reads row 0 from -M on, the official code row 1.
-    rows = unit._table_rows(unit._relative_positions(14, 8, 12), 8, 12)
-    official = RelativePosition(buckets=8, max_distance=12)(14)
-    assert rows[:4].tolist() == [0, 0, 1, 1] and official[:4].tolist() == [1, 1, 1, 1]
-    assert torch.equal(rows[2:], official[2:])
-
-
-@pytest.mark.parametrize("length", [1, 2, 13, 40])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(8, 12), (15, 64), (-1, 9)], ids=["buckets", "odd", "none"])
-def test_relative_positions_are_the_matrix_of_stock(buckets, max_distance, length):
-    x = torch.zeros(1, length, 4)
-    expected = v2.build_relative_position(x, x, bucket_size=buckets, max_position=max_distance)
-    assert torch.equal(unit._as_stock(unit._relative_positions(length, buckets, max_distance)), expected)
 
 
 @pytest.mark.parametrize(

@@ -305,20 +305,10 @@ def test_tensors_that_the_index_names_are_looked_for(tmp_path):
     assert describe(str(folder))["problems"][0].startswith("the weight_map of ")
 
 
-@pytest.mark.parametrize(
-    ("file", "damage", "message"),
-    [
-        ("model.safetensors", lambda data: data[:100], "model.safetensors is truncated"),
-        ("pytorch_model.bin", lambda data: data[:10], r"pytorch_model\.bin is (truncated or )?damaged"),
-        ("pytorch_model.bin", lambda data: data[:3000], r"pytorch_model\.bin is (truncated or )?damaged"),
-        ("pytorch_model.bin", lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-    ],
-    ids=["safetensors", "bin, 10 bytes", "bin, 3000 bytes", "pointer"],
-)
-def test_damaged_weights_are_a_problem(file, damage, message, tmp_path):
-    path = write(tmp_path, "v3", microsoft("v3"), file) / file
-    path.write_bytes(damage(path.read_bytes()))
-    assert re.search(message, describe(str(tmp_path))["problems"][0])
+def test_damaged_weights_are_a_problem(tmp_path):
+    path = write(tmp_path, "v3", microsoft("v3")) / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:3000])
+    assert re.search(r"pytorch_model\.bin is (truncated or )?damaged", describe(str(tmp_path))["problems"][0])
 
 
 def without(*names):

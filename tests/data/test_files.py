@@ -246,18 +246,6 @@ def read_twice(path):
         ("a.jsonl", '{"text": "A"}\r{"text": "B"}', ["A", "B"]),
         ("a.json", '[\r{"text": "A"},\r{"text": "B"}]\r\n', ["A", "B"]),
     ],
-    ids=[
-        "quotes_in_tsv",
-        "data",
-        "lines_in_json",
-        "one_object",
-        "list_in_jsonl",
-        "half_a_surrogate_pair",
-        "old_mac_csv",
-        "old_mac_tsv",
-        "old_mac_jsonl",
-        "old_mac_json",
-    ],
 )
 def test_a_file_has_the_same_texts_for_pretraining_and_fine_tuning(tmp_path, name, text, expected):
     assert read_twice(write(tmp_path / name, text)) == [expected, expected]

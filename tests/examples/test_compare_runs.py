@@ -30,16 +30,6 @@ def test_table_gives_last_values_and_the_spread_over_seeds(tmp_path, capsys):
     assert summary["EMD"]["eval_mlm_perplexity"]["values"] == [4.0, 6.0]
 
 
-@pytest.mark.parametrize("seeds, expected", [
-    (dict(A=(3.0, 4.0, 5.0), B=(6.0, 7.0, 8.0)), "| B | 3 | 10 | 7 ± 1 | +3 (p = 0.021) |"),
-    (dict(A=(3.0, 3.0, 3.0), B=(9.0, 9.0)), "| B | 2 | 10 | 9 ± 0 | +6 (seeds do not differ) |"),
-])  # fmt: skip
-def test_difference_comes_with_the_p_value_of_a_t_test(seeds, expected, tmp_path, capsys):
-    runs = [f"{n}={finished(tmp_path / f'{n}{i}', value)}" for n, values in seeds.items() for i, value in enumerate(values)]
-    compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", "--output_dir", str(tmp_path / "out")])
-    assert expected in capsys.readouterr().out
-
-
 def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(compare_runs, "plot_embedding_similarity", lambda values, path: drawn.update({path.name: values}))

@@ -94,20 +94,6 @@ def test_short_runs_are_warm_before_their_end():
 
 
 @pytest.mark.parametrize(
-    ("given", "processes", "message"),
-    [
-        ({"per_device_train_batch_size": 5}, 1, "not 5 examples per device x 1 processes .* take 4 or 8 per device"),
-        ({"gradient_accumulation_steps": 3}, 1, "not 3 accumulation steps .* take 2 or 4 accumulation steps"),
-        ({}, 3, "batch of 32 cannot be shared equally by 3 processes: take 2 or 4 processes"),
-        ({"per_device_train_batch_size": 0}, 1, "--per_device_train_batch_size must be at least 1, got 0"),
-    ],
-)
-def test_batches_that_cannot_be_met_are_refused(given, processes, message):
-    with pytest.raises(ValueError, match=message):
-        arguments("base", "sst2", given, processes)
-
-
-@pytest.mark.parametrize(
     ("size", "task", "message"),
     [
         ("huge", "sst2", "'huge' is unknown; there are base, large"),

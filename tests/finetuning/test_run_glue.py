@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_glue.py end to end: files in, model and results out; killed and resumed; two processes; one-line errors."""
+"""examples/run_glue.py end to end: files in, model and results out; two processes."""
 
 import contextlib
 import io
@@ -7,7 +7,6 @@ import sys
 
 import glue_script
 import pytest
-from fine_tuning_scripts import refused
 from glue_script import arguments, reviews, start
 from scripts import EXAMPLES
 from toy_task import read
@@ -68,17 +67,3 @@ def test_two_processes_train_as_one(run_glue, material, tmp_path):
     files = [(tmp_path / name / "predict_results.tsv").read_text(encoding="utf-8") for name in ("one", "two")]
     assert files[0] == files[1]
     assert {file.name for file in (tmp_path / "two").iterdir()} == {file.name for file in (tmp_path / "one").iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--evaluation_strategy", "epoch"], "--evaluation_strategy is gone from transformers: give"),
-        (["--train_file", "nowhere.tsv"], "nowhere.tsv"),
-        (["--text_columns", "words"], "words"),
-    ],
-    ids=["gone", "file", "column"],
-)
-def test_errors_are_one_line_and_status_two(flags, message, run_glue, material, tmp_path, capsys):
-    files = dict(train_file=material / "train.tsv")
-    assert message in refused(capsys, run_glue, material / "model", tmp_path / "run", "--do_train", *flags, **files)

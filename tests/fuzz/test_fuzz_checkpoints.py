@@ -12,12 +12,11 @@ import shutil
 import pytest
 import torch
 from hypothesis import strategies as st
+from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file, save_file
 from strategies import build, cases
-from tiny_constants import random_weights
 
 from hf_deberta_ext import (
-    DebertaExtConfig,
     DebertaExtForMaskedLM,
     DebertaExtForPreTraining,
     DebertaExtForSequenceClassification,
@@ -31,8 +30,6 @@ FIELDS = dict(
     vocab_size=24, hidden_size=8, num_attention_heads=2, num_hidden_layers=2, intermediate_size=5, position_buckets=8,
     max_position_embeddings=16,
 )  # fmt: skip
-V1 = {"model_type": "deberta", "relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c",
-      "max_relative_positions": -1, "type_vocab_size": 0}  # fmt: skip
 KINDS = ("ours", "ours .bin", "ours, shards", "v1", "v1 .bin", "v2", "v2 .bin", "v2, shards", "joint")
 BIN = "pytorch_model.bin"
 SAFE = "model.safetensors"
@@ -41,27 +38,6 @@ INDEX = "model.safetensors.index.json"
 
 def model_of(kind):
     return DebertaExtForPreTraining if kind == "joint" else DebertaExtForMaskedLM
-
-
-def fused_v1():
-    """The tensors of an official v1 checkpoint, with the fused projections."""
-    fields = FIELDS | dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
-    model = random_weights(DebertaExtForMaskedLM(DebertaExtConfig(**fields)), std=0.3)
-    renamed = {"pos_key_proj.weight": "pos_proj.weight", "pos_key_proj.bias": None}
-    renamed |= {f"pos_query_proj.{kind}": f"pos_q_proj.{kind}" for kind in ("weight", "bias")}
-    tensors = {}
-    for key, x in model.state_dict().items():
-        stem, attention, end = key.rpartition("attention.self.")
-        if key.startswith("lm_predictions.lm_head.decoder") or end.startswith(("key_proj", "query_proj", "value_proj")):
-            continue
-        if not attention:
-            tensors[key] = x.clone()
-        elif renamed[end] is not None:
-            tensors[f"{stem}{attention}{renamed[end]}"] = x.clone()
-    for layer in range(2):
-        at = f"deberta.encoder.layer.{layer}.attention.self."
-        tensors |= {f"{at}in_proj.weight": torch.randn(24, 8), f"{at}q_bias": torch.randn(8), f"{at}v_bias": torch.randn(8)}
-    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +50,7 @@ def originals(tmp_path_factory):
     build("pretraining", FIELDS | dict(generator={}), dtype=torch.float32).save_pretrained(root / "joint")
     save_as_deberta_v2(model, root / "v2", lossy=True)
     (root / "v1").mkdir()
-    (root / "v1" / "config.json").write_text(json.dumps({k: v for k, v in FIELDS.items() if k != "position_buckets"} | V1))
-    save_file(fused_v1(), root / "v1" / SAFE)
+    write(root / "v1", "v1", microsoft("v1", heads=("lm",)), SAFE)
     shutil.copytree(root / "v2", root / "v2, shards")
     tensors = load_file(root / "v2, shards" / SAFE)
     (root / "v2, shards" / SAFE).unlink()

@@ -14,13 +14,11 @@ import transformers
 from rounding import equal_outputs
 from tiny_constants import random_weights
 from tiny_models import word_tokenizer
-from transformers.pipelines import SUPPORTED_TASKS
 from without_package import run_without_package
 
 from hf_deberta_ext import (
     DebertaExtConfig,
     DebertaExtForMaskedLM,
-    DebertaExtForQuestionAnswering,
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
     DebertaExtModel,
@@ -46,7 +44,6 @@ MODELS = {
     "scorer": (DebertaExtForSequenceClassification, dict(num_labels=1)),
     "tagger": (DebertaExtForTokenClassification, ENTITIES),
     "encoder": (DebertaExtModel, {}),
-    "reader": (DebertaExtForQuestionAnswering, {}),
 }
 
 
@@ -160,7 +157,7 @@ def test_text_classification_scores_texts_and_pairs(results, probabilities):
         assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(expected, abs=1e-5)
 
 
-def test_token_classification_labels_words_and_joins_entities(results, probabilities):
+def test_token_classification_labels_words(results, probabilities):
     words = worker.WORDS[0].split()
     likely = probabilities("tagger", worker.WORDS[0])[1:-1]
     labels = [ENTITIES["id2label"][index] for index in likely.argmax(-1).tolist()]
@@ -170,17 +167,6 @@ def test_token_classification_labels_words_and_joins_entities(results, probabili
     for entry in found:
         assert worker.WORDS[0][entry["start"] : entry["end"]] == entry["word"]
         assert entry["score"] == pytest.approx(likely[words.index(entry["word"])].max().item(), abs=1e-5)
-    # Neighbours of one kind are one entity, unless the later one begins another.
-    joined = []
-    for before, (word, label) in zip(["O", *labels], zip(words, labels, strict=True), strict=False):
-        if label == "O":
-            continue
-        if label.startswith("I") and before[2:] == label[2:]:
-            joined[-1] = (f"{joined[-1][0]} {word}", label[2:])
-        else:
-            joined.append((word, label[2:]))
-    found = results["pipelines"]["token-classification, aggregated"]
-    assert [(entry["word"], entry["entity_group"]) for entry in found] == joined
 
 
 def test_zero_shot_classification_reads_entailment(results, originals):
@@ -198,27 +184,6 @@ def test_feature_extraction_gives_the_last_states(results, originals):
         with torch.no_grad():
             expected = originals["encoder"](**ids(text)).last_hidden_state
         assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
-
-
-@pytest.mark.skipif("question-answering" in SUPPORTED_TASKS, reason="this transformers has a pipeline for questions")
-def test_questions_are_answered_without_a_pipeline(folder, originals):
-    """transformers has dropped that one: the best span of the context, from start and end logits."""
-    question, context = "w7 w8", "w30 w31 w32 w33"
-    inputs = make_tokenizer()(question, context, return_tensors="pt", return_offsets_mapping=True)
-    offsets, types = inputs.pop("offset_mapping")[0], inputs["token_type_ids"][0]
-    reader = DebertaExtForQuestionAnswering.from_pretrained(folder / "reader").eval()
-    with torch.no_grad():
-        outputs = reader(**inputs)
-    # [SEP] is of the context's type, and no place for an answer.
-    places = [place for place in range(len(types)) if types[place] == 1 and offsets[place, 0] < offsets[place, 1]]
-    spans = [(i, j) for i in places for j in places if i <= j]
-    start, end = max(spans, key=lambda span: outputs.start_logits[0, span[0]] + outputs.end_logits[0, span[1]])
-    answer = context[offsets[start, 0] : offsets[end, 1]]
-    assert len(spans) == 10 and answer and answer in context
-    by_hand = originals["reader"](**ids(question, context))
-    sums = by_hand.start_logits[0, 4:8, None] + by_hand.end_logits[0, None, 4:8]
-    best = sums.masked_fill(~torch.ones(4, 4).triu().bool(), -1e9).argmax().item()
-    assert (start - 4, end - 4) == divmod(best, 4)
 
 
 def need(results, package):
@@ -268,14 +233,6 @@ def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, origi
         assert torch.allclose(embeddings[name][index], expected, atol=1e-5)
         assert torch.allclose(embeddings[f"{name}, one by one"][index], expected, atol=1e-5)
     assert embeddings[name].std(0).min() > 1e-3
-
-
-def test_sentence_transformer_saves_the_code_of_the_model(sentence_encoder, folder):
-    if sentence_encoder is None:
-        pytest.skip("sentence-transformers is in the extra `test`")
-    assert {"modules.json", "1_Pooling", "config.json", "modeling_deberta_ext.py", "attention.py", "tokenizer.json"} <= {
-        *os.listdir(folder / "sentence_encoder")
-    }
 
 
 @pytest.mark.criterion("A18.2")

@@ -8,10 +8,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch.utils.data import DataLoader, RandomSampler
-from transformers import Trainer, TrainingArguments
 
 from hf_deberta_ext.pretraining.dynamic_masking import (
-    EpochCallback,
     MaskingCollator,
     NumberedExamples,
     NumberedStream,
@@ -281,57 +279,6 @@ def test_collator_and_data_set_can_be_pickled(collator):
     assert copy.options == collator().options and copy.sentence_order
     assert unpadded(pickle.loads(pickle.dumps(collator()))([example])) == unpadded(collator()([example]))
     assert pickle.loads(pickle.dumps(NumberedExamples(rows())))[0]["epoch"] == 0
-
-
-class Model(torch.nn.Module):
-    """Learns a little, and notes every batch that it sees."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.weight = torch.nn.Parameter(torch.randn(V, V, generator=generator))
-        self.seen = []
-
-    def forward(self, input_ids, attention_mask, labels):
-        batch = dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
-        if self.training:
-            self.seen.append(unpadded(batch))
-        logits = self.weight[input_ids].flatten(0, 1)
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels.flatten()), "logits": logits}
-
-
-def train(folder, collate, *, resume=None, workers=0, evaluate=False):
-    """3 epochs of 6 steps, a checkpoint after step 8. Returns the model and the evaluation losses."""
-    arguments = TrainingArguments(
-        str(folder), per_device_train_batch_size=2, num_train_epochs=3, save_steps=8, save_total_limit=None,
-        eval_strategy="epoch" if evaluate else "no", dataloader_num_workers=workers,
-        dataloader_persistent_workers=workers > 0, remove_unused_columns=False, report_to=[], use_cpu=True,
-        disable_tqdm=True, seed=3, learning_rate=1e-2 if not evaluate else 0.0, logging_strategy="no",
-    )  # fmt: skip
-    trainer = Trainer(
-        Model(), arguments, collate, NumberedExamples(rows()), NumberedExamples(rows(4, seed=9), fixed=True),
-        callbacks=[EpochCallback()],
-    )  # fmt: skip
-    trainer.train(resume_from_checkpoint=resume and str(resume))
-    return trainer.model, [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_sees_the_masks_of_the_uninterrupted_one(tmp_path, collator, workers):
-    """It resumes in the middle of the second epoch, where accelerate tells the data set no epoch."""
-    model, _ = train(tmp_path, collator(), workers=workers)
-    resumed, _ = train(tmp_path, collator(), workers=workers, resume=tmp_path / "checkpoint-8")
-    assert len(model.seen) == 18 and resumed.seen == model.seen[8:]
-    assert torch.equal(model.weight, resumed.weight)
-    for epoch in range(3):
-        seen = sorted(row for batch in model.seen[6 * epoch : 6 * epoch + 6] for row in batch)
-        assert seen == sorted(masks(collator(), rows(), epoch))
-
-
-def test_evaluation_sees_the_same_masks_each_time(tmp_path, collator):
-    """The learning rate is 0: only the masks could change the loss."""
-    _, losses = train(tmp_path, collator(), evaluate=True)
-    assert len(losses) == 3 and len({*losses}) == 1
 
 
 def test_a_batch_is_padded_with_what_each_entry_needs(collator):

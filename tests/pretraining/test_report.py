@@ -13,7 +13,6 @@ from hf_deberta_ext.pretraining import (
     PretrainingArguments,
 )
 from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, plot_replaced_tokens
-from hf_deberta_ext.pretraining.run_arguments import check_arguments
 from hf_deberta_ext.pretraining.run_stages import run_facts
 from hf_deberta_ext.publishing.results import replaced_token_table, results_table
 
@@ -67,15 +66,6 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     # The time of a run that was stopped in between is not known.
     args.resume_from_checkpoint = "last"
     assert "seconds of all stages" not in facts_of(ModelArguments()).hardware and facts_of(ModelArguments()).from_scratch
-
-
-@pytest.mark.parametrize(("flags", "said"), [({"license": "MIT"}, "is it mit"), ({"language": "xx"}, "no language 'xx'")])
-def test_names_that_the_hub_does_not_know_are_refused_at_once(flags, said, tmp_path):
-    pytest.importorskip("accelerate")
-    data_args = DataArguments(train_data=["a.txt"], card_language=flags.get("language"))
-    args = PretrainingArguments(str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match=said):
-        check_arguments(data_args, ModelArguments(license=flags.get("license")), args)
 
 
 @pytest.mark.parametrize(

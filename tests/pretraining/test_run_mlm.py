@@ -242,6 +242,8 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(text_column="content", train_data="{folder}/a.jsonl"), "content"),
         (dict(text_column="content"), "text.txt is plain text, which has no columns: leave --text_column content out"),
         (dict(language="xx"), "--language: there is no language 'xx': give an ISO 639 code"),
+        (dict(card_language="xx"), "--card_language: there is no language 'xx'"),
+        (dict(license="MIT"), "is it mit"),
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
     ],
 )  # fmt: skip

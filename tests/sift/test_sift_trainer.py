@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SiftTrainer`: Trainer to the last bit at weight 0; accumulation, precision, checkpointing, resume, two processes."""
+"""`SiftTrainer`: Trainer to the last bit at weight 0; accumulation, precision, checkpointing."""
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
+from accumulation import exact_accumulation
 from torch.utils.data import Dataset
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, Trainer, TrainingArguments, set_seed
 
@@ -15,9 +14,6 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
 )
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
-
-# 5.4 and 5.5 divide a loss that is counted over the whole step by the accumulation steps as well.
-DIVIDES_TWICE = Version(transformers.__version__) < Version("5.6")
 
 
 class Rows(Dataset):
@@ -121,7 +117,7 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
 
 @pytest.mark.criterion("A4.3", "A13.5")
 @pytest.mark.parametrize("kind", [*HEADS])
-@pytest.mark.skipif(DIVIDES_TWICE, reason="this transformers divides counted losses twice")
+@exact_accumulation
 def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, tmp_path, kind):
     """Micro-batches with unequal numbers of labelled tokens too: each item counts once in a step."""
     results = []
@@ -222,15 +218,6 @@ def test_label_smoothing_and_a_loss_of_ones_own(tiny_config, tmp_path):
                 assert logs[0]["sift_loss"] == pytest.approx(reference, rel=1e-4)
             else:
                 assert logs[0]["sift_loss"] > 0.9
-
-
-@pytest.mark.criterion("A13.5", "A16.1")
-def test_a_run_that_is_resumed_ends_with_the_same_weights(tiny_config, tmp_path):
-    more = dict(sift_weight=1.0, gradient_accumulation_steps=2, save_strategy="steps", save_steps=2)
-    _, whole = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path / "whole", **more), train_dataset=Rows()))
-    trainer = SiftTrainer(model_of(tiny_config), arguments(tmp_path / "resumed", **more), train_dataset=Rows())
-    _, resumed = train(trainer, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_presets_and_the_flags_over_them():

@@ -14,7 +14,6 @@ TASKS = {
     "text-classification of a pair": ("classifier", {"text": "w7 w8", "text_pair": "w9 w12"}, {"top_k": None}),
     "text-classification in a batch": ("classifier", WORDS, {"top_k": None, "batch_size": 3}),
     "token-classification": ("tagger", WORDS[0], {}),
-    "token-classification, aggregated": ("tagger", WORDS[0], {"aggregation_strategy": "simple"}),
     "zero-shot-classification": ("classifier", WORDS[0], {"candidate_labels": LABELS, "hypothesis_template": "w25 {}"}),
     "feature-extraction": ("encoder", WORDS[1:], {}),
 }
@@ -26,7 +25,7 @@ def pipelines(folder: Path) -> dict:
 
     answers = {}
     for name, (model, given, options) in TASKS.items():
-        task = name.replace(",", " ").split()[0]
+        task = name.split()[0]
         pipe = pipeline(task, model=str(folder / model), trust_remote_code=True, device="cpu")
         answers[name] = pipe(given, **options)
     return answers

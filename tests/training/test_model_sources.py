@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model sources that are no folder: with and without a Hub that answers."""
 
-import http.server
 import json
-import threading
 import time
 
 import huggingface_hub
@@ -17,28 +15,6 @@ def use_hub(monkeypatch, address):
     path = huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(huggingface_hub.constants.ENDPOINT)
     monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + path)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-
-
-@pytest.fixture
-def endpoint(monkeypatch, tmp_path):
-    """A server that counts requests and answers none of them well; (its address, the requests)."""
-    requests = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            requests.append(self.path)
-            self.send_response(500)
-            self.end_headers()
-
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    yield f"http://127.0.0.1:{server.server_address[1]}", requests
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -67,18 +43,17 @@ def test_commands_say_it_at_once_too(line, offline, monkeypatch, tmp_path, capsy
     assert said.startswith(f"deberta-ext {argv[0]}: error: there is no folder debeta, and the Hub") and "\n" not in said
 
 
-def test_a_hub_that_answers_is_asked_once_and_a_cached_model_or_a_folder_needs_none(endpoint, monkeypatch, tmp_path):
+def test_a_hub_that_answers_is_asked_once_and_a_cached_model_or_a_folder_needs_none(hub, tmp_path):
     """`deberta-ext demo models/of/mine` was refused as a repository of a wrong name, unless HF_HUB_OFFLINE was set."""
-    address, requests = endpoint
-    use_hub(monkeypatch, address)
+    hub.fail("HEAD /someone/model", status=500)
     check_reachable(str(tmp_path))
     check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
-    assert requests == ["/someone/model/resolve/v2/config.json"]
+    assert [request.path for request in hub.requests] == ["/someone/model/resolve/v2/config.json"]
     cached = tmp_path / "models--someone--model" / "snapshots" / "v2"
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}", encoding="utf-8")
     check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
-    assert len(requests) == 1
+    assert len(hub.requests) == 1
 
 
 @pytest.mark.parametrize(

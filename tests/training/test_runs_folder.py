@@ -88,27 +88,6 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
             resume_checkpoint(folder, resume)
 
 
-NEEDED = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
-
-
-@pytest.mark.criterion("P12")
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_checkpoint_without_all_of_one_of_its_files_is_passed_over(name, tmp_path):
-    """As a kill leaves it that comes while Trainer writes a file, or removes the folder, file by file."""
-    before, cut = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
-    assert checkpoint_problem(cut) is None and sorted(os.listdir(cut)) == NEEDED
-    content = (cut / name).read_bytes()
-    for size in (0, len(content) // 2, len(content) - 1):
-        (cut / name).write_bytes(content[:size])
-        assert "truncated" in checkpoint_problem(cut) and name in checkpoint_problem(cut), size
-        assert resume_checkpoint(tmp_path, "last") == str(before), size
-    (cut / name).unlink()
-    assert checkpoint_problem(cut).startswith(f"its {name} is missing")
-    assert resume_checkpoint(tmp_path, "last") == str(before)
-    with pytest.raises(ValueError, match=f"checkpoint-4 is not a complete checkpoint: its {name} is missing"):
-        resume_checkpoint(tmp_path, str(cut))
-
-
 @pytest.mark.criterion("P12")
 def test_a_state_of_another_step_is_not_taken_for_that_of_the_checkpoint(tmp_path):
     made = checkpoint(tmp_path, 4)

@@ -455,6 +455,9 @@ def test_report_and_card_of_a_script_name_a_chosen_difference(name, begun, tmp_p
     assert record["resumed_anyway"] == [dict(step=2, max_grad_norm=[1.0, 0.5])]
     if name == "run_mlm":
         assert json.loads((tmp_path / "run_report.json").read_text(encoding="utf-8"))["resumed_anyway"] == said
+    else:
+        with pytest.raises(SystemExit, match="is not empty"):
+            script.main(again)
 
 
 def test_a_damaged_tokenizer_is_named(begun, folder_of, tmp_path):
