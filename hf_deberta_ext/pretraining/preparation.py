@@ -15,7 +15,6 @@ order, nor on the executor, and a task that died is run again alone.
 import contextlib
 import io
 import multiprocessing
-import operator
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 import dill
 import numpy as np
+from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
@@ -118,10 +118,14 @@ def read_language_model(path: str) -> Any:
         ) from error
 
 
+def document_text(document: Document) -> str:
+    return document.text
+
+
 # datatrove's xxhash is not that of xxhash 4, which takes bytes alone.
 HASH = HashConfig(hash_fc="sha1")
 hash_words = create_hash_func(HASH)
-EXACT = ExactDedupConfig(content_getter=operator.attrgetter("text"), hash_config=HASH)
+EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
 MINHASH = MinhashConfig(hash_config=HASH)
 
 
