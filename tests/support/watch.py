@@ -8,7 +8,7 @@ __all__ = ["Watch"]
 
 
 class Watch(TorchDispatchMode):
-    """What operations gave: (operation, dtype, shape, elements of the storage) of every tensor."""
+    """Record of every tensor that operations give: (operation, dtype, shape, elements of the storage)."""
 
     def __init__(self):
         super().__init__()
