@@ -12,7 +12,7 @@ and compares their scores with one another and with baselines without pre-traini
 Each checkpoint is fine-tuned as by run_glue.py, all of whose flags are taken (--max_steps, --recipe, ...): its runs, models
 and cards are in output_dir/TASK/NAME. The scores are those after the last epoch. Of several learning rates, the table has
 that with the best mean on the validation data, and the means of the others beside it. Rows of similar length are trained on
-together.
+together. On a CPU small models gain by `--jobs 2`: two fine-tunings at a time, in processes with half of the threads each.
 
 Writes results.json after each checkpoint, then table.md and a figure for each task. The same command again goes on where it
 was stopped; checkpoints, tasks and rates can be added, and other settings need another folder.
@@ -22,20 +22,28 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
+import queue
 import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from compare_runs import difference
 
 from hf_deberta_ext.analysis.plots import plot_comparison
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
+from hf_deberta_ext.finetuning.run_folders import is_finished
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.checkpoints import replace_text
-from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE
+from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 # Of run_glue.py's flags, where the command line names no other value.
@@ -54,6 +62,7 @@ class Run(NamedTuple):
     name: str
     rate: str
     prepared: PreparedRun
+    flags: list[str]
 
 
 def main(argv: list[str] | None = None):
@@ -75,8 +84,11 @@ def main(argv: list[str] | None = None):
         "--seeds", nargs="+", default=["1", "2", "3"], help="of new weights, dropout and order; default: 1 2 3"
     )
     parser.add_argument("--learning_rates", nargs="+", default=[], help="all are tried with all seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time, which share the threads; default: 1")
     parser.add_argument("--output_dir", type=Path, required=True)
     args, flags = parser.parse_known_args(argv)
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {args.jobs}")
     with ExitOnUserError() as program:
         sources = read_sources(args)
         runs = []
@@ -84,12 +96,15 @@ def main(argv: list[str] | None = None):
             task_flags = [*MORE_EPOCHS.get(task, ()), *flags, *(data_flags(task, args.data_folder) if task else [])]
             for name, source in sources.items():
                 for rate in args.learning_rates or [""]:
-                    prepared = prepare_checkpoint(source, args, task_flags, args.output_dir / task / name, rate)
-                    runs.append(Run(task, name, f"{prepared.args.learning_rate:g}", prepared))
+                    run_flags = fine_tuning_flags(source, args, task_flags, args.output_dir / task / name, rate)
+                    prepared = prepare_run(run_flags)
+                    runs.append(Run(task, name, f"{prepared.args.learning_rate:g}", prepared, run_flags))
         file = args.output_dir / "results.json"
         results = earlier_results(file, sources, runs)
         program.show_traceback = True
-        for task, name, rate, prepared in runs:
+        if args.jobs > 1:
+            fine_tune_in_processes(runs, args.jobs)
+        for task, name, rate, prepared, _ in runs:
             if task not in results["baselines"]:
                 results["baselines"][task] = prepared.data.baselines
             # A cached property: the same rows give the same numbers.
@@ -132,18 +147,52 @@ def data_flags(task: str, folder: Path | None) -> list[str]:
     return flags
 
 
-def prepare_checkpoint(
+def fine_tuning_flags(
     source: dict[str, Any], args: argparse.Namespace, flags: list[str], folder: Path, rate: str
-) -> PreparedRun:
-    """Read and check the data and the model of a checkpoint as run_glue.py does; the model is not kept."""
+) -> list[str]:
+    """Flags of run_glue.py that fine-tune a checkpoint."""
     folder = folder / f"rate-{rate}" if rate else folder
     argv = [*DEFAULTS, *flags, "--model_name_or_path", source["folder"], "--output_dir", str(folder)]
     argv += [*(["--learning_rate", rate] if rate else []), *(["--from_scratch"] if source["random"] else [])]
-    argv += ["--do_train", "--do_eval", "--seeds", *args.seeds]
-    if (folder / ARGUMENTS_FILE).is_file():
-        argv += ["--resume_from_checkpoint", "last"]
-    prepared = prepare(TextClassificationData, *parse(argv, TextClassificationArguments, description=__doc__ or ""))
+    return [*argv, "--do_train", "--do_eval", "--seeds", *args.seeds, "--resume_from_checkpoint", "auto"]
+
+
+def prepare_run(flags: list[str]) -> PreparedRun:
+    """Read and check the data and the model of a fine-tuning as run_glue.py does; the model is not kept."""
+    prepared = prepare(TextClassificationData, *parse(flags, TextClassificationArguments, description=__doc__ or ""))
     return dataclasses.replace(prepared, model=None)
+
+
+def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
+    """Train all seeds of the runs by run_glue.py, some at a time, each in a process of its own.
+
+    Raises:
+        ChildProcessError: a process failed; it has said why.
+    """
+    rows: queue.Queue[int] = queue.Queue()
+    for row in range(jobs):
+        rows.put(row)
+
+    def fine_tune(run: Run):
+        folder = Path(run.prepared.args.output_dir)
+        if all(is_finished(folder / f"seed-{seed}") for seed in run.prepared.args.seeds):
+            return
+        # The process locks its folder itself.
+        unlock_folders(folder)
+        row = rows.get()
+        # tqdm's own variables: a line on the terminal for each process.
+        settings = dict(TQDM_POSITION=row, TQDM_DESC=run.name, OMP_NUM_THREADS=max(1, torch.get_num_threads() // jobs))
+        command = [sys.executable, Path(__file__).with_name("run_glue.py"), *run.flags]
+        environment = os.environ | {name: str(value) for name, value in settings.items()}
+        # Its tables are printed here, in order.
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+        rows.put(row)
+        if done.returncode:
+            raise ChildProcessError(f"fine-tuning {run.name} in {folder} ended with exit status {done.returncode}")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(fine_tune, runs):
+            pass
 
 
 def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
@@ -155,7 +204,7 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
     results = dict(data={}, checkpoints={}, baselines={}, scores={})
     if file.is_file():
         results |= json.loads(file.read_text(encoding="utf-8"))
-    for task, _, _, prepared in runs:
+    for task, _, _, prepared, _ in runs:
         data_args = prepared.data_args
         data = digest([Path(path.rpartition("=")[2]) for path in (*data_args.train_file, *data_args.validation_file)])
         if results["data"].setdefault(task, data) != data:

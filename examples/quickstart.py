@@ -35,7 +35,7 @@ PRETRAINING = (
     "position_buckets=32,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 ).split()
 FINETUNING = (
-    "--learning_rate 5e-4 --num_train_epochs 5 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
+    "--learning_rate 5e-4 --num_train_epochs 6 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
 ).split()
 DROPOUT = "--config_overrides hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1".split()
 SHORT = "--max_train_samples 60 --max_eval_samples 60 --num_train_epochs 1".split()
@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None):
         parser.error("--from_text pre-trains a model, and --model is one: give one of them")
     # Imported this late so that --help does not wait for torch.
     import compare_checkpoints
+    import torch
 
     from hf_deberta_ext.finetuning.arguments import parse
     from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
@@ -76,9 +77,11 @@ def main(argv: list[str] | None = None):
         train, validation = ([str(file)] for file in files)
         TextClassificationData(dataclasses.replace(data_args, train_file=train, validation_file=validation))
     model = pretrain(args) if args.from_text else args.model or MODEL
+    # Small batches leave little for a second thread: both sides at a time, in processes of their own.
+    jobs = 1 if args.short or torch.cuda.is_available() or torch.get_num_threads() == 1 else 2
     compare_checkpoints.main([
         "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
-        "--seeds", *(args.seeds or (["1"] if args.short else ["1", "2", "3"])),
+        "--seeds", *(args.seeds or (["1"] if args.short else ["1", "2", "3"])), "--jobs", str(jobs),
         "--train_file", str(files[0]), "--validation_file", str(files[1]), *flags,
     ])  # fmt: skip
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]

@@ -56,8 +56,12 @@ def run(flags):
     script.main([str(part) for name, values in flags.items() for part in (name, *values)])
 
 
+def results_file(flags):
+    return Path(flags["--output_dir"][0], "results.json")
+
+
 def results(flags):
-    return json.loads(Path(flags["--output_dir"][0], "results.json").read_text(encoding="utf-8"))
+    return json.loads(results_file(flags).read_text(encoding="utf-8"))
 
 
 @pytest.mark.criterion("P17")
@@ -100,6 +104,26 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     run(task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
     again = results(task)["scores"][""]
     assert again == scores | {"again": again["again"]} and again["again"] == scores["RTD"]
+
+
+@pytest.mark.slow
+def test_processes_at_a_time_give_the_scores_of_one_after_the_other(task, tmp_path, capfd):
+    run(task)
+    run(task | {"--jobs": [2], "--output_dir": [tmp_path / "processes"]})
+    one, two = (json.loads((tmp_path / name / "results.json").read_text())["scores"][""] for name in ("out", "processes"))
+    for name in ("RTD", "MLM"):
+        losses = [scores[name]["0.005"]["eval_loss"]["values"] for scores in (one, two)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    # Each process has its own line on the terminal.
+    shown = capfd.readouterr().err
+    assert "RTD: 100%" in shown and "MLM: 100%" in shown
+    assert not [*(tmp_path / "processes").rglob(".run.lock")]
+
+
+def test_a_process_that_fails_ends_the_program(task, monkeypatch):
+    monkeypatch.setattr(script.sys, "executable", "false")
+    assert "fine-tuning RTD in" in (error := refused(task | {"--jobs": [2]})) and error.endswith("exit status 1")
+    assert not results_file(task).exists()
 
 
 def test_each_task_has_the_best_of_its_rates_and_its_baselines(task, tmp_path):
