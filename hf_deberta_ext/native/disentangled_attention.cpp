@@ -18,6 +18,9 @@
 //
 // The backward pass computes everything again from q, k, v and the log of the sum of exponentials.
 //
+// bfloat16 is computed in float32; where the CPU has products of pairs of bfloat16 numbers, the forward pass takes these, with
+// probabilities rounded to bfloat16 and sums in float32. Packed operands have the same layout then, of words with two numbers.
+//
 // A C++17 compiler with vector extensions (GCC, Clang) is all that it needs. The source includes itself once for each
 // instruction set; the best that the CPU has is taken at run time. It runs on the OpenMP threads of the process (torch's) where
 // it finds them, so that there is one pool of threads, and on threads of its own otherwise.
@@ -79,7 +82,7 @@ extern "C" struct Arguments {
 namespace {
 
 enum Dtype { FLOAT32, BFLOAT16 };
-enum Isa { BEST, GENERIC, AVX2, AVX512, NEON };
+enum Isa { BEST, GENERIC, AVX2, AVX512, NEON, AVX512_BF16 };
 // NOT_SERVED: dtype, head size, instruction set, or an index out of range
 enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };
 
@@ -247,6 +250,7 @@ bool has(int64_t isa) {
     if (isa == AVX512)
         return has(AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    if (isa == AVX512_BF16) return has(AVX512) && __builtin_cpu_supports("avx512bf16");
     return isa == GENERIC;
 #elif defined(__aarch64__)
     return isa == NEON;
@@ -256,7 +260,7 @@ bool has(int64_t isa) {
 }
 
 int64_t best() {
-    for (int64_t isa : {NEON, AVX512, AVX2})
+    for (int64_t isa : {NEON, AVX512_BF16, AVX512, AVX2})
         if (has(isa)) return isa;
     return GENERIC;
 }
@@ -277,7 +281,7 @@ static int64_t call(const Arguments* a, bool backward) {
     if ((!square && !a->positions) || (a->starts && (a->positions || a->mask))) return NOT_SERVED;
     try {
 #if defined(__x86_64__)
-        if (isa == AVX512) return avx512::run(*a, backward);
+        if (isa == AVX512 || isa == AVX512_BF16) return avx512::run(*a, backward, isa == AVX512_BF16);
         if (isa == AVX2) return avx2::run(*a, backward);
 #endif
         return generic::run(*a, backward);
@@ -310,6 +314,7 @@ static_assert(TILE % MR == 0 && BLOCK % MR == 0 && BLOCK % NR == 0 && BLOCK % (2
 typedef float vf __attribute__((vector_size(VW * 4)));
 typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef uint32_t vu __attribute__((vector_size(VW * 4)));
+typedef uint16_t vh __attribute__((vector_size(VW * 2)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 
@@ -341,6 +346,34 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
 #pragma GCC unroll 4
         for (int v = 0; v < NV; v++) store(c + r * ldc + v * VW, acc[r][v]);
 }
+
+#if VW == 16
+// The same with c[...] (+)= factor a b, where words of a and b hold the numbers 2 t and 2 t + 1
+template <bool ADD>
+__attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc,
+                                                       float factor) {
+    __m512 acc[MR][NV]{};
+#pragma GCC unroll 4
+    for (long t = 0; t < k; t++) {
+        __m512bh row[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + t * NR + v * VW);
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++) {
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(load<int32_t>(a + r * lda + t));
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], row[v], x);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) {
+            float* to = c + r * ldc + v * VW;
+            store(to, (ADD ? load<vf>(to) : vf{}) + (vf)acc[r][v] * factor);
+        }
+}
+#endif
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -407,9 +440,10 @@ void pack_transposed(const float* x, long ldx, long n, long d, float factor, flo
             for (long t = 0; t < d; t += 16) __builtin_prefetch(x + std::min(j + e, n - 1) * ldx + t);
         for (long t = 0; t < d; t += 8) {
             v8 y[8];
-            for (int e = 0; e < 8; e++) y[e] = j + e < n ? load<v8>(x + (j + e) * ldx + t) * factor : v8{};
+            for (int e = 0; e < 8; e++) y[e] = j + e < n ? load<v8>(x + (j + e) * ldx + t) : v8{};
             transpose8(y);
-            for (int e = 0; e < 8; e++) store(panel + (t + e) * NR, y[e]);
+            // Words of two numbers are no floats: they are not multiplied, not even by 1.
+            for (int e = 0; e < 8; e++) store(panel + (t + e) * NR, factor == 1.0f ? y[e] : y[e] * factor);
         }
     }
 }
@@ -469,13 +503,17 @@ struct Worker {
     const Arguments& a;
     const Plan c_plan, p_plan;  // c2p by key - query, p2c by query - key
     const long d;               // the head size with its padding
-    long table_size;            // floats of a packed table of one head
+    const bool pairs;           // bfloat16 is multiplied in pairs, without the factor of logits in Q and Q_r
+    const long words;           // of a row of d numbers in operands: d, of pairs d / 2
+    const float factor;         // of logits, times the logarithm of e to the base 2
+    long table_size;            // words of a packed table of one head
     float *K_x = nullptr, *Q_x = nullptr;  // packed tables of all heads
 
-    Worker(const Arguments& a, long longest)
+    Worker(const Arguments& a, long longest, bool pairs)
         : a(a), c_plan(a.K_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), -1),
-          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)) {
-        table_size = round_up(std::max(c_plan.rows, p_plan.rows), NR) * d;
+          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)), pairs(pairs),
+          words(pairs ? d / 2 : d), factor(a.scale * LOG2E) {
+        table_size = round_up(std::max(c_plan.rows, p_plan.rows), NR) * words;
         float* packed = shared_tables.get(2 * a.H * table_size + 1);
         if (a.K_r) K_x = packed;
         if (a.Q_r) Q_x = packed + a.H * table_size;
@@ -488,6 +526,10 @@ struct Worker {
         return static_cast<Byte*>(x) + (b * strides[0] + h * strides[1] + row * strides[2]) * (a.dtype == FLOAT32 ? 4 : 2);
     }
     void read(const void* x, float* to) const {  // one row, padded
+        if (pairs) {
+            memset(to, 0, words * 4), memcpy(to, x, a.d * 2);
+            return;
+        }
         if (a.dtype == FLOAT32) memcpy(to, x, a.d * 4);
         else for (long t = 0; t < a.d; t++) to[t] = to_float(static_cast<const uint16_t*>(x)[t]);
         for (long t = a.d; t < d; t++) to[t] = 0.0f;
@@ -496,30 +538,39 @@ struct Worker {
         if (a.dtype == FLOAT32) for (long t = 0; t < a.d; t++) static_cast<float*>(to)[t] = x[t] * factor;
         else for (long t = 0; t < a.d; t++) static_cast<uint16_t*>(to)[t] = to_bfloat16(x[t] * factor);
     }
-    // Rows [n, d] in float32: where they are if that is what they are, else a copy
+    // Rows [n, d] in float32 or pairs: where they are if that is what they are, else a copy; `ld` counts words
     const float* rows_of(const char* x, long stride, long n, Buffer& copy, long& ld) const {
-        if (a.dtype == FLOAT32 && a.d == d) {
-            ld = stride;
+        if (a.d == d && (a.dtype == FLOAT32 || (pairs && stride % 2 == 0))) {
+            ld = pairs ? stride / 2 : stride;
             return reinterpret_cast<const float*>(x);
         }
-        ld = d;
-        float* to = copy.get(n * d + 1);
-        for (long j = 0; j < n; j++) read(x + j * stride * (a.dtype == FLOAT32 ? 4 : 2), to + j * d);
+        ld = words;
+        float* to = copy.get(n * words + 1);
+        for (long j = 0; j < n; j++) read(x + j * stride * (a.dtype == FLOAT32 ? 4 : 2), to + j * words);
         return to;
     }
     // The rows of a table that a plan names, [rows, d]
     float* table_rows(const void* x, const int64_t* strides, long h, const Plan& plan, Buffer& copy) const {
-        float* to = copy.get((plan.width() + 1) * d);
+        float* to = copy.get((plan.width() + 1) * words);
         const int64_t full[3] = {0, strides[0], strides[1]};
-        for (long r = 0; r < plan.rows; r++) read(at(x, full, 0, h, plan.order[r]), to + r * d);
+        for (long r = 0; r < plan.rows; r++) read(at(x, full, 0, h, plan.order[r]), to + r * words);
         return to;
     }
     void pack_tables(long h) const {
         const auto pack = [&](const float* rows, long n, float factor, float* to) {
-            pack_transposed(rows, d, n, d, factor, to + h * table_size);
+            pack_transposed(rows, words, n, words, factor, to + h * table_size);
         };
         if (K_x) pack(table_rows(a.K_r, a.K_r_strides, h, c_plan, scratch[KTAB]), c_plan.rows, 1.0f, K_x);
-        if (Q_x) pack(table_rows(a.Q_r, a.Q_r_strides, h, p_plan, scratch[QTAB]), p_plan.rows, a.scale * LOG2E, Q_x);
+        if (Q_x) pack(table_rows(a.Q_r, a.Q_r_strides, h, p_plan, scratch[QTAB]), p_plan.rows, pairs ? 1.0f : factor, Q_x);
+    }
+
+    // c[MR, NR] (+)= x[MR, k] y[k, NR] of words, y packed; of pairs times a factor
+    template <bool ADD>
+    void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc, [[maybe_unused]] float times) const {
+#if VW == 16
+        if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc, times);
+#endif
+        micro<ADD>(x, ldx, y, NR, k, c, ldc);
     }
 
     // -- what all tiles of a head share
@@ -528,7 +579,7 @@ struct Worker {
         long b, h, batch, first;  // the sequence; where it begins
         long queries, keys, n;    // n: keys without the padding at the end
         long width;               // n rounded up
-        const float *k, *v;       // [n, d]
+        const float *k, *v;       // [n, words]
         long ldk, ldv;
         const uint8_t *mask, *key_mask;  // of this head: by query and key, or by key alone
         const int64_t* positions;
@@ -564,7 +615,7 @@ struct Worker {
         x.v = rows_of(at(a.v, a.v_strides, x.batch, h, x.first), a.v_strides[2], x.n, scratch[VROWS], x.ldv);
         x.positions = a.positions ? a.positions + b * a.M : nullptr;
         x.c_table = K_x ? K_x + h * table_size : nullptr, x.p_table = Q_x ? Q_x + h * table_size : nullptr;
-        pack_transposed(x.k, x.ldk, x.n, d, 1.0f, x.kt = scratch[KT].get(x.width * d + 1));
+        pack_transposed(x.k, x.ldk, x.n, words, 1.0f, x.kt = scratch[KT].get(x.width * words + 1));
         if (a.bias) {  // by key - query, with room for the padding of tiles
             const long reach = x.keys + TILE + 8;
             x.bias = scratch[BIAS].get(2 * reach + 1) + reach;
@@ -597,7 +648,7 @@ struct Worker {
         }
         x.near0 = std::min(x.near0, x.near1);
         x.P = scratch[PS].get((x.near1 - x.near0 + MR + 8) * x.ldp + 16);
-        float* tail = scratch[TAIL].get(MR * d);
+        float* tail = scratch[TAIL].get(MR * words);
         for (long j0 = x.near0; j0 < std::min(x.near1, n); j0 += 8 * MR) {
             const long j1 = std::min(j0 + 8 * MR, round_up(std::min(x.near1, n), MR));
             const long first = p_plan.row(q0 - (j1 - 1)) / NR, last = p_plan.row(q1 - 1 - j0) / NR;
@@ -607,22 +658,30 @@ struct Worker {
                     const float* rows = x.k + j * x.ldk;
                     long ld = x.ldk;
                     if (j + MR > n) {
-                        memset(tail, 0, MR * d * 4);
-                        for (long r = 0; r < n - j; r++) memcpy(tail + r * d, rows + r * x.ldk, d * 4);
-                        rows = tail, ld = d;
+                        memset(tail, 0, MR * words * 4);
+                        for (long r = 0; r < n - j; r++) memcpy(tail + r * words, rows + r * x.ldk, words * 4);
+                        rows = tail, ld = words;
                     }
-                    micro<false>(rows, ld, x.p_table + panel * NR * d, NR, d, x.P + (j - x.near0) * x.ldp + panel * NR, x.ldp);
+                    float* to = x.P + (j - x.near0) * x.ldp + panel * NR;
+                    multiply<false>(rows, ld, x.p_table + panel * NR * words, words, to, x.ldp, factor);
                 }
         }
         if (!x.positions && x.keys > reach) {
             // One row of the table with each key: a product of a packed table's column with the packed keys
             const auto far = [&](long row, long j0, long j1, float* to) {
-                const float* column = x.p_table + row / NR * NR * d + row % NR;
+                const float* column = x.p_table + row / NR * NR * words + row % NR;
                 for (long j = floor_to(std::max(j0, 0l), NR); j < std::min(j1, x.width); j += VW) {
-                    const float* keys = x.kt + j / NR * NR * d + j % NR;
+                    const float* keys = x.kt + j / NR * NR * words + j % NR;
                     vf sum{};
-                    for (long t = 0; t < d; t++) sum += column[t * NR] * load<vf>(keys + t * NR);
-                    store(to + j, sum);
+                    for (long t = 0; t < words; t++) {
+                        if (pairs) {
+                            const vu y = vu{} + load<uint32_t>(column + t * NR), z = load<vu>(keys + t * NR);
+                            sum += (vf)(y << 16) * (vf)(z << 16) + (vf)(y & 0xFFFF0000u) * (vf)(z & 0xFFFF0000u);
+                        } else {
+                            sum += column[t * NR] * load<vf>(keys + t * NR);
+                        }
+                    }
+                    store(to + j, pairs ? sum * factor : sum);
                 }
             };
             far(0, i0 + reach - 8, x.width, x.low);
@@ -655,7 +714,7 @@ struct Worker {
         for (long c = c0; c < c1; c += NR)
             for (long r = 0; r < padded; r += MR) {
                 if (!x.positions && (c_plan.row(last - r) < c || c_plan.row(-(i0 + r + MR - 1)) >= c + NR)) continue;
-                micro<false>(Q + r * d, d, x.c_table + c * d, NR, d, x.C + r * x.ldc + c, x.ldc);
+                multiply<false>(Q + r * words, words, x.c_table + c * words, words, x.C + r * x.ldc + c, x.ldc, factor);
             }
     }
 
@@ -754,7 +813,12 @@ struct Worker {
 
     // -- forward
 
-    // S -> 2^(S - max), with the running maximum, sum and output of a row
+    static vh rounded(vf x) {  // to bfloat16; NaN stays NaN
+        const vu bits = (vu)x;
+        return __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, vh);
+    }
+
+    // S -> 2^(S - max), in pairs at the beginning of the row, with the running maximum, sum and output of a row
     void softmax(float* S, long columns, float& top, float& sum, float* O, uint64_t key, long j0) const {
         vf m0 = load<vf>(S), m1 = m0;
         for (long j = 0; j < columns; j += 2 * VW) {
@@ -772,7 +836,12 @@ struct Worker {
             if (a.dropout > 0) {
                 x = (vf)((vi)x & keeps(key, j0 + j, limit)), y = (vf)((vi)y & keeps(key, j0 + j + VW, limit));
             }
-            store(S + j, x), store(S + j + VW, y);
+            if (pairs) {
+                auto* weights = reinterpret_cast<uint16_t*>(S) + j;
+                store(weights, rounded(x)), store(weights + VW, rounded(y));
+            } else {
+                store(S + j, x), store(S + j + VW, y);
+            }
         }
         const float total = sum_of(s0 + s1);
         if (best > top && sum > 0) {
@@ -788,16 +857,24 @@ struct Worker {
         Head x = head(b, h);
         last = std::min(last, x.queries);
         if (first >= last) return;
-        float* vp = scratch[VT].get(x.width * d + 1);  // [d / NR][width][NR]
+        const long step = pairs ? 2 : 1, height = x.width / step;
+        float* vp = scratch[VT].get(height * d + 1);  // [d / NR][height][NR]; of pairs, a word has two keys
+        const auto values = [&](long j, long t) {
+            const auto* row = reinterpret_cast<const char*>(x.v + j * x.ldv);
+            return j < x.n ? __builtin_convertvector(load<vh>(row + 2 * t), vu) : vu{};
+        };
         for (long t = 0; t < d; t += NR)
-            for (long j = 0; j < x.width; j++)
-                for (long e = 0; e < NR; e += VW)
-                    store(vp + t * x.width + j * NR + e, j < x.n ? load<vf>(x.v + j * x.ldv + t + e) : vf{});
+            for (long j = 0; j < x.width; j += step)
+                for (long e = 0; e < NR; e += VW) {
+                    float* to = vp + t * height + j / step * NR + e;
+                    if (pairs) store(to, values(j, t + e) | values(j + 1, t + e) << 16);
+                    else store(to, j < x.n ? load<vf>(x.v + j * x.ldv + t + e) : vf{});
+                }
         float *Q = scratch[QT].get(TILE * d), *S = scratch[ST].get(TILE * LDS), *O = scratch[OT].get(TILE * d);
         for (long i0 = first; i0 < last; i0 += TILE) {
             if ((i0 - first) % CHUNK == 0) p2c(x, i0, std::min(i0 + CHUNK, last));
             const long rows = std::min(TILE, last - i0), padded = round_up(rows, MR);
-            load_tile(at(a.q, a.q_strides, x.batch, h, x.first + i0), a.q_strides[2], rows, Q, a.scale * LOG2E);
+            load_tile(at(a.q, a.q_strides, x.batch, h, x.first + i0), a.q_strides[2], rows, Q, factor);
             long c0, c1;
             c2p(x, Q, i0, rows, padded, c0, c1);
             memset(O, 0, TILE * d * 4);
@@ -807,13 +884,15 @@ struct Worker {
                 const long columns = std::min(BLOCK, x.width - j0);
                 for (long j = 0; j < columns; j += NR)
                     for (long r = 0; r < padded; r += MR)
-                        micro<false>(Q + r * d, d, x.kt + (j0 + j) * d, NR, d, S + r * LDS + j, LDS);
+                        multiply<false>(Q + r * words, words, x.kt + (j0 + j) * words, words, S + r * LDS + j, LDS, factor);
                 add_positions(x, S, i0, rows, j0, columns);
                 for (long r = 0; r < rows; r++)
                     softmax(S + r * LDS, columns, top[r], sum[r], O + r * d, row_key(x, i0 + r), j0);
                 for (long t = 0; t < d; t += NR)
-                    for (long r = 0; r < padded; r += MR)
-                        micro<true>(S + r * LDS, LDS, vp + t * x.width + j0 * NR, NR, columns, O + r * d + t, d);
+                    for (long r = 0; r < padded; r += MR) {
+                        const float* panel = vp + t * height + j0 / step * NR;
+                        multiply<true>(S + r * LDS, LDS, panel, columns / step, O + r * d + t, d, 1.0f);
+                    }
             }
             for (long r = 0; r < rows; r++) {
                 const float factor = a.dropout > 0 ? kept() : 1.0f;
@@ -828,15 +907,15 @@ struct Worker {
 
     long lse_index(const Head& x) const { return a.starts ? x.h * a.M + x.first : (x.b * a.H + x.h) * a.M; }
 
-    // Rows of a tile in float32, zeros behind them
+    // Rows of a tile in float32, times a factor, or in pairs without it; zeros behind them
     void load_tile(const char* from, long stride, long rows, float* to, float factor) const {
         for (long r = 0; r < TILE; r++) {
             if (r >= rows) {
-                memset(to + r * d, 0, d * 4);
+                memset(to + r * words, 0, words * 4);
                 continue;
             }
-            read(from + r * stride * (a.dtype == FLOAT32 ? 4 : 2), to + r * d);
-            if (factor != 1.0f)
+            read(from + r * stride * (a.dtype == FLOAT32 ? 4 : 2), to + r * words);
+            if (factor != 1.0f && !pairs)
                 for (long t = 0; t < d; t += VW) store(to + r * d + t, load<vf>(to + r * d + t) * factor);
         }
     }
@@ -898,7 +977,7 @@ struct Worker {
             for (long r = 0; r < TILE; r++) {
                 vf sum{};
                 for (long t = 0; t < d; t += VW) {
-                    store(Q + r * d + t, load<vf>(Qn + r * d + t) * (a.scale * LOG2E));
+                    store(Q + r * d + t, load<vf>(Qn + r * d + t) * factor);
                     sum += load<vf>(G + r * d + t) * load<vf>(O + r * d + t);
                 }
                 inner[r] = sum_of(sum);
@@ -1049,7 +1128,7 @@ struct Worker {
 
 // ---- a call ----------------------------------------------------------------------------------------------------------------
 
-int64_t run(const Arguments& a, bool backward) {
+int64_t run(const Arguments& a, bool backward, bool bf16_products = false) {
     long longest = a.N;
     if (a.starts) {
         longest = 0;
@@ -1063,7 +1142,7 @@ int64_t run(const Arguments& a, bool backward) {
     if (a.delta && longest > a.middle + 1) return NOT_SERVED;
     for (long i = 0; a.positions && i < a.B * a.M; i++)
         if (a.positions[i] < 0 || a.positions[i] >= a.N) return NOT_SERVED;
-    const Worker worker(a, longest);
+    const Worker worker(a, longest, bf16_products && a.dtype == BFLOAT16 && !backward);
     for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
         for (long row : plan->order)
             if (row < 0 || row >= a.R) return NOT_SERVED;

@@ -77,15 +77,21 @@ def random_call(seed):
     return leaves, options | ours, options | theirs
 
 
-def compare(seed, relative_error):
+def results_of(seed, dtype):
+    """Output and gradients of "native" in this dtype, and of "eager" in float64 from the same numbers."""
     leaves, ours, theirs = random_call(seed)
     results = []
-    for backend, dtype, options in (("native", torch.float32, ours), ("eager", torch.float64, theirs)):
-        tensors = [x.to(dtype).requires_grad_() for x in leaves]
+    for backend, computed, options in (("native", dtype, ours), ("eager", torch.float64, theirs)):
+        tensors = [x.to(dtype).to(computed).requires_grad_() for x in leaves]
         out = call(backend, tensors, options)
-        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(computed)
         gradients = torch.autograd.grad((out * weight).sum(), tensors, allow_unused=True)
         results.append([out, *(torch.zeros(1) if x is None else x for x in gradients)])
+    return results
+
+
+def compare(seed, relative_error):
+    results = results_of(seed, torch.float32)
     largest = max(x.norm() for x in results[1])
     for ours, wanted in zip(*results, strict=True):
         # Where one key is seen, gradients of scores are nothing but rounding.
@@ -99,6 +105,17 @@ def compare(seed, relative_error):
 def test_random_calls_equal_the_equation_on_every_instruction_set(seed, instruction_set, relative_error):
     for number in seed if isinstance(seed, range) else [seed]:
         compare(number, relative_error)
+
+
+@pytest.mark.parametrize("seed", [*range(6), pytest.param(range(6, 106), marks=pytest.mark.slow, id="100 more")])
+def test_bfloat16_costs_no_more_than_the_rounding_of_results_and_probabilities(seed, instruction_set, relative_error):
+    for number in seed if isinstance(seed, range) else [seed]:
+        (out, *gradients), (wanted, *wanted_gradients) = results_of(number, torch.bfloat16)
+        # Rounding to bfloat16 alone has 1.7e-3.
+        assert relative_error("native, bfloat16", whole(out), whole(wanted)) < 3e-3, number
+        largest = max(x.norm() for x in wanted_gradients)
+        for ours, theirs in zip(gradients, wanted_gradients, strict=True):
+            assert (ours - theirs).norm() <= 2e-2 * theirs.norm() + 1e-3 * largest, number
 
 
 @needs_library

@@ -105,7 +105,7 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
 
 int main(int count, char** arguments) {
     const long cases = atol(arguments[1]);
-    for (int64_t isa : {GENERIC, AVX2, AVX512, NEON}) {
+    for (int64_t isa : {GENERIC, AVX2, AVX512, AVX512_BF16, NEON}) {
         if (!disentangled_supports(isa)) continue;
         for (long i = 0; i < cases; i++)
             if (!once<float>(isa, false, count > 2) || !once<uint16_t>(isa, true, count > 2)) return fprintf(stderr, "isa %d, case %ld\n", int(isa), i), 1;
