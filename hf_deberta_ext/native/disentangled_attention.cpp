@@ -281,10 +281,11 @@ static int64_t call(const Arguments* a, bool backward) {
     if ((!square && !a->positions) || (a->starts && (a->positions || a->mask))) return NOT_SERVED;
     try {
 #if defined(__x86_64__)
-        if (isa == AVX512 || isa == AVX512_BF16) return avx512::run(*a, backward, isa == AVX512_BF16);
-        if (isa == AVX2) return avx2::run(*a, backward);
+        if (isa == AVX512_BF16 && a->dtype == BFLOAT16 && !backward) return avx512::run<true>(*a, false);
+        if (isa == AVX512 || isa == AVX512_BF16) return avx512::run<false>(*a, backward);
+        if (isa == AVX2) return avx2::run<false>(*a, backward);
 #endif
-        return generic::run(*a, backward);
+        return generic::run<false>(*a, backward);
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;
     }
@@ -441,9 +442,11 @@ void pack_transposed(const float* x, long ldx, long n, long d, float factor, flo
         for (long t = 0; t < d; t += 8) {
             v8 y[8];
             for (int e = 0; e < 8; e++) y[e] = j + e < n ? load<v8>(x + (j + e) * ldx + t) : v8{};
-            transpose8(y);
             // Words of two numbers are no floats: they are not multiplied, not even by 1.
-            for (int e = 0; e < 8; e++) store(panel + (t + e) * NR, factor == 1.0f ? y[e] : y[e] * factor);
+            if (factor != 1.0f)
+                for (int e = 0; e < 8; e++) y[e] *= factor;
+            transpose8(y);
+            for (int e = 0; e < 8; e++) store(panel + (t + e) * NR, y[e]);
         }
     }
 }
@@ -499,19 +502,19 @@ struct Plan {
 
 // ---- one head of one sequence ----------------------------------------------------------------------------------------------
 
-struct Worker {
+// With `pairs` bfloat16 is multiplied in pairs, without the factor of logits in Q and Q_r.
+template <bool pairs> struct Worker {
     const Arguments& a;
     const Plan c_plan, p_plan;  // c2p by key - query, p2c by query - key
     const long d;               // the head size with its padding
-    const bool pairs;           // bfloat16 is multiplied in pairs, without the factor of logits in Q and Q_r
     const long words;           // of a row of d numbers in operands: d, of pairs d / 2
     const float factor;         // of logits, times the logarithm of e to the base 2
     long table_size;            // words of a packed table of one head
     float *K_x = nullptr, *Q_x = nullptr;  // packed tables of all heads
 
-    Worker(const Arguments& a, long longest, bool pairs)
+    Worker(const Arguments& a, long longest)
         : a(a), c_plan(a.K_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), -1),
-          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)), pairs(pairs),
+          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)),
           words(pairs ? d / 2 : d), factor(a.scale * LOG2E) {
         table_size = round_up(std::max(c_plan.rows, p_plan.rows), NR) * words;
         float* packed = shared_tables.get(2 * a.H * table_size + 1);
@@ -566,7 +569,8 @@ struct Worker {
 
     // c[MR, NR] (+)= x[MR, k] y[k, NR] of words, y packed; of pairs times a factor
     template <bool ADD>
-    void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc, [[maybe_unused]] float times) const {
+    inline __attribute__((always_inline)) void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc,
+                                                        [[maybe_unused]] float times) const {
 #if VW == 16
         if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc, times);
 #endif
@@ -864,12 +868,13 @@ struct Worker {
             return j < x.n ? __builtin_convertvector(load<vh>(row + 2 * t), vu) : vu{};
         };
         for (long t = 0; t < d; t += NR)
-            for (long j = 0; j < x.width; j += step)
-                for (long e = 0; e < NR; e += VW) {
-                    float* to = vp + t * height + j / step * NR + e;
-                    if (pairs) store(to, values(j, t + e) | values(j + 1, t + e) << 16);
-                    else store(to, j < x.n ? load<vf>(x.v + j * x.ldv + t + e) : vf{});
-                }
+            for (long j = 0; j < x.width; j += step) {
+                float* to = vp + t * height + j / step * NR;
+                if (pairs)
+                    for (long e = 0; e < NR; e += VW) store(to + e, values(j, t + e) | values(j + 1, t + e) << 16);
+                else
+                    for (long e = 0; e < NR; e += VW) store(to + e, j < x.n ? load<vf>(x.v + j * x.ldv + t + e) : vf{});
+            }
         float *Q = scratch[QT].get(TILE * d), *S = scratch[ST].get(TILE * LDS), *O = scratch[OT].get(TILE * d);
         for (long i0 = first; i0 < last; i0 += TILE) {
             if ((i0 - first) % CHUNK == 0) p2c(x, i0, std::min(i0 + CHUNK, last));
@@ -1128,7 +1133,7 @@ struct Worker {
 
 // ---- a call ----------------------------------------------------------------------------------------------------------------
 
-int64_t run(const Arguments& a, bool backward, bool bf16_products = false) {
+template <bool pairs> int64_t run(const Arguments& a, bool backward) {
     long longest = a.N;
     if (a.starts) {
         longest = 0;
@@ -1142,7 +1147,7 @@ int64_t run(const Arguments& a, bool backward, bool bf16_products = false) {
     if (a.delta && longest > a.middle + 1) return NOT_SERVED;
     for (long i = 0; a.positions && i < a.B * a.M; i++)
         if (a.positions[i] < 0 || a.positions[i] >= a.N) return NOT_SERVED;
-    const Worker worker(a, longest, bf16_products && a.dtype == BFLOAT16 && !backward);
+    const Worker<pairs> worker(a, longest);
     for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
         for (long row : plan->order)
             if (row < 0 || row >= a.R) return NOT_SERVED;
@@ -1154,7 +1159,7 @@ int64_t run(const Arguments& a, bool backward, bool bf16_products = false) {
     const long splits = heads >= 2 * threads ? 1 : std::min((2 * threads + heads - 1) / heads, tiles);
     const long part = round_up((queries + splits - 1) / splits, TILE);
     bool done = parallel(a.H, threads, [&](long h) { worker.pack_tables(h); });
-    if (!backward) {
+    if (pairs || !backward) {
         done = done && parallel(heads * splits, threads, [&](long task) {
             const long split = task % splits, b = task / splits % a.B, h = task / splits / a.B;
             worker.forward(b, h, split * part, (split + 1) * part);
