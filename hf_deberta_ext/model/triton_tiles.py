@@ -82,7 +82,7 @@ def flatten(x, BITS: tl.constexpr):
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8
         Q: tl.constexpr = x.shape[2] * 8
-        W: tl.constexpr = min(Q, 32)
+        W: tl.constexpr = Q if Q < 32 else 32
         x = tl.permute(tl.reshape(x, (P // 2, 2, Q // W, W)), (0, 2, 1, 3))
     else:
         x = tl.permute(x, (0, 2, 4, 1, 3))
@@ -135,7 +135,7 @@ def pick(
         inside = (row >= 0) & (row < ROWS) & (col >= 0) & (col < COLS) & (p_one >= 0) & (q_one >= 0)
         row, col = row & (ROWS - 1), col & (COLS - 1)
     if BITS == 16:
-        EIGHTS: tl.constexpr = min(COLS, 4)
+        EIGHTS: tl.constexpr = COLS if COLS < 4 else 4
         index = ((row * 4 + (row_one >> 1)) * (COLS // EIGHTS) + col // EIGHTS) * 2 + (row_one & 1)
         index = index * (8 * EIGHTS) + col % EIGHTS * 8 + col_one
     else:
@@ -144,7 +144,7 @@ def pick(
     if not WHOLE:
         picked = tl.where(flatten(inside, BITS), picked, 0.0).to(x.dtype)
     if BITS == 16:
-        W: tl.constexpr = min(Q, 32)
+        W: tl.constexpr = Q if Q < 32 else 32
         picked = tl.permute(tl.reshape(picked, (P // 2, Q // W, 2, W)), (0, 2, 1, 3))
     else:
         picked = tl.permute(tl.reshape(picked, (P // 8, Q // 8, 2, 8, 4)), (0, 3, 1, 4, 2))
