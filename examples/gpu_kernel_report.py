@@ -27,13 +27,19 @@ from measuring import write_csv
 from hf_deberta_ext.model.relative_position import RelativePosition
 
 # Coordinates of each gather, as `pick` takes them, and how often it is done for a tile.
-NEAR, TURNED = [("p", "p - q", 1), ("p - q", "q", 1)], [("q - p", "q", 1), ("p", "q - p", 1)]
-GATHERS = {
-    "fwd": NEAR,
-    "bwd_kernel_dq": [*NEAR, ("p", "p - q", 2)],
-    "bwd_kernel_dkv": [*TURNED, ("p", "p + q", 2)],
-    "bwd_kernel_bands": [*NEAR, ("q", "q - p", 1), ("p + q", "q", 1)],
-}
+TURNED = [("q - p", "q", 1), ("p", "q - p", 1)]
+
+
+def gathers(name: str, head_size: int) -> list[tuple[str, str, int]]:
+    near = [("p", "p - q", 1), ("q", "p - q", 1) if head_size > 64 else ("p - q", "q", 1)]
+    return {
+        "fwd": near,
+        "bwd_kernel_dq": [*near, ("p", "p - q", 2)],
+        "bwd_kernel_dkv": [*TURNED, ("p", "p + q", 2)],
+        "bwd_kernel_bands": [*near, ("q", "q - p", 1), ("p + q", "q", 1)],
+    }.get(name, [])
+
+
 # Products of [BLOCK, BLOCK, d] for each near and far tile; a window is two blocks wide.
 PRODUCTS = {"fwd": (6, 2), "bwd_kernel_dq": (9, 3), "bwd_kernel_dkv": (10, 4), "bwd_kernel_bands": (10, 0)}
 # Shared memory of an SM in KB.
@@ -93,7 +99,7 @@ def wavefronts(words: list[int]) -> int:
     return max(collections.Counter(word % 32 for word in {*words}).values())
 
 
-def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
+def shear_wavefronts(ttgir: str, gathers: list[tuple[str, str, int]], block: int) -> int:
     """Passes through shared memory of the gathers of one near tile, from the layouts of the compiled code."""
     layouts = {}
     for alias, kind, text in re.findall(r"^#(\w+) = #ttg\.(linear|blocked)<\{(.*)\}>", ttgir, re.M):
@@ -102,7 +108,7 @@ def shear_wavefronts(ttgir: str, name: str, block: int) -> int:
                               if f"{key} = [[" in text else [] for key in ("register", "lane", "warp")}  # fmt: skip
     total = 0
     found = re.findall(r"tt\.gather .*\(tensor<(\d+)x(f32|f16|bf16), #(\w+)>, tensor<(\d+)xi32, #(\w+)>", ttgir)
-    for (count, dtype, source, size, target), (row, col, times) in zip(found, GATHERS[name], strict=True):
+    for (count, dtype, source, size, target), (row, col, times) in zip(found, gathers, strict=True):
         bits = 32 if dtype == "f32" else 16
         # Small results are laid out lane by lane.
         in_order = dict(lane=[1, 2, 4, 8, 16], warp=[], register=[32 << i for i in range(int(size).bit_length() - 6)])
@@ -147,8 +153,9 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
     row = dict(capability=capability, kernel=name, warps=warps, registers=registers, stack_bytes=stack, shared_bytes=shared)
     row |= dict(blocks_per_sm=blocks, instructions=len(opcodes)) | count | dict(shear_wavefronts="")
     block = options.get("BLOCK_M", options.get("BLOCK"))
-    if name.removesuffix("_kernel") in GATHERS and "#linear" in kernel.asm["ttgir"]:
-        row["shear_wavefronts"] = shear_wavefronts(kernel.asm["ttgir"], name.removesuffix("_kernel"), block)
+    found = gathers(name.removesuffix("_kernel"), options.get("BLOCK_D", 0))
+    if found and "#linear" in kernel.asm["ttgir"]:
+        row["shear_wavefronts"] = shear_wavefronts(kernel.asm["ttgir"], found, block)
     return row | dict(block=block)
 
 

@@ -292,7 +292,11 @@ def near_scores(
         s += pick(dot(q, tl.trans(kx), WIDEN), "p", "p - q", BLOCK, BLOCK, BLOCK, n0, WHOLE=True)
     if P2C:
         qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
-        s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
+        if BLOCK_D > 64:
+            # As the left factor, the window's rows are two tiles of wgmma, whose descriptors of shared memory would spill.
+            s += pick(dot(k, tl.trans(qx), WIDEN), "q", "p - q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
+        else:
+            s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
     if P2P:
         s += tl.load(bias_ptr + tl.minimum(tl.maximum(m0 - n0 + a - b, -span), span) + span)
     return s
