@@ -26,7 +26,7 @@ from measuring import write_csv
 
 from hf_deberta_ext.model.relative_position import RelativePosition
 
-# Coordinates of each gather, as `pick` takes them, and how often it is done for a tile.
+# Coordinates of each gather of a tile, as `pick` takes them, and the columns of its result in blocks.
 TURNED = [("q - p", "q", 1), ("p", "q - p", 1)]
 
 
@@ -108,12 +108,13 @@ def shear_wavefronts(ttgir: str, gathers: list[tuple[str, str, int]], block: int
                               if f"{key} = [[" in text else [] for key in ("register", "lane", "warp")}  # fmt: skip
     total = 0
     found = re.findall(r"tt\.gather .*\(tensor<(\d+)x(f32|f16|bf16), #(\w+)>, tensor<(\d+)xi32, #(\w+)>", ttgir)
-    for (count, dtype, source, size, target), (row, col, times) in zip(found, gathers, strict=True):
+    for (count, dtype, source, size, target), (row, col, wide) in zip(found, gathers, strict=True):
         bits = 32 if dtype == "f32" else 16
         # Small results are laid out lane by lane.
         in_order = dict(lane=[1, 2, 4, 8, 16], warp=[], register=[32 << i for i in range(int(size).bit_length() - 6)])
         columns = int(count) // block if row in "pq" and bits == 32 else block
-        coordinates = {flatten(p, q, block, bits): (p, q) for p in range(int(size) // block) for q in range(block)}
+        width = wide * block
+        coordinates = {flatten(p, q, width, bits): (p, q) for p in range(int(size) // width) for q in range(width)}
         for layout, reads in ((layouts[source], False), (layouts.get(target, in_order), True)):
             # 16 bits: two neighbours of a lane are stored as one word.
             registers = [x for x in layout["register"] if reads or bits == 32 or x != 1]
@@ -127,7 +128,7 @@ def shear_wavefronts(ttgir: str, gathers: list[tuple[str, str, int]], block: int
                         r, c = r % (int(count) // columns), c % columns
                         place = flatten(r, c, columns, bits)
                     places.append(place * bits // 32)
-                total += times * wavefronts(places)
+                total += wavefronts(places)
     return total
 
 

@@ -44,6 +44,9 @@ except ImportError:
 
 __all__ = ["disentangled_attention_triton", "dropout_mask", "triton_unavailable"]
 
+# ptxas leaves out optimizations that take more registers: with them, dq and dkv compute addresses ahead and spill them.
+FEW_REGISTERS = {} if INTERPRETED or torch.version.hip else {"ptx_options": "--register-usage-level=0"}
+
 # Launches that this GPU's shared memory does not hold, by kernel and kind of call: a failure is not repeated at each call.
 TOO_LARGE: set = set()
 
@@ -184,7 +187,7 @@ def attend_backward(
             *strides, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *call.mask_strides(),
             *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
             BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
-            num_warps=config.num_warps,
+            num_warps=config.num_warps, **FEW_REGISTERS,
         )  # fmt: skip
 
     def start_dkv(config):
@@ -193,7 +196,7 @@ def attend_backward(
             *strides, *grad.stride()[:3], *dk.stride()[:3], *call.mask_strides(),
             *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
             BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
-            num_warps=config.num_warps,
+            num_warps=config.num_warps, **FEW_REGISTERS,
         )  # fmt: skip
 
     # rowsum and active are written by the first of the two and read by the others.

@@ -48,3 +48,4 @@ def test_the_forward_kernel_compiles_without_bank_conflicts_and_computes_nothing
     assert kernels["bwd_kernel_dq"]["MUFU.EX2"] == kernels["bwd_kernel_dkv"]["MUFU.EX2"] == 96
     for name in ("fwd_kernel", "bwd_kernel_dq", "bwd_kernel_dkv"):
         assert 2 * kernels[name]["HGMMA_groups"] < kernels[name]["HGMMA"], f"{name}: products wait for each other"
+        assert kernels[name]["stack_bytes"] == 0, f"{name} spills"

@@ -114,11 +114,9 @@ def disentangled_bwd_kernel_dq(
                 dq += dot(narrowed, k, WIDEN)
                 if C2P and part == 1:
                     # dQ_c[i] += sum over the window of dS[i, i - o] K_x[o]: the shear undone.
-                    # Half a window at a time, for the sake of registers.
-                    for half in tl.range(2, num_stages=1):
-                        unsheared = pick(narrowed, "p", "p - q", BLOCK_M, BLOCK_N, BLOCK_N, n0 + 2 + half, -half * BLOCK_N)
-                        window = m0 - n0 - (BLOCK_N - 1) + half * BLOCK_N
-                        dq += dot(unsheared, load_window(kx_ptr, window, span, BLOCK_N, D, BLOCK_D), WIDEN)
+                    unsheared = pick(narrowed, "p", "p - q", BLOCK_M, 2 * BLOCK_N, BLOCK_N, n0 + 2)
+                    kx = load_window(kx_ptr, m0 - n0 - (BLOCK_N - 1), span, 2 * BLOCK_N, D, BLOCK_D)
+                    dq += dot(unsheared, kx, WIDEN)
             if part != 1:
                 if C2P:
                     end = tl.load(kx_ptr + (PAD + (2 - part) * span) * D + offs_d, mask=offs_d < D, other=0.0)
@@ -227,10 +225,9 @@ def disentangled_bwd_kernel_dkv(
                 dk += dot(narrowed, q, WIDEN)
                 if P2C and part == 1:
                     # dK_c[j] += sum over the window of dS[j + o, j] Q_x[o].
-                    for half in tl.range(2, num_stages=1):
-                        unsheared = pick(narrowed, "p", "p + q", BLOCK_N, BLOCK_M, BLOCK_N, m0 + 2 + half, half * BLOCK_M)
-                        window = m0 - n0 - (BLOCK_N - 1) + half * BLOCK_M
-                        dk += dot(unsheared, load_window(qx_ptr, window, span, BLOCK_M, D, BLOCK_D), WIDEN)
+                    unsheared = pick(narrowed, "p", "p + q", BLOCK_N, 2 * BLOCK_M, BLOCK_N, m0 + 2)
+                    qx = load_window(qx_ptr, m0 - n0 - (BLOCK_N - 1), span, 2 * BLOCK_M, D, BLOCK_D)
+                    dk += dot(unsheared, qx, WIDEN)
             if part != 1:
                 if P2C:
                     end = tl.load(qx_ptr + (PAD + part * span) * D + offs_d, mask=offs_d < D, other=0.0)

@@ -90,29 +90,26 @@ def flatten(x, BITS: tl.constexpr):
 
 
 @device_function
-def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr, shift):
-    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1).
-
-    shift is added to the last three.
-    """
+def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
+    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1)."""
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":
         eights, ones = q, q_one
     else:
         if AXIS == "p - q":
-            eights, ones = p - q + (BLOCK // 8 - 1) + shift // 8, p_one - q_one + 7
+            eights, ones = p - q + (BLOCK // 8 - 1), p_one - q_one + 7
         elif AXIS == "q - p":
-            eights, ones = q - p + (BLOCK // 8 - 1) + shift // 8, q_one - p_one + 7
+            eights, ones = q - p + (BLOCK // 8 - 1), q_one - p_one + 7
         else:
-            eights, ones = p + q - BLOCK // 8 + shift // 8, p_one + q_one + 1
+            eights, ones = p + q - BLOCK // 8, p_one + q_one + 1
         eights, ones = eights + (ones >> 3), ones & 7
     return eights, ones
 
 
 @device_function
 def pick(
-    x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start, shift=0,
+    x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start,
     WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     """[P, Q] with x[row, col] at [p, q], zero where that is outside of x; ROW and COL are an `AXIS` of `coordinate`.
@@ -127,8 +124,8 @@ def pick(
     p_one = tl.reshape(tl.arange(0, 8) ^ zero, (1, 8, 1, 1, 1))
     q = tl.reshape(tl.arange(0, Q // 8), (1, 1, Q // 8, 1, 1))
     q_one = tl.reshape(tl.arange(0, 4), (1, 1, 1, 4, 1)) * 2 + tl.reshape(tl.arange(0, 2), (1, 1, 1, 1, 2))
-    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK, shift)
-    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK, shift)
+    row, row_one = coordinate(ROW, p, p_one, q, q_one, BLOCK)
+    col, col_one = coordinate(COL, p, p_one, q, q_one, BLOCK)
     ROWS: tl.constexpr = x.shape[0] // 8
     COLS: tl.constexpr = x.shape[1] // 8
     if not WHOLE:
