@@ -44,6 +44,9 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#if defined(__clang__) || __GNUC__ >= 10
+#define BF16_PRODUCTS  // the compiler knows them
+#endif
 #endif
 
 // ---- interface -------------------------------------------------------------------------------------------------------------
@@ -250,7 +253,9 @@ bool has(int64_t isa) {
     if (isa == AVX512)
         return has(AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+#if defined(BF16_PRODUCTS)
     if (isa == AVX512_BF16) return has(AVX512) && __builtin_cpu_supports("avx512bf16");
+#endif
     return isa == GENERIC;
 #elif defined(__aarch64__)
     return isa == NEON;
@@ -281,7 +286,9 @@ static int64_t call(const Arguments* a, bool backward) {
     if ((!square && !a->positions) || (a->starts && (a->positions || a->mask))) return NOT_SERVED;
     try {
 #if defined(__x86_64__)
+#if defined(BF16_PRODUCTS)
         if (isa == AVX512_BF16 && a->dtype == BFLOAT16 && !backward) return avx512::run<true>(*a, false);
+#endif
         if (isa == AVX512 || isa == AVX512_BF16) return avx512::run<false>(*a, backward);
         if (isa == AVX2) return avx2::run<false>(*a, backward);
 #endif
@@ -348,7 +355,7 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
         for (int v = 0; v < NV; v++) store(c + r * ldc + v * VW, acc[r][v]);
 }
 
-#if VW == 16
+#if VW == 16 && defined(BF16_PRODUCTS)
 // The same with c[...] (+)= factor a b, where words of a and b hold the numbers 2 t and 2 t + 1
 template <bool ADD>
 __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc,
@@ -571,7 +578,7 @@ template <bool pairs> struct Worker {
     template <bool ADD>
     inline __attribute__((always_inline)) void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc,
                                                         [[maybe_unused]] float times) const {
-#if VW == 16
+#if VW == 16 && defined(BF16_PRODUCTS)
         if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc, times);
 #endif
         micro<ADD>(x, ldx, y, NR, k, c, ldc);
