@@ -35,7 +35,8 @@ PRETRAINING = (
     "position_buckets=32,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 ).split()
 FINETUNING = (
-    "--learning_rate 5e-4 --num_train_epochs 6 --per_device_train_batch_size 16 --max_seq_length 64 --eval_strategy no"
+    "--learning_rate 5e-4 --num_train_epochs 6 --per_device_train_batch_size 16 --per_device_eval_batch_size 64 "
+    "--max_seq_length 64 --eval_strategy no"
 ).split()
 DROPOUT = "--config_overrides hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1".split()
 SHORT = "--max_train_samples 60 --max_eval_samples 60 --num_train_epochs 1".split()
@@ -199,11 +200,14 @@ def check_reload(folder: Path, texts: list[str]):
         texts_file.write_text(json.dumps(texts), encoding="utf-8")
         code = FRESH_PROCESS.replace("{source}", inspect.getsource(predict_logits))
         command = [sys.executable, "-c", code, str(folder.resolve()), str(texts_file), str(logits_file)]
-        done = subprocess.run(command, cwd=scratch, env=clean_environment(scratch), capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{folder} did not load in a fresh process:\n{done.stderr[-2000:]}")
+        pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, cwd=scratch, env=clean_environment(scratch), **pipes) as process:
+            logits = predict_logits(str(folder), texts)
+            _, errors = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{folder} did not load in a fresh process:\n{errors[-2000:]}")
         reloaded = json.loads(logits_file.read_text(encoding="utf-8"))
-    difference = np.abs(np.array(reloaded) - np.array(predict_logits(str(folder), texts))).max()
+    difference = np.abs(np.array(reloaded) - np.array(logits)).max()
     if not difference <= 1e-4:
         raise RuntimeError(f"{folder} gives other logits in a fresh process without hf_deberta_ext, by {difference:.1e}")
 
