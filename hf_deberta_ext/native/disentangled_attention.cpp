@@ -36,6 +36,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -46,6 +47,11 @@
 #include <immintrin.h>
 #if defined(__clang__) || __GNUC__ >= 10
 #define BF16_PRODUCTS  // the compiler knows them
+#endif
+#if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
+#define TILE_PRODUCTS  // of AMX, which Linux lends on request
+#include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 #endif
 
@@ -85,7 +91,7 @@ extern "C" struct Arguments {
 namespace {
 
 enum Dtype { FLOAT32, BFLOAT16 };
-enum Isa { BEST, GENERIC, AVX2, AVX512, NEON, AVX512_BF16 };
+enum Isa { BEST, GENERIC, AVX2, AVX512, NEON, AVX512_BF16, AMX };
 // NOT_SERVED: dtype, head size, instruction set, or an index out of range
 enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };
 
@@ -256,6 +262,15 @@ bool has(int64_t isa) {
 #if defined(BF16_PRODUCTS)
     if (isa == AVX512_BF16) return has(AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif
+#if defined(TILE_PRODUCTS)
+    if (isa == AMX) {
+        unsigned a, b, c, features = 0;
+        constexpr unsigned TILE = 1u << 24, TILE_BF16 = 1u << 22;
+        constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+        return has(AVX512_BF16) && __get_cpuid_count(7, 0, &a, &b, &c, &features) && (features & TILE) &&
+               (features & TILE_BF16) && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    }
+#endif
     return isa == GENERIC;
 #elif defined(__aarch64__)
     return isa == NEON;
@@ -265,7 +280,7 @@ bool has(int64_t isa) {
 }
 
 int64_t best() {
-    for (int64_t isa : {NEON, AVX512_BF16, AVX512, AVX2})
+    for (int64_t isa : {NEON, AMX, AVX512_BF16, AVX512, AVX2})
         if (has(isa)) return isa;
     return GENERIC;
 }
@@ -286,10 +301,11 @@ static int64_t call(const Arguments* a, bool backward) {
     if ((!square && !a->positions) || (a->starts && (a->positions || a->mask))) return NOT_SERVED;
     try {
 #if defined(__x86_64__)
+        const bool amx = isa == AMX;
 #if defined(BF16_PRODUCTS)
-        if (isa == AVX512_BF16 && a->dtype == BFLOAT16 && !backward) return avx512::run<true>(*a, false);
+        if ((isa == AVX512_BF16 || amx) && a->dtype == BFLOAT16 && !backward) return avx512::run<true>(*a, false, amx);
 #endif
-        if (isa == AVX512 || isa == AVX512_BF16) return avx512::run<false>(*a, backward);
+        if (isa == AVX512 || isa == AVX512_BF16 || amx) return avx512::run<false>(*a, backward);
         if (isa == AVX2) return avx2::run<false>(*a, backward);
 #endif
         return generic::run<false>(*a, backward);
@@ -380,6 +396,53 @@ __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda,
             float* to = c + r * ldc + v * VW;
             store(to, (ADD ? load<vf>(to) : vf{}) + (vf)acc[r][v] * factor);
         }
+}
+#endif
+
+#if VW == 16 && defined(TILE_PRODUCTS)
+// Compilers do not know which memory the instructions of AMX read and write.
+#define FENCE __asm__ volatile("" ::: "memory")
+
+// The tiles of a thread while it lives: c in 0 and 1, a in 2, b in 3 and 4
+struct Tiles {
+    __attribute__((target("amx-tile"))) Tiles() {
+        uint8_t config[64] = {1};  // the palette
+        for (int tile = 0; tile < 5; tile++) config[16 + 2 * tile] = 64, config[48 + tile] = tile < 3 ? MR : 16;
+        FENCE;
+        _tile_loadconfig(config);
+        FENCE;
+    }
+    __attribute__((target("amx-tile"))) ~Tiles() { _tile_release(); }
+};
+
+// As micro_pairs, for a multiple of 16 words
+template <bool ADD>
+__attribute__((target("amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k, float* c,
+                                                              long ldc, float factor) {
+    static_assert(NR == 32 && MR <= 16);
+    FENCE;
+    if (ADD) {
+        _tile_loadd(0, c, ldc * 4);
+        _tile_loadd(1, c + 16, ldc * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    for (long t = 0; t < k; t += 16) {
+        _tile_loadd(2, a + t, lda * 4);
+        _tile_loadd(3, b + t * NR, NR * 4);
+        _tile_dpbf16ps(0, 2, 3);
+        _tile_loadd(4, b + t * NR + 16, NR * 4);
+        _tile_dpbf16ps(1, 2, 4);
+    }
+    _tile_stored(0, c, ldc * 4);
+    _tile_stored(1, c + 16, ldc * 4);
+    FENCE;
+    if (!ADD)
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++) store(c + r * ldc + v * VW, load<vf>(c + r * ldc + v * VW) * factor);
 }
 #endif
 
@@ -515,14 +578,15 @@ template <bool pairs> struct Worker {
     const Plan c_plan, p_plan;  // c2p by key - query, p2c by query - key
     const long d;               // the head size with its padding
     const long words;           // of a row of d numbers in operands: d, of pairs d / 2
+    const bool amx;             // pairs are multiplied by tiles of AMX
     const float factor;         // of logits, times the logarithm of e to the base 2
     long table_size;            // words of a packed table of one head
     float *K_x = nullptr, *Q_x = nullptr;  // packed tables of all heads
 
-    Worker(const Arguments& a, long longest)
+    Worker(const Arguments& a, long longest, bool amx)
         : a(a), c_plan(a.K_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), -1),
           p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)),
-          words(pairs ? d / 2 : d), factor(a.scale * LOG2E) {
+          words(pairs ? d / 2 : d), amx(amx), factor(a.scale * LOG2E) {
         table_size = round_up(std::max(c_plan.rows, p_plan.rows), NR) * words;
         float* packed = shared_tables.get(2 * a.H * table_size + 1);
         if (a.K_r) K_x = packed;
@@ -578,6 +642,9 @@ template <bool pairs> struct Worker {
     template <bool ADD>
     inline __attribute__((always_inline)) void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc,
                                                         [[maybe_unused]] float times) const {
+#if VW == 16 && defined(TILE_PRODUCTS)
+        if (amx) return micro_tiles<ADD>(x, ldx, y, k, c, ldc, times);
+#endif
 #if VW == 16 && defined(BF16_PRODUCTS)
         if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc, times);
 #endif
@@ -1140,7 +1207,7 @@ template <bool pairs> struct Worker {
 
 // ---- a call ----------------------------------------------------------------------------------------------------------------
 
-template <bool pairs> int64_t run(const Arguments& a, bool backward) {
+template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = false) {
     long longest = a.N;
     if (a.starts) {
         longest = 0;
@@ -1154,7 +1221,7 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward) {
     if (a.delta && longest > a.middle + 1) return NOT_SERVED;
     for (long i = 0; a.positions && i < a.B * a.M; i++)
         if (a.positions[i] < 0 || a.positions[i] >= a.N) return NOT_SERVED;
-    const Worker<pairs> worker(a, longest);
+    const Worker<pairs> worker(a, longest, amx);
     for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
         for (long row : plan->order)
             if (row < 0 || row >= a.R) return NOT_SERVED;
@@ -1169,6 +1236,10 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward) {
     if (pairs || !backward) {
         done = done && parallel(heads * splits, threads, [&](long task) {
             const long split = task % splits, b = task / splits % a.B, h = task / splits / a.B;
+#if VW == 16 && defined(TILE_PRODUCTS)
+            std::optional<Tiles> configured;
+            if (amx) configured.emplace();
+#endif
             worker.forward(b, h, split * part, (split + 1) * part);
         });
         return done ? DONE : NO_MEMORY;

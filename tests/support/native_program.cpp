@@ -85,13 +85,20 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
         }
         for (Tensor<float>* x : {&d_K_r, &d_Q_r, &d_bias}) results[run].emplace_back(x->x.get(), x->x.get() + x->n);
     }
+    const auto size_of = [](const std::vector<float>& x) {
+        float size = 0;
+        for (float y : x) size = std::max(size, std::fabs(y));
+        return size;
+    };
     for (size_t t = 0; t < results[0].size(); t++) {
         const std::vector<float>&x = results[0][t], &generic = results[runs - 1][t];
-        float largest = 0, difference = 0;
+        // Gradients of c2p's tables are sums in which terms cancel, of one row to zero: rounding to bfloat16 stays.
+        const float largest = std::max(size_of(generic), half && t == 4 ? size_of(results[0][3]) : 0.0f);
+        float difference = 0;
         double squares = 0, projection = 0;
         for (size_t i = 0; i < x.size(); i++) {
             if (!std::isfinite(x[i]) || x[i] != results[1][t][i]) return false;
-            largest = std::max(largest, std::fabs(generic[i])), difference = std::max(difference, std::fabs(x[i] - generic[i]));
+            difference = std::max(difference, std::fabs(x[i] - generic[i]));
             squares += double(x[i]) * x[i], projection += x[i] * ((i * 2654435761u >> 16 & 1023) / 512.0 - 1);
         }
         if (prints) printf("%d %.6e %.6e\n", half, std::sqrt(squares), projection);
@@ -105,7 +112,7 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
 
 int main(int count, char** arguments) {
     const long cases = atol(arguments[1]);
-    for (int64_t isa : {GENERIC, AVX2, AVX512, AVX512_BF16, NEON}) {
+    for (int64_t isa : {GENERIC, AVX2, AVX512, AVX512_BF16, AMX, NEON}) {
         if (!disentangled_supports(isa)) continue;
         for (long i = 0; i < cases; i++)
             if (!once<float>(isa, false, count > 2) || !once<uint16_t>(isa, true, count > 2)) return fprintf(stderr, "isa %d, case %ld\n", int(isa), i), 1;
