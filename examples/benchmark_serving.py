@@ -85,10 +85,10 @@ def stock(args: argparse.Namespace) -> nn.Module:
     return measuring.stock_model(own_model(args), transformers.DebertaV2ForSequenceClassification).eval()
 
 
-def other_architecture(args: argparse.Namespace, folder: Path, *, name: str) -> Answer:
+def other_architecture(args: argparse.Namespace, folder: Path, *, name: str, dtype=torch.float32) -> Answer:
     longest = max(LONGEST, *(length for _, length in args.shapes))
     torch.manual_seed(args.seed)
-    return logits_of(measuring.same_size(name, config_of(args), longest, "ForSequenceClassification").eval())
+    return logits_of(measuring.same_size(name, config_of(args), longest, "ForSequenceClassification").eval().to(dtype))
 
 
 def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool) -> Path:
@@ -127,12 +127,12 @@ def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: b
     return answer_of_arrays(names, lambda arrays: session.run(["logits"], arrays)[0])
 
 
-def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
+def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False, precision: str = "f32") -> Answer:
     import openvino
 
     core = openvino.Core()
     # By itself it computes in bfloat16 where the CPU can.
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
     compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
     names = {name for port in compiled.inputs for name in port.names}
     return answer_of_arrays(names, lambda arrays: compiled(arrays)["logits"])
@@ -145,12 +145,16 @@ SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
     "this package, bfloat16": partial(ours, dtype=torch.bfloat16),
     "this package, int8": partial(ours, int8=True),
     BERT: partial(other_architecture, name="Bert"),
+    f"{BERT}, bfloat16": partial(other_architecture, name="Bert", dtype=torch.bfloat16),
     "ModernBERT, SDPA": partial(other_architecture, name="ModernBert"),
 } | {
-    f"{runtime}, {source}{', int8' if int8 else ''}": partial(build, source=source, int8=int8)
-    for runtime, build in (("ONNX Runtime", onnx_runtime), ("OpenVINO", openvino))
+    f"{runtime}, {source}{kind}": partial(build, source=source, **options)
+    for runtime, build, kinds in (
+        ("ONNX Runtime", onnx_runtime, {"": {}, ", int8": {"int8": True}}),
+        ("OpenVINO", openvino, {"": {}, ", int8": {"int8": True}, ", bfloat16": {"precision": "bf16"}}),
+    )
     for source in ("stock", "ours")
-    for int8 in (False, True)
+    for kind, options in kinds.items()
 }
 
 

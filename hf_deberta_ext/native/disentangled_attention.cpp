@@ -18,8 +18,9 @@
 //
 // The backward pass computes everything again from q, k, v and the log of the sum of exponentials.
 //
-// bfloat16 is computed in float32; where the CPU has products of pairs of bfloat16 numbers, the forward pass takes these, with
-// probabilities rounded to bfloat16 and sums in float32. Packed operands have the same layout then, of words with two numbers.
+// bfloat16 is computed in float32; where the CPU has fast products of pairs of bfloat16 numbers (AMX; AVX512-BF16 of AMD), the
+// forward pass takes these, with probabilities rounded to bfloat16 and sums in float32. Packed operands have the same layout
+// then, of words with two numbers, which is also that of AMX's tiles.
 //
 // A C++17 compiler with vector extensions (GCC, Clang) is all that it needs. The source includes itself once for each
 // instruction set; the best that the CPU has is taken at run time. It runs on the OpenMP threads of the process (torch's) where
@@ -280,8 +281,13 @@ bool has(int64_t isa) {
 }
 
 int64_t best() {
-    for (int64_t isa : {NEON, AMX, AVX512_BF16, AVX512, AVX2})
+    for (int64_t isa : {NEON, AMX, AVX512_BF16, AVX512, AVX2}) {
+#if defined(__x86_64__)
+        // Intel's take longer than its products of float32.
+        if (isa == AVX512_BF16 && !__builtin_cpu_is("amd")) continue;
+#endif
         if (has(isa)) return isa;
+    }
     return GENERIC;
 }
 

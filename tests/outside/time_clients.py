@@ -2,7 +2,7 @@
 """Times GLiNER and CrossEncoder with transformers' DeBERTa-v2 and with ours: medians of runs in turn, and their ratio.
 
     python tests/outside/time_clients.py gliner cross_encoder --threads 2 --repeats 7
-    python tests/outside/time_clients.py cross_encoder --pairs $DEBERTA_EXT_DATA/glue/qnli/validation.jsonl.gz --texts 256
+    python tests/outside/time_clients.py cross_encoder --pairs $DEBERTA_EXT_DATA/squad_v1/validation.jsonl.gz --texts 96
 
 In an environment that has gliner or sentence-transformers. Models of v3-small's shape with random weights; texts of half
 to all of the words. CrossEncoder, in its own batches of 32, is timed beside BERT and ModernBERT of the same depth too.
@@ -61,6 +61,21 @@ def cross_encoder(models: Path, texts: list[str] | list[tuple[str, str]]) -> dic
     return {name: lambda m=m: m.predict(rows, show_progress_bar=False) for name, m in found.items()}
 
 
+def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
+    """Of rows at equal steps, their first two texts; of SQuAD, questions with the paragraph and with the sentence of the answer."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    if "answers" not in rows[0]:
+        chosen = rows[:: max(1, len(rows) // count)][:count]
+        return [tuple([value for value in row.values() if isinstance(value, str)][:2]) for row in chosen]
+    pairs = []
+    for row in rows[:: max(1, len(rows) // (count // 2))][: count // 2]:
+        context, start = row["context"], row["answers"]["answer_start"][0]
+        first, last = context.rfind(". ", 0, start) + 1, context.find(". ", start)
+        pairs += [(row["question"], context), (row["question"], context[first : last + 1 if last >= 0 else None].strip())]
+    return pairs
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="+", choices=("gliner", "cross_encoder"))
@@ -68,16 +83,14 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--texts", type=int, default=16)
-    parser.add_argument("--pairs", type=Path, help="of cross_encoder: .jsonl.gz, two texts a row; the first --texts of them")
+    parser.add_argument("--pairs", type=Path, help="of cross_encoder: .jsonl.gz, two texts a row, or SQuAD's; --texts pairs")
     parser.add_argument("--processor_time", action="store_true", help="not the clock's: for one thread on a busy machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.processor_time else time.perf_counter
     found = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()
     if options.pairs:
-        with gzip.open(options.pairs, "rt", encoding="utf-8") as file:
-            rows = [json.loads(line) for line in itertools.islice(file, options.texts)]
-        pairs = [tuple([value for value in row.values() if isinstance(value, str)][:2]) for row in rows]
+        pairs = read_pairs(options.pairs, options.texts)
         options.clients, options.words = ["cross_encoder"], ["real"]
     tokenizer = load_tokenizer(ROOT / "examples" / "models" / "deberta-ext-small-en")
     with tempfile.TemporaryDirectory() as folder:
