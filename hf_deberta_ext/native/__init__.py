@@ -16,7 +16,14 @@ __all__ = ["INSTRUCTION_SETS", "kernel_status", "load"]
 LIBRARY = Path(__file__).with_name("libdisentangled_attention.so")
 VERSION = 1
 # Numbers of disentangled_attention.cpp; 0 is the best of this CPU.
-INSTRUCTION_SETS = {1: "generic", 2: "AVX2", 3: "AVX-512", 4: "NEON", 5: "AVX-512 and its bfloat16 products", 6: "AVX-512 and AMX"}
+INSTRUCTION_SETS = {
+    1: "generic",
+    2: "AVX2",
+    3: "AVX-512",
+    4: "NEON",
+    5: "AVX-512 and its bfloat16 products",
+    6: "AVX-512 and AMX",
+}
 NO_MEMORY = 3
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 # struct Arguments: each field has eight bytes, which scale and dropout share.
