@@ -62,7 +62,7 @@ def cross_encoder(models: Path, texts: list[str] | list[tuple[str, str]]) -> dic
 
 
 def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
-    """Two texts a row, of rows at equal steps; of SQuAD, a question with its paragraph and with the sentence of the answer."""
+    """Two texts a row, of rows at equal steps; of SQuAD, questions with the paragraph and with the answer's sentence."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     if "answers" not in rows[0]:
