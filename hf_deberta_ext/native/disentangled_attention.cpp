@@ -49,7 +49,7 @@
 #if defined(__clang__) || __GNUC__ >= 10
 #define BF16_PRODUCTS  // the compiler knows them
 #endif
-#if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(__linux__) && (__clang_major__ >= 12 || __GNUC__ >= 11)
 #define TILE_PRODUCTS  // of AMX, which Linux lends on request
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -423,8 +423,8 @@ struct Tiles {
 
 // As micro_pairs, for a multiple of 16 words
 template <bool ADD>
-__attribute__((target("amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k, float* c,
-                                                              long ldc, float factor) {
+__attribute__((target("avx512bw,amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k,
+                                                                       float* c, long ldc, float factor) {
     static_assert(NR == 32 && MR <= 16);
     FENCE;
     if (ADD) {

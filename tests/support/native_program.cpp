@@ -92,8 +92,9 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
     };
     for (size_t t = 0; t < results[0].size(); t++) {
         const std::vector<float>&x = results[0][t], &generic = results[runs - 1][t];
-        // Gradients of c2p's tables are sums in which terms cancel, of one row to zero: rounding to bfloat16 stays.
-        const float largest = std::max(size_of(generic), half && t == 4 ? size_of(results[0][3]) : 0.0f);
+        // Gradients of scores are differences, of which sums may cancel to zero: rounding to bfloat16 stays, by the size of dV.
+        const float part = t == 1 || t == 2 ? a.scale : t > 3 ? 1.0f : 0.0f;
+        const float largest = std::max(size_of(generic), half * part * size_of(results[0][3]));
         float difference = 0;
         double squares = 0, projection = 0;
         for (size_t i = 0; i < x.size(); i++) {
