@@ -309,7 +309,8 @@ static int64_t call(const Arguments* a, bool backward) {
 #if defined(__x86_64__)
         const bool amx = isa == AMX;
 #if defined(BF16_PRODUCTS)
-        if ((isa == AVX512_BF16 || amx) && a->dtype == BFLOAT16 && !backward) return avx512::run<true>(*a, false, amx);
+        if ((isa == AVX512_BF16 || amx) && a->dtype == BFLOAT16 && !backward && a->scale > 0)
+            return avx512::run<true>(*a, false, amx);
 #endif
         if (isa == AVX512 || isa == AVX512_BF16 || amx) return avx512::run<false>(*a, backward);
         if (isa == AVX2) return avx2::run<false>(*a, backward);
@@ -378,11 +379,14 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
 }
 
 #if VW == 16 && defined(BF16_PRODUCTS)
-// The same with c[...] (+)= factor a b, where words of a and b hold the numbers 2 t and 2 t + 1
+// The same where words of a and b hold the numbers 2 t and 2 t + 1
 template <bool ADD>
-__attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc,
-                                                       float factor) {
-    __m512 acc[MR][NV]{};
+__attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc) {
+    __m512 acc[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) acc[r][v] = (__m512)(ADD ? load<vf>(c + r * ldc + v * VW) : vf{});
 #pragma GCC unroll 4
     for (long t = 0; t < k; t++) {
         __m512bh row[NV];
@@ -398,10 +402,7 @@ __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda,
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; v++) {
-            float* to = c + r * ldc + v * VW;
-            store(to, (ADD ? load<vf>(to) : vf{}) + (vf)acc[r][v] * factor);
-        }
+        for (int v = 0; v < NV; v++) store(c + r * ldc + v * VW, (vf)acc[r][v]);
 }
 #endif
 
@@ -423,8 +424,8 @@ struct Tiles {
 
 // As micro_pairs, for a multiple of 16 words
 template <bool ADD>
-__attribute__((target("avx512bw,amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k,
-                                                                       float* c, long ldc, float factor) {
+__attribute__((target("amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k, float* c,
+                                                              long ldc) {
     static_assert(NR == 32 && MR <= 16);
     FENCE;
     if (ADD) {
@@ -444,11 +445,6 @@ __attribute__((target("avx512bw,amx-tile,amx-bf16"))) void micro_tiles(const flo
     _tile_stored(0, c, ldc * 4);
     _tile_stored(1, c + 16, ldc * 4);
     FENCE;
-    if (!ADD)
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; v++) store(c + r * ldc + v * VW, load<vf>(c + r * ldc + v * VW) * factor);
 }
 #endif
 
@@ -493,18 +489,27 @@ template <class V> inline float sum_of(V x) {
     return sum;
 }
 
-// 2^x for x <= 0, relative error about 2e-7; 0 below 2^-100, so that nothing after it becomes subnormal, which is slow
-inline vf exp2v(vf x) {
+// 2^x for x <= 0, relative error about 2e-7, or 8e-5 for what is rounded to bfloat16; 0 below 2^-100, so that nothing after it
+// becomes subnormal, which is slow
+template <bool rough = false> inline vf exp2v(vf x) {
     const vf magic = vf{} + 12582912.0f;
     const vf shifted = x + magic;
     const vf f = x - (shifted - magic);  // [-0.5, 0.5]
-    vf y = vf{} + 1.5403530e-4f;
-    y = y * f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.0f;
+    vf y;
+    if (rough) {
+        y = vf{} + 5.5171418e-2f;
+        y = y * f + 2.4261117e-1f;
+        y = y * f + 6.9326106e-1f;
+        y = y * f + 9.9992807e-1f;
+    } else {
+        y = vf{} + 1.5403530e-4f;
+        y = y * f + 1.3333558e-3f;
+        y = y * f + 9.6181291e-3f;
+        y = y * f + 5.5504109e-2f;
+        y = y * f + 2.4022651e-1f;
+        y = y * f + 6.9314718e-1f;
+        y = y * f + 1.0f;
+    }
     y = (vf)((vu)y + ((vu)shifted << 23));
     return x < -100.0f ? vf{} : y;
 }
@@ -578,7 +583,7 @@ struct Plan {
 
 // ---- one head of one sequence ----------------------------------------------------------------------------------------------
 
-// With `pairs` bfloat16 is multiplied in pairs, without the factor of logits in Q and Q_r.
+// With `pairs` bfloat16 is multiplied in pairs. Logits take their factor in the softmax then, and not in Q and Q_r.
 template <bool pairs> struct Worker {
     const Arguments& a;
     const Plan c_plan, p_plan;  // c2p by key - query, p2c by query - key
@@ -644,15 +649,14 @@ template <bool pairs> struct Worker {
         if (Q_x) pack(table_rows(a.Q_r, a.Q_r_strides, h, p_plan, scratch[QTAB]), p_plan.rows, pairs ? 1.0f : factor, Q_x);
     }
 
-    // c[MR, NR] (+)= x[MR, k] y[k, NR] of words, y packed; of pairs times a factor
+    // c[MR, NR] (+)= x[MR, k] y[k, NR] of words, y packed
     template <bool ADD>
-    inline __attribute__((always_inline)) void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc,
-                                                        [[maybe_unused]] float times) const {
+    inline __attribute__((always_inline)) void multiply(const float* x, long ldx, const float* y, long k, float* c, long ldc) const {
 #if VW == 16 && defined(TILE_PRODUCTS)
-        if (amx) return micro_tiles<ADD>(x, ldx, y, k, c, ldc, times);
+        if (amx) return micro_tiles<ADD>(x, ldx, y, k, c, ldc);
 #endif
 #if VW == 16 && defined(BF16_PRODUCTS)
-        if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc, times);
+        if (pairs) return micro_pairs<ADD>(x, ldx, y, k, c, ldc);
 #endif
         micro<ADD>(x, ldx, y, NR, k, c, ldc);
     }
@@ -703,8 +707,9 @@ template <bool pairs> struct Worker {
         if (a.bias) {  // by key - query, with room for the padding of tiles
             const long reach = x.keys + TILE + 8;
             x.bias = scratch[BIAS].get(2 * reach + 1) + reach;
+            const float* bias = a.bias + h * (2 * a.middle + 1) + a.middle;
             for (long u = -reach; u <= reach; u++)
-                x.bias[u] = LOG2E * a.bias[h * (2 * a.middle + 1) + a.middle + std::clamp<long>(-u, -a.middle, a.middle)];
+                x.bias[u] = LOG2E / softmax_factor() * bias[std::clamp<long>(-u, -a.middle, a.middle)];
         }
         x.key = mix(a.seed ^ mix(b * a.H + h));
         x.ldp = p_plan.width(), x.ldc = c_plan.width();
@@ -747,7 +752,7 @@ template <bool pairs> struct Worker {
                         rows = tail, ld = words;
                     }
                     float* to = x.P + (j - x.near0) * x.ldp + panel * NR;
-                    multiply<false>(rows, ld, x.p_table + panel * NR * words, words, to, x.ldp, factor);
+                    multiply<false>(rows, ld, x.p_table + panel * NR * words, words, to, x.ldp);
                 }
         }
         if (!x.positions && x.keys > reach) {
@@ -765,7 +770,7 @@ template <bool pairs> struct Worker {
                             sum += column[t * NR] * load<vf>(keys + t * NR);
                         }
                     }
-                    store(to + j, pairs ? sum * factor : sum);
+                    store(to + j, sum);
                 }
             };
             far(0, i0 + reach - 8, x.width, x.low);
@@ -798,7 +803,7 @@ template <bool pairs> struct Worker {
         for (long c = c0; c < c1; c += NR)
             for (long r = 0; r < padded; r += MR) {
                 if (!x.positions && (c_plan.row(last - r) < c || c_plan.row(-(i0 + r + MR - 1)) >= c + NR)) continue;
-                multiply<false>(Q + r * words, words, x.c_table + c * words, words, x.C + r * x.ldc + c, x.ldc, factor);
+                multiply<false>(Q + r * words, words, x.c_table + c * words, words, x.C + r * x.ldc + c, x.ldc);
             }
     }
 
@@ -897,12 +902,12 @@ template <bool pairs> struct Worker {
 
     // -- forward
 
-    static vh rounded(vf x) {  // to bfloat16; NaN stays NaN
-        const vu bits = (vu)x;
-        return __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, vh);
-    }
+    // To bfloat16, a half away from zero; NaN stays NaN
+    static vh rounded(vf x) { return __builtin_convertvector(((vu)x + 0x8000u) >> 16, vh); }
 
-    // S -> 2^(S - max), in pairs at the beginning of the row, with the running maximum, sum and output of a row
+    float softmax_factor() const { return pairs ? factor : 1.0f; }
+
+    // S -> 2^(factor (S - max)), in pairs at the beginning of the row, with the running maximum, sum and output of a row
     void softmax(float* S, long columns, float& top, float& sum, float* O, uint64_t key, long j0) const {
         vf m0 = load<vf>(S), m1 = m0;
         for (long j = 0; j < columns; j += 2 * VW) {
@@ -915,7 +920,9 @@ template <bool pairs> struct Worker {
         vf s0{}, s1{};
         const int32_t limit = threshold();
         for (long j = 0; j < columns; j += 2 * VW) {
-            vf x = exp2v(load<vf>(S + j) - best), y = exp2v(load<vf>(S + j + VW) - best);
+            vf x = load<vf>(S + j) - best, y = load<vf>(S + j + VW) - best;
+            if (pairs) x *= factor, y *= factor;
+            x = exp2v<pairs>(x), y = exp2v<pairs>(y);
             s0 += x, s1 += y;
             if (a.dropout > 0) {
                 x = (vf)((vi)x & keeps(key, j0 + j, limit)), y = (vf)((vi)y & keeps(key, j0 + j + VW, limit));
@@ -929,7 +936,7 @@ template <bool pairs> struct Worker {
         }
         const float total = sum_of(s0 + s1);
         if (best > top && sum > 0) {
-            const float factor = std::exp2(top - best);
+            const float factor = std::exp2(softmax_factor() * (top - best));
             sum *= factor;
             for (long t = 0; t < d; t += VW) store(O + t, load<vf>(O + t) * factor);
         }
@@ -969,14 +976,14 @@ template <bool pairs> struct Worker {
                 const long columns = std::min(BLOCK, x.width - j0);
                 for (long j = 0; j < columns; j += NR)
                     for (long r = 0; r < padded; r += MR)
-                        multiply<false>(Q + r * words, words, x.kt + (j0 + j) * words, words, S + r * LDS + j, LDS, factor);
+                        multiply<false>(Q + r * words, words, x.kt + (j0 + j) * words, words, S + r * LDS + j, LDS);
                 add_positions(x, S, i0, rows, j0, columns);
                 for (long r = 0; r < rows; r++)
                     softmax(S + r * LDS, columns, top[r], sum[r], O + r * d, row_key(x, i0 + r), j0);
                 for (long t = 0; t < d; t += NR)
                     for (long r = 0; r < padded; r += MR) {
                         const float* panel = vp + t * height + j0 / step * NR;
-                        multiply<true>(S + r * LDS, LDS, panel, columns / step, O + r * d + t, d, 1.0f);
+                        multiply<true>(S + r * LDS, LDS, panel, columns / step, O + r * d + t, d);
                     }
             }
             for (long r = 0; r < rows; r++) {
@@ -985,7 +992,7 @@ template <bool pairs> struct Worker {
                 const bool blind = top[r] <= 0.5f * MASKED && sum[r] == sum[r];
                 if (blind) memset(O + r * d, 0, d * 4);
                 write(O + r * d, at(a.out, a.out_strides, x.batch, h, x.first + i0 + r), blind ? 0.0f : factor / sum[r]);
-                if (a.lse) a.lse[lse_index(x) + i0 + r] = blind ? -INFINITY : top[r] + std::log2(sum[r]);
+                if (a.lse) a.lse[lse_index(x) + i0 + r] = blind ? -INFINITY : softmax_factor() * top[r] + std::log2(sum[r]);
             }
         }
     }
