@@ -10,9 +10,10 @@ from torch import nn
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from .model.attention import DisentangledSelfAttention, same_values
+from .model.attention import DisentangledSelfAttention
 from .model.attention_backends import check_backend, choose_backend
 from .model.input_validation import is_traced
+from .model.position_cache import PositionCache
 
 __all__ = ["ReplacedAttention", "replace_attention", "restore_attention"]
 
@@ -173,28 +174,17 @@ def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
 
 
-# Attributes of an instance beside those of its stock class; the last two are caches of inference.
-ADDED = ("attn_implementation", "reach", "last_backend", "projected_positions", "cached_rel_embedding")
-CACHES = ADDED[-2:]
+# Attributes of an instance beside those of its stock class.
+ADDED = ("attn_implementation", "reach", "last_backend", "position_cache")
 
 
-class _Replaced:
+class _Replaced(PositionCache):
     """Base of the replacing classes. At inference on CPU, the relative table and its projections are cached."""
 
     stock_class: type
-    projected_positions = None
-    cached_rel_embedding = None
 
     def caches(self, device: torch.device) -> bool:
         return device.type == "cpu" and not (self.training or torch.is_grad_enabled() or is_traced())
-
-    def train(self, mode: bool = True):
-        for attribute in CACHES:
-            vars(self).pop(attribute, None)
-        return super().train(mode)
-
-    def __getstate__(self):
-        return {name: value for name, value in super().__getstate__().items() if name not in CACHES}
 
 
 class _ReplacedSelfAttention(_Replaced):
@@ -373,9 +363,7 @@ class _ReplacedEncoder(_Replaced):
         P = super().get_rel_embedding()
         if P is None or not self.caches(P.device):
             return P
-        if not same_values(self.cached_rel_embedding, P):
-            self.cached_rel_embedding = P.clone()
-        return self.cached_rel_embedding
+        return self.kept_table(P)
 
 
 class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):

@@ -6,16 +6,16 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from .attention_backends import BACKENDS, choose_backend
 from .input_validation import is_traced
+from .position_cache import PositionCache, has_hooks, module_state, same_values
 from .unpadding import PackedSequences
 
-__all__ = ["DisentangledSelfAttention", "same_values"]
+__all__ = ["DisentangledSelfAttention"]
 
 
-class DisentangledSelfAttention(nn.Module):
+class DisentangledSelfAttention(PositionCache):
     """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection.
 
     `last_backend` is the name of the backend that served the last call, and the reason for the choice.
@@ -48,14 +48,6 @@ class DisentangledSelfAttention(nn.Module):
         self.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.last_backend: tuple[str, str] | None = None
-        self.projected_positions = None
-
-    def __getstate__(self):
-        return super().__getstate__() | {"projected_positions": None}
-
-    def train(self, mode: bool = True):
-        self.projected_positions = None
-        return super().train(mode)
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N, H·d] -> [..., H, N, d]; of a tensor-parallel process, the heads that it has."""
@@ -73,9 +65,8 @@ class DisentangledSelfAttention(nn.Module):
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
 
-        At inference on CPU they are cached until another table comes, a weight of the modules has a new version, or the
-        modules give another answer to a probe, which notices adapters that are merged through `.data` or switched off.
-        Modules with hooks are called with the table every time, and never with a probe: a calibration sees real inputs.
+        At inference on CPU they are kept until another table comes or a module has changed (`module_state`). Modules with
+        hooks are called with the table every time, and with nothing else: a calibration sees real inputs.
         """
         if not self.terms:
             return None, None
@@ -84,15 +75,14 @@ class DisentangledSelfAttention(nn.Module):
         if not cacheable or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
             P = self.pos_dropout(rel_embeddings)
             return tuple(module and self.split_heads(module(P)) for module in modules)
-        probe = torch.arange(rel_embeddings.shape[1]).cos().to(rel_embeddings.dtype)[None]
-        answers = [module(probe) for module in modules if module is not None]
-        weights = [weight for module in modules if module is not None for weight in module.parameters()]
-        versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-        cache = self.projected_positions
-        if cache and cache[0] is rel_embeddings and cache[1] == versions and all(map(same_values, answers, cache[2])):
+        states = [module_state(module, rel_embeddings) for module in modules if module is not None]
+        versions = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), *(state[0] for state in states)]
+        samples = [state[1] for state in states]
+        cache = self.position_cache
+        if cache and cache[0] is rel_embeddings and cache[1] == versions and all(map(same_values, samples, cache[2])):
             return cache[3]
         projected = tuple(module and self.split_heads(module(rel_embeddings)) for module in modules)
-        self.projected_positions = rel_embeddings, versions, answers, projected
+        self.position_cache = rel_embeddings, versions, samples, projected
         return projected
 
     def forward(
@@ -194,18 +184,6 @@ class DisentangledSelfAttention(nn.Module):
         if drop_others:
             context = context.gather(1, query_positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), probs if output_attentions else None
-
-
-def has_hooks(module: nn.Module | None) -> bool:
-    """True if a forward hook would see the calls of a module or of one inside it."""
-    if module is None:
-        return False
-    return _has_any_global_hook() or any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-
-
-def same_values(a: torch.Tensor | None, b: torch.Tensor) -> bool:
-    """Equal dtype and values, for tensors that are cached."""
-    return a is not None and a.dtype == b.dtype and torch.equal(a, b)
 
 
 def among_all_positions(Q_c: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, N: int):

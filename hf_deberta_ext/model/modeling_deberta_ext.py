@@ -43,6 +43,7 @@ from .layer_sharing import run_layer  # noqa: F401
 from .losses import cross_entropy, mean_loss, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM  # noqa: F401
 from .official_configurations import from_official  # noqa: F401
+from .position_cache import PositionCache  # noqa: F401
 from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
 from .publishing import push_model  # noqa: F401

@@ -267,9 +267,8 @@ def model(request, tiny_config, shake):
 
 def clear_caches(model):
     for module in model.modules():
-        for name in ("cached_rel_embedding", "projected_positions"):
-            if hasattr(module, name):
-                setattr(module, name, None)
+        if hasattr(module, "position_cache"):
+            module.position_cache = None
     return model
 
 
@@ -331,9 +330,9 @@ def test_nothing_is_cached_where_gradients_are_needed(model, batch, table_projec
     calls = table_projections
     calls.clear()
     attention = model.encoder.layer[0].attention.self
-    assert attention.projected_positions is not None
+    assert attention.position_cache is not None
     model.train()
-    assert model.encoder.cached_rel_embedding is attention.projected_positions is None
+    assert model.encoder.position_cache is attention.position_cache is None
     with torch.no_grad():
         model(ids)
         model(ids)
@@ -384,7 +383,8 @@ def load(model, **options):
 
 
 CHANGES = {
-    "one element": lambda model: projection(model).weight.data[3, 5].add_(0.5),
+    "one element": lambda model: projection(model).weight[3, 5].add_(0.5),
+    "one column, through data": lambda model: projection(model).weight.data[:, 5].add_(0.5),
     "whole projection": lambda model: projection(model, "key").weight.data.mul_(1.5),
     "bias": lambda model: projection(model).bias.data.add_(0.5),
     "new tensor": lambda model: setattr(projection(model).weight, "data", projection(model).weight.data * 1.5),
@@ -413,12 +413,26 @@ def test_cached_projections_follow_every_change(change, model, batch):
     ids, mask = batch(2, 30, [30, 11])
     with torch.no_grad():
         before = model(ids, attention_mask=mask).last_hidden_state
-    CHANGES[change](model)
+    with torch.set_grad_enabled("step" in change):
+        CHANGES[change](model)
     with torch.no_grad():
         after = model(ids, attention_mask=mask).last_hidden_state
         fresh = clear_caches(copy.deepcopy(model))(ids, attention_mask=mask).last_hidden_state
     assert torch.equal(after, fresh)
     assert change == "to double" or not torch.allclose(before.double(), after.double(), atol=1e-4)
+
+
+def test_eval_keeps_the_cache_and_train_drops_it(model, batch):
+    """A write through `.data` to one element has no version and may miss the sample: the guide says to call train()."""
+    ids, _ = batch(1, 20)
+    with torch.no_grad():
+        model(ids)
+        entry = model.encoder.layer[1].attention.self.position_cache
+        model.eval()(ids)
+        assert model.encoder.layer[1].attention.self.position_cache is entry is not None
+        projection(model).weight.data[3, 5] += 0.5
+        model.train().eval()
+        assert torch.equal(model(ids)[0], clear_caches(copy.deepcopy(model))(ids)[0])
 
 
 def test_cached_projections_follow_a_change_that_one_row_does_not_show(tiny_config, shake, batch):
@@ -462,11 +476,11 @@ def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
     module = model.encoder.layer[0].attention.self
     assert set(model.state_dict()) == names
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved_and_loaded(model)):
-        assert other.encoder.cached_rel_embedding is None
-        assert other.encoder.layer[0].attention.self.projected_positions is None
+        assert other.encoder.position_cache is None
+        assert other.encoder.layer[0].attention.self.position_cache is None
         with torch.no_grad():
             assert torch.equal(other(batch(1, 20)[0])[0], expected)
-    assert model.encoder.cached_rel_embedding is not None and module.projected_positions is not None
+    assert model.encoder.position_cache is not None and module.position_cache is not None
 
 
 @pytest.mark.criterion("A18.1")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_inputs import saved_and_loaded
 from backends import AUTO, NAMES, NATIVE
+from stock_families import FAMILIES, stock_model
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
@@ -17,22 +18,6 @@ from hf_deberta_ext import DebertaExtModel
 from hf_deberta_ext import replaced_attention as unit
 from hf_deberta_ext.replaced_attention import replace_attention, restore_attention
 
-# The relative table of these tiny models ends at 64.
-FAMILIES = {
-    "v1": ("v1", {}),
-    "v1, c2p alone": ("v1", dict(pos_att_type=["c2p"])),
-    "v1, p2c alone": ("v1", dict(pos_att_type=["p2c"])),
-    "v1, no relative attention": ("v1", dict(relative_attention=False)),
-    "v2, conv": ("v2", {}),
-    "v3": ("v3", {}),
-    "v3, p2c alone": ("v3", dict(pos_att_type=["p2c"])),
-    "separate projections": ("v3", dict(share_att_key=False)),
-    "separate, c2p alone": ("v3", dict(share_att_key=False, pos_att_type=["c2p"])),
-    "no buckets": ("v3", dict(position_buckets=-1, norm_rel_ebd="none")),
-    "odd buckets": ("v3", dict(position_buckets=15)),
-    "tiny table": ("v3", dict(position_buckets=8, max_relative_positions=12)),
-    "no relative attention": ("v3", dict(relative_attention=False)),
-}
 BOTH = ["v1", "v3"]
 LENGTHS = [1, 17, 64, 65, 300]
 
@@ -42,9 +27,7 @@ def stock(stock_config, shake):
     """stock(family, auto_class=AutoModel, **overrides): a stock model with random weights, in eval mode."""
 
     def build(family="v3", auto_class=AutoModel, **overrides):
-        kind, changes = FAMILIES[family]
-        # Heads wide enough for "native".
-        return shake(auto_class.from_config(stock_config(kind, **(dict(num_attention_heads=2) | changes | overrides))))
+        return shake(stock_model(family, stock_config, auto_class, **overrides))
 
     return build
 
@@ -374,7 +357,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
         with torch.no_grad():
             model(ids, attention_mask=mask)
             module = attentions(model)[1]
-            assert module.projected_positions is not None
+            assert module.position_cache is not None
             for name, parameter in model.named_parameters():
                 if part in name and name.endswith("weight"):
                     # Not the row in the middle, and not what a LayerNorm takes away.
@@ -387,7 +370,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
             theirs = reference(ids, attention_mask=mask).last_hidden_state
         assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
     model.train()
-    assert module.projected_positions is None and model.encoder.cached_rel_embedding is None
+    assert module.position_cache is None and model.encoder.position_cache is None
 
 
 @pytest.mark.parametrize("family", ["v1", "v2, conv", "v3"])

@@ -10,10 +10,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from .attention import DisentangledSelfAttention, same_values
+from .attention import DisentangledSelfAttention
 from .convolution import ConvLayer
 from .input_validation import is_traced
 from .layer_sharing import owned_halves, run_layer, stored_layers
+from .position_cache import PositionCache
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
@@ -97,10 +98,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         return query_states, probs
 
 
-class DebertaExtEncoder(nn.Module):
+class DebertaExtEncoder(PositionCache):
     """The layers, the relative table that they share, and the convolution."""
-
-    cached_rel_embedding: torch.Tensor | None = None
 
     def __init__(self, config):
         super().__init__()
@@ -141,17 +140,8 @@ class DebertaExtEncoder(nn.Module):
         # At inference the whole table, and one object as long as its values stay: the layers cache its projections.
         P = self.get_rel_embedding(device=device)
         if P.device.type == "cpu" and not traced:
-            if not same_values(self.cached_rel_embedding, P):
-                self.cached_rel_embedding = P
-            P = self.cached_rel_embedding
+            P = self.kept_table(P)
         return P, dict(delta=delta, reach=reach)
-
-    def __getstate__(self):
-        return super().__getstate__() | {"cached_rel_embedding": None}
-
-    def train(self, mode: bool = True):
-        self.cached_rel_embedding = None
-        return super().train(mode)
 
     def forward(
         self,

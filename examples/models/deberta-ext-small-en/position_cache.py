@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""The cache of relative positions: at inference on CPU, the relative table and its projections are kept between calls."""
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+__all__ = ["PositionCache", "has_hooks", "module_state", "same_values"]
+
+
+class PositionCache(nn.Module):
+    """Base class of modules that keep what they compute from their weights.
+
+    `position_cache` holds one immutable entry, with everything that it was computed from. A call reads the attribute once,
+    compares, and replaces the entry as a whole where it does not match. So calls in several threads are safe, and it never
+    has to be dropped for a result to be right. `train()` drops it, and copies and pickles leave it out.
+    """
+
+    position_cache: torch.Tensor | tuple | None = None
+
+    def train(self, mode: bool = True):
+        if mode:
+            self.position_cache = None
+        return super().train(mode)
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "position_cache"}
+
+    def kept_table(self, P: torch.Tensor) -> torch.Tensor:
+        """Return a tensor equal to the relative table `P` [R, hidden]; the same object as long as its values stay."""
+        kept = self.position_cache
+        if kept is None or not same_values(kept, P):
+            self.position_cache = kept = P.clone()
+        return kept
+
+
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have equal dtype, shape and values."""
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def has_hooks(module: nn.Module | None) -> bool:
+    """Return whether a forward hook sees the calls of a module or of one inside it."""
+    if module is None:
+        return False
+    return _has_any_global_hook() or any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
+def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int, int]], torch.Tensor]:
+    """Return the versions of a projection's weights and a sample of values, which differ after it has changed.
+
+    Args:
+        table (`torch.Tensor`): what it projects, [R, hidden].
+
+    Writes through `weight.data` have no version, and adapters are switched by attributes. The sample shows both: of a plain
+    Linear, its bias and the diagonal of its weight, which crosses every row and column; of any other module, its output for
+    one row of numbers. A write through `.data` to single elements off the diagonal is not seen.
+    """
+    versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in module.parameters()]
+    if is_plain_linear(module):
+        return versions, torch.cat([module.weight.diagonal(), *([] if module.bias is None else [module.bias])])
+    return versions, module(torch.arange(table.shape[1]).cos().to(table.dtype)[None])
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a module is a Linear with plain tensors and the forward of its class."""
+    is_linear = type(module) is nn.Linear and "forward" not in vars(module)
+    return is_linear and all(type(weight) in (nn.Parameter, torch.Tensor) for weight in module.parameters())
