@@ -517,6 +517,22 @@ def test_cached_projections_follow_adapters(kind, tiny_config, shake, batch):
     assert torch.allclose(check(model.merge_and_unload()), adapted, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
+def test_cached_projections_of_int8_follow_loaded_weights(tiny_config, shake, batch):
+    int8 = [
+        torch.ao.quantization.quantize_dynamic(shake(DebertaExtModel(tiny_config("v3")), seed), {torch.nn.Linear})
+        for seed in (0, 1)
+    ]
+    ids, _ = batch(1, 20)
+    with torch.no_grad():
+        before, expected = (model(ids)[0] for model in int8)
+        attention = int8[0].encoder.layer[0].attention.self
+        entry = attention.position_cache
+        assert entry is not None and torch.equal(int8[0](ids)[0], before) and attention.position_cache is entry
+        int8[0].load_state_dict(int8[1].state_dict())
+        assert torch.equal(int8[0](ids)[0], expected) and not torch.allclose(before, expected, atol=1e-2)
+
+
 def test_a_module_alone_caches_projections_of_the_table_it_was_given(tiny_config, shake):
     module = shake(DisentangledSelfAttention(tiny_config("v3")))
     generator = torch.Generator().manual_seed(0)
