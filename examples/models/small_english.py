@@ -5,7 +5,7 @@
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
         --train_tokenizer unigram --vocab_size 16000 --lowercase --card_language en --max_length 128 --masking word --masking_rate 0.2 \\
         --config_overrides hidden_size=256,num_hidden_layers=6,num_attention_heads=4,intermediate_size=1024,position_buckets=64,\\
-    max_relative_positions=512,hidden_dropout_prob=0,attention_probs_dropout_prob=0,masked_only=true --learning_rate 2e-3 \\
+    max_relative_positions=512,hidden_dropout_prob=0,attention_probs_dropout_prob=0 --learning_rate 2e-3 \\
         --max_steps 20000 --warmup_steps 200 --lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{"num_decay_steps": 1500}' \\
         --weight_decay 0.1 --adam_beta2 0.98 --adam_epsilon 1e-6 --per_device_train_batch_size 64 --bf16 --seed 1 \\
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
@@ -25,7 +25,7 @@ the rate 2e-3 was ahead of 1e-3 (training loss 5.25 and 5.29, one seed).
 
 The third leg begins at these weights, its optimizer new, on both cores (1.7 seconds a step): the same flags with
 `torchrun --nproc_per_node 2`, `--model examples/models/deberta-ext-small-en` in place of the tokenizer's flags, `--max_length
-256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`, and in the overrides the dropouts and masked_only alone. After
+256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`, and in the overrides only the dropouts. After
 1,259 steps the rate falls over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type": "1-sqrt"}'`.
 
 The fourth leg is the same again from the third's weights, 3,000 steps, of which the rate falls over the last 1,200: `--seed 3

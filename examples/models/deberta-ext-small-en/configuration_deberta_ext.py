@@ -106,8 +106,8 @@ class DebertaExtConfig(PreTrainedConfig):
         emd_layers (`int`): passes of the last layer in the Enhanced Mask Decoder.
         emd_input (`str`): its first query: "position+hidden" (published), "position" or "hidden". One pass on "hidden"
             is BERT's decoder.
-        masked_only (`bool`): with labels, `DebertaExtForMaskedLM` computes queries, logits and loss at labelled positions
-            alone; logits are then [number of labelled tokens, vocab_size].
+        masked_only (`bool`): in training mode and with labels, `DebertaExtForMaskedLM` computes queries, logits and loss at
+            labelled positions only; logits are then [number of labelled tokens, vocab_size]. Evaluation gives all logits.
         pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
         cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
         classifier_act (`str`, *optional*): of a dense layer before the classifier of token classification, which Microsoft's

@@ -99,12 +99,12 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         """
         Args:
             labels (`torch.LongTensor`, *optional*): [B, N] or [B * N]; -100 = not a target.
-            masked_only (`bool`, *optional*): queries, logits and loss at labelled positions alone; None = the config's.
+            masked_only (`bool`, *optional*): compute queries, logits and loss at labelled positions only; None: the
+                configuration's in training mode, False in evaluation mode.
 
         Returns:
             `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
-            order of `labels[labels != -100]` under `masked_only` with labels. Trainer cannot gather such logits from several
-            processes: evaluate with `prediction_loss_only=True`, or with `masked_only=False` if metrics need logits.
+            order of `labels[labels != -100]` under `masked_only` with labels.
 
         Raises:
             ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows; as in
@@ -116,15 +116,17 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         config = self.config
         if masked_only and labels is None:
             raise ValueError("masked_only=True needs labels: they say which positions are masked")
-        sparse = labels is not None and (config.masked_only if masked_only is None else masked_only)
+        if masked_only is None:
+            # Metrics read dense logits.
+            masked_only = config.masked_only and self.training and labels is not None
         wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         wants_attentions = config.output_attentions if output_attentions is None else output_attentions
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         logits, targets, outputs, packed = self.predict(
-            *inputs, wants_attentions, wants_states or wants_attentions, document_ids, labels, sparse=sparse
+            *inputs, wants_attentions, wants_states or wants_attentions, document_ids, labels, sparse=masked_only
         )
         loss = None if labels is None else cross_entropy(logits, targets, num_items_in_batch)
-        if packed is not None and not sparse:
+        if packed is not None and not masked_only:
             logits = packed.pad(logits)
         return MaskedLMOutput(
             loss=loss,
