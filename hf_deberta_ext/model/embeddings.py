@@ -45,7 +45,7 @@ class DebertaExtEmbeddings(nn.Module):
         Raises:
             ValueError: the input is longer than the table, or `position_ids` are not [1 or B, N].
         """
-        if position_ids is not None and position_ids.shape[-1] != length:
+        if position_ids is not None and position_ids.shape[1] != length:
             raise ValueError(f"position_ids must have shape [1 or B, {length}], got {list(position_ids.shape)}")
         if position_ids is None:
             longest = length if packed is None else max(packed.lengths)

@@ -18,6 +18,7 @@ from .checkpoint_layouts import LoadingReport
 from .checkpoint_loading import LoadingMixin
 from .configuration_deberta_ext import DebertaExtConfig, copy_code
 from .embedding_sharing import DeltaEmbedding
+from .embeddings import DebertaExtEmbeddings
 from .enhanced_mask_decoder import LMTransform
 from .input_validation import (
     check_batch,
@@ -26,6 +27,7 @@ from .input_validation import (
     check_switches,
     is_traced,
     require_tensor,
+    takes_embeddings,
     values_at_hand,
 )
 from .publishing import push_model
@@ -128,7 +130,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
 
     def set_unpadding(self, unpadding: bool | None):
         """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
-        on CPU, with at least a tenth of padding. States and logits at padding are then zero."""
+        on CPU, with at least a tenth of padding and without forward hooks. States and logits at padding are then zero."""
         check_switches(unpadding=unpadding)
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
@@ -147,23 +149,25 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
         embeddings, config = self.base_model.embeddings, self.config
-        if inputs_embeds is None:
-            check_batch("input_ids", input_ids, "batch, length")
-        else:
+        if not isinstance(embeddings, DebertaExtEmbeddings):
+            # Someone else's module reads the inputs.
+            return
+        if inputs_embeds is not None:
             axes = f"batch, length, embedding_size = {config.embedding_size}"
             check_batch("inputs_embeds", inputs_embeds, axes)
             if not is_traced() and inputs_embeds.shape[-1] != config.embedding_size:
                 raise ValueError(f"inputs_embeds must have shape [{axes}], got {list(inputs_embeds.shape)}")
             if not is_traced() and not inputs_embeds.is_floating_point():
                 raise ValueError(f"inputs_embeds must be of a floating dtype, got {inputs_embeds.dtype}")
+        elif not (torch.is_tensor(input_ids) and takes_embeddings(embeddings.word_embeddings, input_ids)):
+            check_batch("input_ids", input_ids, "batch, length")
         shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        check_ids("input_ids", input_ids, shape, _rows(embeddings.word_embeddings), "vocab_size")
-        rows = _rows(embeddings.token_type_embeddings) if embeddings.has_token_types else None
-        check_ids("token_type_ids", token_type_ids, shape, rows, "type_vocab_size", one_row=True)
+        check_ids("input_ids", input_ids, shape, embeddings.word_embeddings, "vocab_size")
+        table = embeddings.token_type_embeddings if embeddings.has_token_types else None
+        check_ids("token_type_ids", token_type_ids, shape, table, "type_vocab_size", one_row=True)
         decodes = self._decodes_absolute_positions and config.has_mask_decoder and config.emd_input != "hidden"
-        reads = embeddings.position_biased_input or decodes
-        rows = embeddings.max_positions if reads else None
-        check_ids("position_ids", position_ids, shape, rows, "max_position_embeddings", one_row=True)
+        table = embeddings.position_embeddings if embeddings.position_biased_input or decodes else None
+        check_ids("position_ids", position_ids, shape, table, "max_position_embeddings", one_row=True)
 
     def pack(
         self,
@@ -204,6 +208,9 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
         if unpadding is None and token_mask.sum() > 0.9 * token_mask.numel():
             return None
         if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
+            return None
+        if unpadding is None and any(module._forward_hooks for module in self.modules()):
+            # They read or replace outputs [B, N, ...].
             return None
         return PackedSequences.from_mask(token_mask)
 
@@ -318,12 +325,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def _rows(table) -> int | None:
-    """Rows of an embedding table; None for one that does not say."""
-    rows = getattr(table, "num_embeddings", None)
-    return rows if isinstance(rows, int) else None
 
 
 def attention_masks(attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None):

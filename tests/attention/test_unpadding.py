@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_inputs import gradients_of
 from backends import NAMES, NATIVE
+from transformers import DataCollatorWithFlattening
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -316,6 +317,22 @@ def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monk
         assert bool(calls) == packs, (unpadding, mask)
 
 
+@pytest.mark.parametrize("place", ["embeddings.word_embeddings", "encoder.layer.1"])
+def test_forward_hooks_see_and_replace_outputs_of_a_padded_batch(place, tiny_config, shake, batch):
+    """captum's LayerIntegratedGradients gave [B, N, E] to a stream [1, T, E]."""
+    model = shake(DebertaExtModel(tiny_config()))
+    ids, mask = batch(2, 20, [20, 3])
+    with torch.no_grad():
+        expected, seen = model(ids, attention_mask=mask).last_hidden_state, []
+        states = model.get_submodule(place).register_forward_hook(lambda module, args, output: seen.append(output))
+        model(ids, attention_mask=mask)
+        states.remove()
+        model.get_submodule(place).register_forward_hook(lambda module, args, output: seen[0])
+        replaced = model(ids, attention_mask=mask).last_hidden_state
+    first = seen[0] if torch.is_tensor(seen[0]) else seen[0][0]
+    assert first.shape == (2, 20, 32) and torch.allclose(replaced[mask.bool()], expected[mask.bool()], atol=1e-5)
+
+
 def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake, batch):
     """The table limits documents and not the batch."""
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True, emd_layers=1, emd_input="hidden")))
@@ -381,6 +398,59 @@ def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, sh
         for single, (row, part) in zip(singles, where, strict=True):
             logits, expected = (x.flatten()[None] for x in (out.logits[row, part], single.logits))
             assert relative_error("packed heads", logits, expected) < 1e-5
+
+
+def flattened(lengths, **options):
+    """The batch that transformers' DataCollatorWithFlattening makes of documents, without labels; and the documents."""
+    documents = [random_ids(length, seed=seed) for seed, length in enumerate(lengths)]
+    collate = DataCollatorWithFlattening(return_tensors="pt", **options)
+    batch = collate([{"input_ids": document} for document in documents])
+    batch.pop("labels")
+    return batch, documents
+
+
+FLATTENED = {
+    "positions": {},
+    "boundaries": dict(return_flash_attn_kwargs=True),
+    "boundaries alone": dict(return_flash_attn_kwargs=True, return_position_ids=False),
+    "all": dict(return_flash_attn_kwargs=True, return_seq_idx=True),
+}
+
+
+@pytest.mark.parametrize("form", FLATTENED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("build", [DebertaExtModel, *(HEADS[name][0] for name in ("masked-lm", "rtd", "token")), "joint"])
+def test_packed_batches_of_other_packages_equal_documents_alone(build, kind, form, tiny_config, shake, joint):
+    model = joint(num_attention_heads=2) if build == "joint" else shake(build(tiny_config(kind)))
+    batch, documents = flattened([5, 1, 9, 30], **FLATTENED[form])
+    name = "discriminator_logits" if build == "joint" else "last_hidden_state" if build is DebertaExtModel else "logits"
+    with torch.no_grad():
+        together = model(**batch)[name][0].split([len(document) for document in documents])
+        for document, output in zip(documents, together, strict=True):
+            assert torch.allclose(output, model(document[None])[name][0], atol=1e-5)
+        # Not a packed batch: one document, and a mask that says who is seen.
+        one, mask = torch.arange(30)[None], torch.ones(1, 45, dtype=torch.long)
+        assert torch.equal(model(documents[3][None], position_ids=one)[name], model(documents[3][None])[name])
+        positions = batch.get("position_ids", flattened([5, 1, 9, 30])[0]["position_ids"])
+        masked = model(batch["input_ids"], attention_mask=mask, position_ids=positions)[name][0]
+        assert not torch.allclose(masked[15:], together[3], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cu_seq_lens_q=torch.tensor([0, 5, 9])),
+        dict(cu_seq_lens_q=torch.tensor([1, 5, 15])),
+        dict(cu_seq_lens_q=torch.tensor([0, 9, 5, 15])),
+        dict(input_ids=random_ids(2, 15)),
+        dict(cu_seq_lens_k=torch.tensor([0, 6, 15])),
+    ],
+    ids=["too short", "no zero", "falling", "two rows", "other keys"],
+)
+def test_boundaries_that_do_not_fit_are_refused(changes, tiny_config):
+    batch, _ = flattened([5, 10], return_flash_attn_kwargs=True, return_position_ids=False)
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q must rise from 0 to T for inputs of shape \[1, T\]"):
+        DebertaExtModel(tiny_config())(**(batch | changes))
 
 
 @pytest.mark.parametrize("name", ["masked-lm", "rtd", "token", "rtd, padded batch"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from every_head import CLASSES, KINDS, call_of, small
 from rounding import equal_outputs
+from torch import nn
 from torch.nn import functional
 
 from hf_deberta_ext import (
@@ -188,6 +189,49 @@ def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind,
     assert frozen == (
         [] if head is DebertaExtForMaskedLM else [n for n in frozen if n.endswith("position_embeddings.weight")]
     )
+
+
+class TakesEmbeddings(nn.Module):
+    """What captum's `configure_interpretable_embedding_layer` puts in place of an embedding layer."""
+
+    def __init__(self, replaced):
+        super().__init__()
+        self.num_embeddings = getattr(replaced, "num_embeddings", None)
+
+    def forward(self, *inputs, **kwargs):
+        return inputs[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["word_embeddings", "token_type_embeddings", "embeddings"])
+@pytest.mark.parametrize("head", [name for name in CLASSES if name not in ("pretraining", "entity-scoring")])
+def test_embeddings_come_through_a_layer_put_in_place_of_the_table(head, place, kind, tiny_config, shake):
+    """[B, N, d] in input_ids was refused before the layer that reads it was asked."""
+    model = shake(small(head, kind, tiny_config, type_vocab_size=2))
+    inputs = {name: x for name, x in call_of(head).items() if name in ("input_ids", "attention_mask")}
+    inputs["token_type_ids"] = inputs["input_ids"] % 2
+    flat = {name: x.flatten(0, -2) for name, x in inputs.items()}
+    embeddings = model.base_model.embeddings
+    name = {"word_embeddings": "input_ids", "token_type_embeddings": "token_type_ids", "embeddings": "input_ids"}[place]
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+        if place == "embeddings":
+            if head == "masked-lm":
+                pytest.skip("the Enhanced Mask Decoder reads the position table in it")
+            embedded = embeddings(flat["input_ids"], flat["token_type_ids"], None, None, flat["attention_mask"])
+            model.base_model.embeddings = TakesEmbeddings(embeddings)
+        else:
+            embedded = getattr(embeddings, place)(flat[name])
+            setattr(embeddings, place, TakesEmbeddings(getattr(embeddings, place)))
+        inputs[name] = embedded.unflatten(0, inputs[name].shape[:-1])
+        assert torch.allclose(model(**inputs)[0], expected, atol=1e-5)
+
+
+def test_embeddings_for_a_table_are_refused_with_the_name_of_their_argument(tiny_config):
+    with pytest.raises(
+        ValueError, match=r"input_ids must have shape \[batch, length\], got \[2, 4, 32\]; give.*inputs_embeds"
+    ):
+        DebertaExtForSequenceClassification(tiny_config())(torch.rand(2, 4, 32))
 
 
 # What callers get wrong about labels, in every spelling that the fuzzer found.

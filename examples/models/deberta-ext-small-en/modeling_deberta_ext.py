@@ -291,10 +291,10 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         require_tensor("input_ids" if input_ids is not None else "inputs_embeds", batch)
         if batch.dim() < 3:
             raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {list(batch.shape)}")
-        if input_ids is not None:
-            check_batch("input_ids", input_ids, "batch, choices, length")
-        else:
+        if input_ids is None:
             check_batch("inputs_embeds", inputs_embeds, "batch, choices, length, embedding_size")
+        elif not input_ids.is_floating_point():
+            check_batch("input_ids", input_ids, "batch, choices, length")
 
         def flat(name, x):
             if x is None:
