@@ -130,7 +130,7 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
 
     def set_unpadding(self, unpadding: bool | None):
         """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
-        on CPU, with at least a tenth of padding and without forward hooks. States and logits at padding are then zero."""
+        on CPU, with at least a tenth of padding; in evaluation mode without forward hooks. States and logits at padding are then zero."""
         check_switches(unpadding=unpadding)
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
@@ -209,8 +209,8 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
             return None
         if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
             return None
-        if unpadding is None and any(module._forward_hooks for module in self.modules()):
-            # They read or replace outputs [B, N, ...].
+        if unpadding is None and not self.training and any(module._forward_hooks for module in self.modules()):
+            # They read or replace outputs [B, N, ...]. In training, gradient checkpointing has one that does neither.
             return None
         return PackedSequences.from_mask(token_mask)
 
