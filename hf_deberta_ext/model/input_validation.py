@@ -35,6 +35,7 @@ def model_forward(forward: Callable) -> Callable:
     @can_return_tuple
     @functools.wraps(forward)
     def wrapped(self, *args, **kwargs):
+        self.check_adapters()
         return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
 
     return wrapped

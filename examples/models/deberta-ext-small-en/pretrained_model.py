@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from .adapters import AdapterMixin
 from .attention import DisentangledSelfAttention
 from .attention_backends import backend_unavailable, check_backend, choose_backend
 from .checkpoint_files import checkpoint_step
@@ -39,7 +40,7 @@ PUSH_ARGUMENTS = (
 )  # fmt: skip
 
 
-class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
+class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
     """Loading, saving and initialisation that all models share."""
 
     config: DebertaExtConfig
