@@ -208,7 +208,11 @@ def test_adapters_of_runs_hold_all_that_is_new(head, pipeline, body, tmp_path):
 def test_transformers_own_adapters_are_refused_and_saved_alike(body, tmp_path):
     case = HEADS["text"]
     model = load(case, body, seed=1)
-    model.add_adapter(METHODS["LoRA"](task_type="SEQ_CLS", target_modules=["query_proj"]))
+    try:
+        model.add_adapter(METHODS["LoRA"](task_type="SEQ_CLS", target_modules=["query_proj"]))
+    except ValueError as error:
+        assert "version of PEFT" in str(error)
+        pytest.skip(f"peft {peft.__version__}: {error}")
     with pytest.raises(ValueError, match="the weights of classifier, pooler are new") as error:
         train(model, case.batch)
     model = load(case, body, seed=1)
