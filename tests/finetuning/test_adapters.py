@@ -219,9 +219,9 @@ def test_transformers_own_adapters_are_refused_and_saved_alike(body, tmp_path):
     model.add_adapter(METHODS["LoRA"](target_modules=["query_proj"], **options_of(str(error.value))))
     expected = logits(train(model, case.batch), case.batch)
     model.save_pretrained(tmp_path)
-    again = load(case, body, seed=2)
-    again.load_adapter(tmp_path)
-    assert torch.allclose(logits(again.eval(), case.batch), expected, atol=1e-6)
+    # Not by load_adapter, which in transformers 5.4 passes over modules_to_save.
+    again = peft.PeftModel.from_pretrained(load(case, body, seed=2), tmp_path).eval()
+    assert torch.allclose(logits(again, case.batch), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["LoRA", "IA3", "prompt"])
