@@ -5,6 +5,7 @@ Reading is `from_pretrained` of any model: it takes official `deberta` and `debe
 `model.loading_report` says what became of each tensor.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import DebertaV2Config
 from transformers.utils import logging
 
+from ..model.checkpoint_files import read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.heads import HEADS
 from ..model.modeling_deberta_ext import (
@@ -71,10 +73,19 @@ def save_as_deberta_v2(
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
+    write_names_of_labels(config, folder)
     save_torch_state_dict(state_dict, folder, filename_pattern="model{suffix}.safetensors")
     for note in notes:
         logger.warning(f"{folder}: {note}")
     return notes
+
+
+def write_names_of_labels(config: DebertaV2Config, folder: Path):
+    """Write the names of labels into the folder's config.json, from which transformers leaves out two with names of its own;
+    text-embeddings-inference refuses a classifier without them."""
+    path = folder / "config.json"
+    fields = read_json(path) | {"id2label": config.id2label, "label2id": config.label2id}
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:

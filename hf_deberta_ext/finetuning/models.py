@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
@@ -284,6 +285,7 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
     config = LoraConfig(
         task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
-        lora_dropout=model_args.lora_dropout, target_modules=list(targets), modules_to_save=sorted(head),
+        lora_dropout=model_args.lora_dropout, target_modules=list(targets),
+        modules_to_save=sorted(module_to_save(model, name) for name in head),
     )  # fmt: skip
     return get_peft_model(model, config)

@@ -414,6 +414,13 @@ class DebertaExtConfig(PreTrainedConfig):
                 table.setdefault(self.model_type, table["deberta-v2"])
         return super().to_dict()
 
+    def to_diff_dict(self) -> dict[str, Any]:
+        """As in transformers, but config.json has the names of a classifier's labels also where they are two of its own."""
+        config = super().to_diff_dict()
+        if any(name.endswith("Classification") for name in self.architectures or ()):
+            config |= {"id2label": self.id2label, "label2id": self.label2id}
+        return config
+
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
         """Writes config.json with the complete auto_map, and the model's code beside it, for trust_remote_code.
 

@@ -46,6 +46,7 @@ def model_forward(forward: Callable) -> Callable:
         if "document_ids" in parameters and kwargs.get("document_ids") is None:
             packed_batch = [kwargs.pop(name, None) for name in OF_PACKED_BATCHES]
             kwargs["document_ids"] = packed_document_ids(packed_batch[0], packed_batch[1], **kwargs)
+        self.check_adapters()
         return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
 
     return wrapped

@@ -5,6 +5,7 @@
 import torch
 from torch.nn import functional
 
+from .configuration_deberta_ext import PROBLEMS
 from .input_validation import check_labels, require_tensor, values_at_hand
 
 __all__ = ["cross_entropy", "mean_loss", "sequence_loss"]
@@ -44,7 +45,8 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
             ignored; multi-label: 0/1 [B, C], -100 ignored.
 
     Raises:
-        ValueError: labels whose shape does not fit, floats for a single label, or, on CPU, a class or number out of range.
+        ValueError: labels whose shape does not fit, floats for a single label, or, on CPU, a class or number out of range;
+            it says which of `config.problem_type`, `config.num_labels` and the labels to change.
     """
     require_tensor("labels", labels)
     B, C = logits.shape
@@ -53,18 +55,13 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     if problem is None:
         single = list(labels.shape) in ([B], [B, 1])
         problem = "regression" if C == 1 else "single_label_classification" if single else "multi_label_classification"
-    shapes = ([B], [B, 1]) if problem == "single_label_classification" else ([B, C], *(([B],) if C == 1 else ()))
-    if list(labels.shape) not in shapes:
-        raise ValueError(
-            f"labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)} for problem_type "
-            f"{problem!r}; check num_labels = {C} and config.problem_type"
-        )
-    if problem == "single_label_classification" and labels.is_floating_point():
-        raise ValueError(
-            f"single-label classification takes integer labels, got {labels.dtype}; for regression set num_labels = 1"
-        )
+    if not _fits(labels, problem, B, C):
+        raise ValueError(_misfit(labels, config.problem_type, B, C))
     kinds = {"single_label_classification": "class", "multi_label_classification": "fraction", "regression": "number"}
-    check_labels("labels", labels, kinds[problem], classes=C)
+    try:
+        check_labels("labels", labels, kinds[problem], classes=C)
+    except ValueError as error:
+        raise ValueError(f"{error}, with problem_type = {problem!r} and num_labels = {C}") from None
     _check_count(num_items_in_batch)
     # Only labels that fit decide for all that follow.
     config.problem_type = problem
@@ -76,6 +73,39 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     counted = labels != -100
     losses = functional.binary_cross_entropy_with_logits(logits, labels, weight=counted.float(), reduction="none")
     return mean_loss(losses, counted.sum(), num_items_in_batch)
+
+
+def _fits(labels: torch.Tensor, problem: str, B: int, C: int) -> bool:
+    """Tell if labels have the shape and the kind of numbers of a problem, for B rows and C labels."""
+    if problem == "single_label_classification":
+        return list(labels.shape) in ([B], [B, 1]) and not labels.is_floating_point()
+    return list(labels.shape) in ([B, C], *([[B]] if C == 1 else []))
+
+
+def _misfit(labels: torch.Tensor, problem: str | None, B: int, C: int) -> str:
+    """The error for labels that do not fit: what was expected, what came, what to change."""
+    shape = list(labels.shape)
+    classes, numbers = f"integers [{B}] or [{B}, 1]", f"numbers [{B}, {C}]" + (f" or [{B}]" if C == 1 else "")
+    if problem is None:
+        expected = f"{classes} (one label for each row) or {numbers} (several)" if C > 1 else numbers
+        cause = f"num_labels = {C}"
+    else:
+        expected = classes if problem == "single_label_classification" else numbers
+        cause = f"config.problem_type = {problem!r} and num_labels = {C}"
+    fitting = [name for name in PROBLEMS if _fits(labels, name, B, C)]
+    if fitting:
+        fix = f"set config.problem_type = {' or '.join(map(repr, fitting))}"
+    elif shape in ([B], [B, 1]):
+        unset = " and set config.problem_type = None"
+        fix = "for classes give labels.long()" + (unset if problem not in (None, "single_label_classification") else "")
+        fix += "; for regression set num_labels = 1" + (unset if problem not in (None, "regression") else "")
+    elif len(shape) == 2 and shape[0] == B and shape[1] > 0:
+        fix = f"set num_labels = {shape[1]}" + (
+            " and config.problem_type = None" if problem == "single_label_classification" else ""
+        )
+    else:
+        fix = f"give them in that shape, for the {B} rows of the batch"
+    return f"labels must be {expected} for {cause}, got {labels.dtype} {shape}; {fix}"
 
 
 def _check_count(count):

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from .adapters import AdapterMixin
 from .attention import DisentangledSelfAttention
 from .attention_backends import backend_unavailable, check_backend, choose_backend
 from .checkpoint_files import checkpoint_step
@@ -41,7 +42,7 @@ PUSH_ARGUMENTS = (
 )  # fmt: skip
 
 
-class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
+class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
     """Loading, saving and initialisation that all models share."""
 
     config: DebertaExtConfig
@@ -130,7 +131,8 @@ class DebertaExtPreTrainedModel(LoadingMixin, PreTrainedModel):
 
     def set_unpadding(self, unpadding: bool | None):
         """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
-        on CPU, with at least a tenth of padding; in evaluation mode without forward hooks. States and logits at padding are then zero."""
+        on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks. States and logits at padding
+        are then zero."""
         check_switches(unpadding=unpadding)
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our models written as stock deberta-v2 folders."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -13,6 +15,7 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
+from hf_deberta_ext.conversion.convert import convert
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
 PLAIN_LM = dict(emd_layers=1, emd_input="hidden")
@@ -63,6 +66,24 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
             a, b = a[valid].view(-1, *a.shape[2:]), b[valid].view(-1, *b.shape[2:])
         a, b = (a[None], b[None]) if a.dim() == 1 else (a, b)
         assert relative_error("written as deberta-v2", a, b) < 1e-5
+
+
+@pytest.mark.parametrize("num_labels", [1, 2, 3])
+@pytest.mark.parametrize("head", [DebertaExtForSequenceClassification, DebertaExtForTokenClassification])
+def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_config, tmp_path):
+    """transformers leaves two labels with names of its own out of config.json, and text-embeddings-inference refuses the
+    folder of a classifier without them."""
+    model = head(tiny_config(num_labels=num_labels))
+    model.save_pretrained(tmp_path / "ours")
+    save_as_deberta_v2(model, tmp_path / "stock")
+    convert(str(tmp_path / "ours"), str(tmp_path / "converted"), to="deberta-v2", tokenizer="none")
+    stock = getattr(transformers, head.__name__.replace("DebertaExt", "DebertaV2")).from_pretrained(tmp_path / "stock")
+    for folder in ("ours", "stock", "converted"):
+        fields = json.loads((tmp_path / folder / "config.json").read_text(encoding="utf-8"))
+        assert fields["id2label"] == {str(label): f"LABEL_{label}" for label in range(num_labels)}
+        assert fields["label2id"] == {f"LABEL_{label}": label for label in range(num_labels)}
+    for config in (stock.config, head.from_pretrained(tmp_path / "ours").config):
+        assert config.num_labels == num_labels and config.id2label == model.config.id2label
 
 
 @pytest.mark.parametrize(

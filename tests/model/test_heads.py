@@ -2,6 +2,8 @@
 """Losses, label shapes and vocabulary changes of the heads."""
 
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     ReplacedTokenDetectionHead,
 )
-from hf_deberta_ext.model.losses import cross_entropy, mean_loss
+from hf_deberta_ext.model.losses import cross_entropy, mean_loss, sequence_loss
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
 # What a head needs beside ids and mask.
@@ -282,13 +284,17 @@ def test_rtd_labels_are_fractions(value, shown, tiny_config):
 @pytest.mark.parametrize(
     ("problem", "labels", "message"),
     [
-        (None, torch.zeros(3), r"labels of shape \[3\] do not fit"),
-        (None, torch.zeros(2, 2), r"labels of shape \[2, 2\] do not fit logits of shape \[2, 3\]"),
+        (None, torch.zeros(3), r"got torch.float32 \[3\]; give them in that shape, for the 2 rows of the batch"),
+        (None, torch.zeros(2, 2), r"or numbers \[2, 3\] .* for num_labels = 3, got .* \[2, 2\]; set num_labels = 2$"),
         (None, torch.tensor([0, 3]), r"labels must be in \[0, 3\).* got 3"),
-        (None, torch.zeros(2), r"integer labels, got torch.float32; for regression set num_labels = 1"),
-        ("multi_label_classification", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
-        ("regression", torch.zeros(3, 2), r"labels of shape \[3, 2\] do not fit logits of shape \[2, 3\]"),
-        ("multi_label_classification", torch.full((2, 3), 5.0), r"labels must be in \[0, 1\], .* got 5.0"),
+        (None, torch.zeros(2), r"must be integers .*; for classes give labels.long\(\); for regression set num_labels = 1$"),
+        ("multi_label_classification", torch.zeros(3, 2), r"labels must be numbers \[2, 3\] .* got torch.float32 \[3, 2\]"),
+        ("regression", torch.zeros(3, 2), r"labels must be numbers \[2, 3\] .* got torch.float32 \[3, 2\]"),
+        (
+            "multi_label_classification",
+            torch.full((2, 3), 5.0),
+            r"labels must be in \[0, 1\], .* got 5.0, with problem_type = 'multi_label_classification' and num_labels = 3",
+        ),
         ("regression", torch.full((2, 3), float("nan")), "labels must be finite, got nan"),
     ],
 )
@@ -301,6 +307,55 @@ def test_refused_labels_do_not_decide_the_problem_for_those_that_follow(problem,
     assert model.config.problem_type == problem
     if problem is None:
         assert model(IDS, labels=torch.tensor([0, 2])).loss.isfinite()
+
+
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
+
+def torch_loss(logits, labels, problem):
+    """As transformers' ForSequenceClassificationLoss chooses, by shape in place of dtype where the problem is not named."""
+    B, C = logits.shape
+    if problem is None:
+        problem = "regression" if C == 1 else PROBLEM_TYPES[2 if labels.numel() == B else 3]
+    if problem == "regression":
+        return functional.mse_loss(logits, labels.view(B, C).float())
+    if problem == "single_label_classification":
+        return functional.cross_entropy(logits, labels.view(B).long())
+    return functional.binary_cross_entropy_with_logits(logits, labels.view(B, C).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("num_labels", [1, 2, 4])
+@pytest.mark.parametrize("problem", PROBLEM_TYPES)
+def test_labels_of_texts_have_their_loss_or_a_message_that_mends_them(problem, num_labels, dtype):
+    """A stale problem_type with one label and floats was told "for regression set num_labels = 1", which it was; floats for
+    several labels, that [2, 4] does not fit [2, 4]. What a message says to set is set here, and has to help."""
+    B, C = 3, num_labels
+    generator = torch.Generator().manual_seed(0)
+    for shape in ([B], [B, 1], [B, C], [B, C + 1], [B + 1], [B + 1, C], [C, B], [B, C, 1], [B, 0], []):
+        labels = torch.randint(0, min(C, 2), shape, generator=generator).to(dtype)
+        logits = torch.randn(B, C, generator=generator)
+        config = SimpleNamespace(problem_type=problem)
+        try:
+            loss = sequence_loss(logits, labels, config)
+        except ValueError as error:
+            message = str(error)
+            assert config.problem_type == problem
+            assert f"got {dtype} {shape}; " in message and f"num_labels = {C}" in message
+            assert problem is None or f"config.problem_type = {problem!r}" in message
+            fix = message.split("; ", 1)[1]
+            if "in that shape, for the 3 rows of the batch" in fix:
+                assert len(shape) != 2 or shape[0] != B or 0 in shape
+                continue
+            for alternative in fix.split("; "):
+                changed = labels.long() if "labels.long()" in alternative else labels
+                size = int((re.findall(r"num_labels = (\d+)", alternative) or [C])[0])
+                named = re.findall(r"'(\w+)'", alternative)
+                for value in named or [None if "problem_type = None" in alternative else problem]:
+                    assert "regression" not in alternative or named or (value in (None, "regression") and size == 1)
+                    sequence_loss(torch.randn(B, size), changed, SimpleNamespace(problem_type=value))
+        else:
+            assert torch.allclose(loss, torch_loss(logits, labels, problem), atol=1e-6), shape
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 )
 
 # transformers <= 5.9 copies only the direct imports of this file from a local folder: so every file is named here.
+from .adapters import AdapterMixin  # noqa: F401
 from .attention import DisentangledSelfAttention  # noqa: F401
 from .attention_backends import choose_backend  # noqa: F401
 from .attention_blocked import disentangled_attention_blocked  # noqa: F401

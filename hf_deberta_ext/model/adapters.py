@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# hf_deberta_ext model code
+"""Adapters of peft on a model with new weights: those are saved with the adapter, or training is refused."""
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+__all__ = ["AdapterMixin", "module_to_save"]
+
+# Tasks for which peft has a class of its own, and the modules that it names there by itself.
+PEFT_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+PEFT_HEADS = {"classifier", "qa_outputs"}
+
+
+class AdapterMixin:
+    """The new weights of a model under adapters. peft freezes them, and saves only what `modules_to_save` names: by itself
+    `classifier`, for the tasks that it knows, but not a pooler before it."""
+
+    @property
+    def peft_config(self) -> dict:
+        """The configuration of each adapter, which peft assigns once the first one is in the model."""
+        if "peft_config" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no adapters")
+        return self.__dict__["peft_config"]
+
+    @peft_config.setter
+    def peft_config(self, configs: dict):
+        self.__dict__["peft_config"] = configs
+        unsaved = self._unsaved_modules()
+        for config in configs.values() if unsaved else ():
+            named = getattr(config, "modules_to_save", None) or []
+            missing = [name for name in unsaved if module_to_save(self, name) not in named]
+            if config.inference_mode and missing:
+                logger.warning(f"the adapter has no weights for {', '.join(missing)}, which the base lacks too: random")
+            elif config.task_type in PEFT_TASKS and PEFT_HEADS & self._modules.keys():
+                # For these tasks peft applies the list again after the assignment. Not to what has an adapter inside: that
+                # would be saved as a part of the module, and not be found there.
+                whole = [name for name in missing if not _has_adapters(self.get_submodule(name))]
+                config.modules_to_save = [*named, *(module_to_save(self, name) for name in whole)]
+
+    @peft_config.deleter
+    def peft_config(self):
+        del self.__dict__["peft_config"]
+
+    def check_adapters(self):
+        """
+        Raises:
+            ValueError: in training, new weights would be neither trained nor saved with the active adapter.
+        """
+        if not (self.training and torch.is_grad_enabled() and self.loading_report and self.loading_report.initialised):
+            return
+        has_adapters = "peft_config" in self.__dict__ or any(hasattr(x, "modules_to_save") for x in self._modules.values())
+        if has_adapters and (unsaved := self._unsaved_modules()):
+            names = [module_to_save(self, name) for name in self._new_modules()]
+            task = "" if PEFT_HEADS & self._modules.keys() else "no task_type and "
+            task = "task_type='TOKEN_CLS' and " if names != self._new_modules() else task
+            raise ValueError(
+                f"the weights of {', '.join(unsaved)} are new, and the adapter would neither train nor save them: give its "
+                f"configuration {task}modules_to_save={names}"
+            )
+
+    def _new_modules(self) -> list[str]:
+        """Modules with weights that the checkpoint did not have: parts of the head by name, layers of the body by path."""
+        reads_positions = self._decodes_absolute_positions or self.config.position_biased_input
+        modules = {}
+        for name in self.loading_report.initialised if self.loading_report else ():
+            if reads_positions or not name.endswith("position_embeddings.weight"):
+                is_head = self.base_model is not self and not name.startswith(f"{self.base_model_prefix}.")
+                modules[name.partition(".")[0] if is_head else name.rpartition(".")[0]] = None
+        return [*modules]
+
+    def _unsaved_modules(self) -> list[str]:
+        return [name for name in self._new_modules() if not _is_saved(self, name)]
+
+
+def module_to_save(model: nn.Module, name: str) -> str:
+    """The name of a module for `modules_to_save`. peft compares the ends of paths, and takes "query_proj" for "proj"; with a
+    `task_type`, paths of the model begin with "model"."""
+    return f"model.{name}" if any(path.endswith(name) and path != name for path, _ in model.named_modules()) else name
+
+
+def _has_adapters(module: nn.Module) -> bool:
+    return any(hasattr(part, "base_layer") or hasattr(part, "modules_to_save") for part in module.modules())
+
+
+def _is_saved(model: nn.Module, path: str) -> bool:
+    """Tell if a module is trained with the active adapter: in peft's wrapper, or because its parameters are not frozen."""
+    module = model
+    for part in path.split("."):
+        module = getattr(module, part)
+        if hasattr(module, "modules_to_save"):
+            # One that holds another, because a part of it has a name that peft looks for, cannot be loaded.
+            return bool(module.active_adapters) and not any(_has_adapters(part) for part in module.modules_to_save.values())
+    return all(parameter.requires_grad for parameter in module.parameters())
