@@ -5,6 +5,7 @@ Reading is `from_pretrained` of any model: it takes official `deberta` and `debe
 `model.loading_report` says what became of each tensor.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -71,10 +72,19 @@ def save_as_deberta_v2(
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
+    if STOCK_CLASSES[type(model).__name__].endswith(("SequenceClassification", "TokenClassification")):
+        _write_labels(config, folder / "config.json")
     save_torch_state_dict(state_dict, folder, filename_pattern="model{suffix}.safetensors")
     for note in notes:
         logger.warning(f"{folder}: {note}")
     return notes
+
+
+def _write_labels(config: DebertaV2Config, file: Path):
+    """Write the labels, which transformers leaves out where they are LABEL_0 and LABEL_1: servers read them from the file."""
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields |= {"id2label": config.id2label, "label2id": config.label2id}
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:

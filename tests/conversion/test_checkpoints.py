@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our models written as stock deberta-v2 folders."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -63,6 +65,19 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
             a, b = a[valid].view(-1, *a.shape[2:]), b[valid].view(-1, *b.shape[2:])
         a, b = (a[None], b[None]) if a.dim() == 1 else (a, b)
         assert relative_error("written as deberta-v2", a, b) < 1e-5
+
+
+@pytest.mark.parametrize("head", [DebertaExtForSequenceClassification, DebertaExtForTokenClassification])
+def test_classifiers_always_carry_their_labels(head, tiny_config, tmp_path):
+    """transformers leaves LABEL_0 and LABEL_1 out of config.json: without them text-embeddings-inference refuses the folder,
+    and infinity takes a classifier for a reranker."""
+    for labels in (1, 2, 3):
+        save_as_deberta_v2(head(tiny_config(num_labels=labels)), tmp_path, overwrite=True)
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(labels)}
+        assert config["label2id"] == {f"LABEL_{i}": i for i in range(labels)}
+    save_as_deberta_v2(DebertaExtModel(tiny_config()), tmp_path, overwrite=True)
+    assert "id2label" not in json.loads((tmp_path / "config.json").read_text())
 
 
 @pytest.mark.parametrize(
