@@ -81,7 +81,7 @@ def save_as_deberta_v2(
 
 
 def _write_labels(config: DebertaV2Config, file: Path):
-    """Write the labels, which transformers leaves out where they are LABEL_0 and LABEL_1: servers read them from the file."""
+    """Write the labels into config.json: transformers leaves out LABEL_0 and LABEL_1, and servers read them from there."""
     fields = json.loads(file.read_text(encoding="utf-8"))
     fields |= {"id2label": config.id2label, "label2id": config.label2id}
     file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
