@@ -73,7 +73,8 @@ def save_as_deberta_v2(
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    write_names_of_labels(config, folder)
+    if STOCK_CLASSES[type(model).__name__].endswith("Classification"):
+        write_names_of_labels(config, folder)
     save_torch_state_dict(state_dict, folder, filename_pattern="model{suffix}.safetensors")
     for note in notes:
         logger.warning(f"{folder}: {note}")
