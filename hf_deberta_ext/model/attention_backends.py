@@ -9,7 +9,6 @@ import torch
 
 from .attention_blocked import blocked_unavailable, disentangled_attention_blocked
 from .attention_eager import disentangled_attention_eager
-from .attention_flex import disentangled_attention_flex, flex_unavailable
 from .attention_native import disentangled_attention_native, native_unavailable
 from .attention_sdpa import disentangled_attention_sdpa
 from .input_validation import is_traced
@@ -79,11 +78,6 @@ BACKENDS = {
         "table; blocks of queries, forward and backward keep no [B, H, N, N] tensor; dropout",
         blocked_unavailable,
         best_on=("cpu", "cuda"),
-    ),
-    "flex": Backend(
-        disentangled_attention_flex,
-        "torch's `flex_attention`; on CPU inference only, without dropout, from torch 2.13 on",
-        flex_unavailable,
     ),
     "triton": Backend(
         disentangled_attention_triton,

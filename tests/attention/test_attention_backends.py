@@ -3,7 +3,6 @@
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
@@ -379,21 +378,3 @@ def test_masked_lm_equals_eager_with_every_query_stream(
 
     ran = compare_models(build, loss_of, backend, relative_error)
     assert ran == ({backend} if backend else {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on cpu")
-@pytest.mark.parametrize("unpadding", [False, True], ids=["padded", "unpadded"])
-def test_masked_lm_on_flex_equals_eager_at_inference(unpadding, tiny_config, shake, batch, relative_error):
-    model = shake(DebertaExtForMaskedLM(tiny_config("v2", **SIZES)))
-    model.set_unpadding(unpadding)
-    ids, mask = batch(2, 140, [140, 90])
-    labels = ids.masked_fill((ids % 2 > 0) | (mask == 0), -100)
-    logits = {}
-    for name in ("eager", "flex"):
-        model.set_attn_implementation(name)
-        with torch.no_grad():
-            full = model(ids, attention_mask=mask).logits[mask.bool()]
-            logits[name] = torch.cat([full, model(ids, attention_mask=mask, labels=labels, masked_only=True).logits])
-        assert {name for name, _ in model.attention_backends().values()} == {name}
-    assert relative_error("model, flex", logits["flex"], logits["eager"]) < 1e-5

@@ -124,8 +124,6 @@ def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("flex", dict(dropout_p=0.1), "no dropout; 'eager', 'sdpa', 'blocked'.* can"),
-        ("flex", dict(dtype=torch.float64), "float64; 'eager', 'sdpa', 'blocked'.* can"),
         ("native", dict(dtype=torch.float16), "serves float32 and bfloat16, not float16; 'eager', 'sdpa', 'blocked'.* can"),
         ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; 'eager', 'sdpa', 'blocked'.* can"),
         ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; 'eager'"),

@@ -185,14 +185,14 @@ def test_what_is_slower_or_larger_than_a_peer_is_said():
     times = [shared | dict(side="auto, packed", skipped="no kernel")]
     times += [shared | dict(side=side, seconds=s, extra_bytes=size) for side, (s, size) in sides.items()]
     training = [dict(run="run_mlm", tokens_per_second=50), dict(run="run_mlm in transformers", tokens_per_second=75)]
-    wrong = [dict(case="bfloat16", backend="flex", N=63, ok=False), dict(case="bfloat16", backend="sdpa", N=63, ok=True)]
+    wrong = [dict(case="bfloat16", backend="eager", N=63, ok=False), dict(case="bfloat16", backend="sdpa", N=63, ok=True)]
     rows = dict(times=times, lengths=[], training=training, correctness=wrong)
     assert study.losses(rows) == [
         "training, `flags`: auto, packed failed, no kernel",
         "training, `flags`: 2.00 times the time of flashdeberta",
         "training, `flags`: 2.00 times the memory of eager",
         "run_mlm: 1.50 times the time of transformers",
-        "bfloat16, flex, 63 tokens: inexact",
+        "bfloat16, eager, 63 tokens: inexact",
     ]
 
 

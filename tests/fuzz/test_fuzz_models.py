@@ -335,26 +335,3 @@ def test_a_stock_folder_gives_the_model_back_or_is_refused_by_name(data):
         before_saving, after_loading = outputs_of(model, arguments), outputs_of(back, arguments)
         for name in before_saving:
             assert error(after_loading[name], before_saving[name], 1e-6) < 1e-5, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["p2p"], []])
-def test_flex_agrees_with_eager_at_inference(terms):
-    """Few, because each kind of mask is compiled anew; more than eight, at which torch stopped with an error of dynamo: all
-    models of a process share the compiled function."""
-    fields = dict(
-        vocab_size=24, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, embedding_size=None,
-        max_position_embeddings=80, position_buckets=8, pos_att_type=terms, type_vocab_size=0, position_biased_input=False,
-    )  # fmt: skip
-    model = build("base", fields, dtype=torch.float32)
-    for seed, mask in enumerate(["none", "empty rows", "square"]):
-        batch = dict(
-            B=2, N=13, mask=mask, mask_dtype="bool", embeds=False, types=False, positions=None, rows=False, seed=seed
-        )
-        arguments, real = make_batch(fields, batch)
-        with torch.no_grad():
-            results = []
-            for name in ("flex", "eager"):
-                model.set_attn_implementation(name)
-                results.append(at_tokens(outputs_of(model, arguments), real))
-            assert worst(*results) < 1e-4, mask

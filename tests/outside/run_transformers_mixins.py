@@ -94,7 +94,7 @@ EXPLAINED = (
     ),
     Explained(
         tests=("test_can_set_attention_dynamically",),
-        says="is not one of 'eager', 'sdpa', 'blocked', 'flex', 'triton'",
+        says="is not one of 'eager', 'sdpa', 'blocked', 'triton'",
         why="an unknown backend raises ValueError, as the test asks, but with a text of ours, the names of all backends",
         classes=WITH_SDPA,
     ),
