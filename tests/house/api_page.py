@@ -42,7 +42,7 @@ def page() -> str:
     for room in ("", *ROOMS):
         module = importlib.import_module(f"hf_deberta_ext.{room}".rstrip("."))
         lines += [f"## `{module.__name__}`\n", "| name | |", "| --- | --- |"]
-        for name in module.__all__:
+        for name in sorted(module.__all__):
             value = getattr(module, name)
             if callable(value):
                 paragraph = re.split(r"\n\n|\n?(?:Args|Returns|Raises):", inspect.getdoc(value) or "")[0]
