@@ -20,16 +20,12 @@ _MODULES = {
     "tokenizer_training": ("tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"),
     "trainer": ("PretrainingArguments", "PretrainingTrainer"),
 }
-# Writers of cards, of which there is one now.
-_MOVED = dict.fromkeys(("write_model_card", "write_replaced_token_cards"), "hf_deberta_ext.publishing.card.write_run_card")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__: list[str] = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        raise AttributeError(f"{__name__}.{name} is now {_MOVED[name]}", name=name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

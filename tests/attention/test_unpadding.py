@@ -54,8 +54,6 @@ def test_from_mask_by_hand():
     for margin, expected in ((1, [1, 2, 3, 5, 7, 8, 9, 10]), (2, [2, 3, 4, 7, 10, 11, 12, 13])):
         places, length = packed.windows(margin)
         assert places.tolist() == expected and length == 8 + 4 * margin
-    with pytest.raises(AttributeError, match="boundaries is now cu_seqlens"):
-        _ = packed.boundaries
     left = PackedSequences.from_mask(MASK.flip(1))
     assert left.token_index.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
     assert left.lengths == [3, 1, 4] and torch.equal(left.positions, packed.positions)

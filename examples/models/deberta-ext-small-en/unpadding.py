@@ -36,10 +36,6 @@ class PackedSequences:
         self.first_token = (ends - lengths)[self.documents]
         self.positions = torch.arange(len(token_index), device=token_index.device) - self.first_token
 
-    @property
-    def boundaries(self):
-        raise AttributeError("PackedSequences.boundaries is now cu_seqlens")
-
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
         """One document a row from a mask [B, N] of real tokens; None if a row has gaps or no token at all.
