@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext explain` and its example: which figures come of which model, the numbers beside them, and what is refused."""
+"""`deberta-ext explain`: which figures come of which model, the numbers beside them, and what is refused."""
 
 import json
 import shutil
@@ -10,13 +10,11 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from microsoft_checkpoints import microsoft, write
-from scripts import module_of
 from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model
 
 pytest.importorskip("matplotlib")
 
 from transformers import BertConfig
-from transformers.utils import logging
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -32,7 +30,6 @@ from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabili
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.tokenization import load_tokenizer
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "explain.py"
 TEXT = "w7 w9 w7 w30"
 TOKENS = ["[CLS]", *TEXT.split(), "[SEP]"]
 JOINT = dict(generator={"num_hidden_layers": 2}, embedding_sharing="gdes", special_token_ids=[0, 1, 2, 3, 4])
@@ -386,23 +383,3 @@ def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     assert explain("--model", tmp_path / "nowhere", "--output_dir", tmp_path) == 2
     assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
-
-
-@pytest.fixture
-def verbosity():
-    """The example turns transformers' reports off, as a program may."""
-    before = logging.get_verbosity()
-    yield
-    logging.set_verbosity(before)
-
-
-def test_the_example_does_what_the_command_does(verbosity, folders, tmp_path, capsys):
-    example = module_of("explain")
-    arguments = ["--model", str(folders / "base"), "--text", TEXT, "--attention", "--output_dir"]
-    assert example.main([*arguments, str(tmp_path / "example")]) == 0
-    assert explain(*arguments, tmp_path / "command") == 0
-    assert numbers_of(tmp_path / "example") == numbers_of(tmp_path / "command")
-    first, second = (tmp_path / name / "attention.png" for name in ("example", "command"))
-    assert first.read_bytes() == second.read_bytes()
-    with pytest.raises(SystemExit, match="would be overwritten"):
-        example.main([*arguments, str(tmp_path / "example")])

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from hub_models import job, make_tokenizer, read_back
 from huggingface_hub import ModelCard, ModelCardData
 from print_fault_table import make_folder, on_disk
 from rounding import assert_equal_outputs
-from scripts import module_of
 from tiny_models import FILES, TINY, save_tokenizer
 from without_package import answers
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining
+from hf_deberta_ext.commands import main
 from hf_deberta_ext.commands import push as command
 from hf_deberta_ext.model.publishing import AUTOMATIC, new_card
 from hf_deberta_ext.publishing import FileChange, PushError, PushReport, push, write_model_card
@@ -471,16 +470,11 @@ def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
 
 
 @pytest.mark.parametrize(("extra", "status"), [(["--skip_checks"], 0), ([], 1)])
-def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, status, folder, monkeypatch, capsys):
+def test_a_dry_run_needs_no_hub_and_errors_are_one_line(extra, status, folder, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    script = module_of("push_to_hub")
-    monkeypatch.setattr(sys, "argv", ["push_to_hub.py", str(folder), REPO, "--dry_run", *extra])
-    assert script.main() == status
+    assert main(["push", str(folder), REPO, "--dry_run", *extra]) == status
     shown = capsys.readouterr().out
     assert "4 new; " in shown and "a dry run: nothing was sent" in shown
     assert ("problem: config.json: auto_map lacks AutoConfig" in shown) == (status == 1)
-    sys.argv[2] = "no-name"
-    with pytest.raises(SystemExit) as ended:
-        script.main()
-    assert ended.value.code == 2
+    assert main(["push", str(folder), "no-name", "--dry_run", *extra]) == 2
     assert capsys.readouterr().err.endswith(": error: repo_id = 'no-name' must be user/name or organisation/name\n")
