@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="of a model")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="write nothing: list the problems of the card")
-    mode.add_argument("--presets", action="store_true", help=argparse.SUPPRESS)
     mode.add_argument("--overwrite", action="store_true", help="build the card anew, and move one that is there aside")
     parser.add_argument("--language", nargs="+", metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
     parser.add_argument("--license", help="as the Hub calls it: apache-2.0, mit, cc-by-4.0, other, ...")
@@ -36,11 +35,6 @@ def run(arguments: argparse.Namespace) -> int | None:
     Raises:
         ValueError: what `write_model_card` finds wrong; metadata where nothing is written; --check without a card.
     """
-    if arguments.presets:
-        raise ValueError(
-            "--presets writes no cards any more: those of the official checkpoints are Markdown files in the folder "
-            "model_cards of the repository of hf_deberta_ext"
-        )
     metadata = {name: getattr(arguments, name) for name in METADATA}
     flags = [f"--{name}" for name, value in metadata.items() if value]
     if flags and arguments.check:

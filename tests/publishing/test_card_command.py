@@ -134,7 +134,6 @@ def test_checking_writes_nothing(folder, capsys):
         (["--check", "{}"], "has no README.md: deberta-ext card {} writes it"),
         (["--check", "{}"], "README.md is not UTF-8"),
         (["--check", "{}", "--license", "mit"], "--check sets no metadata: leave --license out"),
-        (["--presets", "{}"], "--presets writes no cards any more: those of the official checkpoints are Markdown files in"),
         (["{}/nowhere"], "nowhere is no folder"),
     ],
 )
