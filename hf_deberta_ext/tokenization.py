@@ -75,7 +75,7 @@ def load_tokenizer(
     Raises:
         OSError: no tokenizer is there, or it cannot be reached.
         ValueError: it has no [CLS] or [SEP], or nothing but special tokens, or an added token would get an id other than the
-            recorded one; or a folder of this package has an spm.model without [UNK] and records no id of it.
+            recorded one.
     """
     if not os.path.isdir(folder_or_repo):
         try:
@@ -109,9 +109,7 @@ def load_tokenizer(
     recorded_tokens = _recorded_tokens(state, config, added)
     mask_lstrip = False
     if spm := find("spm.model"):
-        unk_id = next((i for i, token in recorded_tokens if token.content == "[UNK]"), None)
-        ours = unk_id is None and (path := find("config.json")) and read_json(path).get("model_type") == "deberta-ext"
-        tokenizer = _spm_backend(spm, config.get("do_lower_case", False), unk_id=unk_id, needs_unk_id=bool(ours))
+        tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
     elif (vocab := find("vocab.json")) and (merges := find("merges.txt")):
         tokenizer = _byte_level_backend(*models.BPE.read_file(vocab, merges), add_prefix_space)
         mask_lstrip = True
@@ -293,16 +291,10 @@ def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], ad
     return tokenizer
 
 
-def _spm_backend(
-    path: str | os.PathLike, do_lower_case: bool, *, unk_id: int | None = None, needs_unk_id: bool = False
-) -> Tokenizer:
+def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
     """`tokenizers.Tokenizer` that equals the SentencePiece model, without template.
 
     Special tokens are added only where [UNK] is none of the pieces.
-
-    Args:
-        unk_id (`int`, *optional*): recorded id of [UNK]; that of the unknown piece renames it, as this package once did.
-        needs_unk_id (`bool`): refuse a model without [UNK] whose id is not recorded.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -328,17 +320,8 @@ def _spm_backend(
     appended = [] if "[UNK]" in names else [token for token in SPECIAL_TOKENS if token not in names]
     if appended:
         unknown = [piece.type for piece in model.pieces].index(Piece.UNKNOWN)
-        if needs_unk_id and unk_id is None:
-            raise ValueError(
-                f"{path} has no piece [UNK], and this model may have been trained with either reading of it: [UNK] with id "
-                f"{unknown}, as earlier versions of this package, or {len(names) + appended.index('[UNK]')}, as the "
-                'official code. Put an added_tokens.json with {"[UNK]": id} beside it'
-            )
-        if unk_id == unknown:
-            names[unknown], appended = "[UNK]", []
-        else:
-            # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
-            names[unknown] += HARD
+        # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
+        names[unknown] += HARD
     lowest, highest = min(scores), max(0.0, max(scores))
     vocab = []
     for name, piece in zip(names, model.pieces, strict=True):
