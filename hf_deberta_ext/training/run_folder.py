@@ -56,8 +56,6 @@ EVALUATION = {
     "eval_delay", "eval_on_start", "eval_steps", "eval_strategy", "greater_is_better", "metric_for_best_model", "save_steps",
     "save_strategy",
 }  # fmt: skip
-# Values of runs that were begun before these were recorded.
-UNRECORDED = {"data_collator.draws": 1, "stream_lanes": 1}
 # The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
 
@@ -214,10 +212,9 @@ def begin_run(
     if resumed:
         checkpoint = Path(folder if resumed is True else resumed).resolve()
         first = begun_with(folder, checkpoint)
-        before = {name: value for name, value in UNRECORDED.items() if first and name in record} | first
-        compared = ({*before} & {*record}) - ({"world_size"} if "batch_size" in record else set())
-        changed = {name: [before[name], record[name]] for name in sorted(compared) if before[name] != record[name]}
-        if unknown := sorted({*anyway} - {*first} - {*record} - {*UNRECORDED}):
+        compared = ({*first} & {*record}) - ({"world_size"} if "batch_size" in record else set())
+        changed = {name: [first[name], record[name]] for name in sorted(compared) if first[name] != record[name]}
+        if unknown := sorted({*anyway} - {*first} - {*record}):
             differing = ", ".join(changed) or "nothing"
             raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {differing}")
         if refused := [name for name in changed if name not in anyway or name in STORED]:

@@ -240,16 +240,6 @@ def test_a_folder_of_an_older_version_is_compared_in_what_it_has(stopped, whole)
         resume(stopped, max_grad_norm=0.5)
 
 
-@pytest.mark.parametrize("name", ["data_collator.draws", "stream_lanes"])
-def test_a_run_begun_under_other_masks_or_in_another_order_is_refused(name, tmp_path):
-    """Masks of a (seed, epoch, example) changed, and runs begun before went on under others without a word."""
-    begin_run(tmp_path, {"seed": 1})
-    begin_run(tmp_path, {"seed": 1, name: 1}, resumed=True)
-    begin_run(tmp_path, {"seed": 1})
-    with pytest.raises(ValueError, match=rf"{name} = 2, begun with 1"):
-        begin_run(tmp_path, {"seed": 1, name: 2}, resumed=True)
-
-
 class Drawn(Dataset):
     """Rows that are made anew whenever they are read."""
 
