@@ -132,9 +132,8 @@ def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
         return {}
     try:
         manifest = dict(json.loads(content))
-        # Older ones have none.
-        is_whole = manifest.pop("checksum", None) in (None, json_digest(manifest)) and "finished" in manifest
-    except (TypeError, ValueError):
+        is_whole = manifest.pop("checksum") == json_digest(manifest) and "finished" in manifest
+    except (KeyError, TypeError, ValueError):
         is_whole = False
     if not is_whole:
         raise ValueError(

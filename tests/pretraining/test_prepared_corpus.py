@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 from hf_deberta_ext.commands import main as deberta_ext
 from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, prepared_corpus, train_tokenizer
 from hf_deberta_ext.pretraining.packing import COUNTS
-from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared
+from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared, write_manifest
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.digests import json_digest
 from hf_deberta_ext.training.run_contents import run_contents
@@ -104,7 +104,7 @@ def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
     block.run(Document(text=document, id="") for document in documents)
     report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
     shards = dict(train=[report["train"]["shard"]], held_out=[], finished=True, digest="", report={})
-    (tmp_path / "manifest.json").write_text(json.dumps(shards | {"report": prepared_report(prepared)}), encoding="utf-8")
+    write_manifest(tmp_path, shards | {"report": prepared_report(prepared)})
     rows = PreparedRows(tmp_path)
     corpus = datasets.Dataset.from_list([{"text": document} for document in documents])
     expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), **packing)
@@ -180,7 +180,7 @@ def written_rows(folder, *, shards, rows):
         listed.append(dict(file=f"train/{file.name}", rows=rows, bytes=file.stat().st_size, digest=digest))
     report = dict.fromkeys(COUNTS, 0) | dict(examples=0, max_length=2, mean_length=2, fill=1)
     manifest = dict(finished=True, train=listed, held_out=[], digest="", report=report)
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    write_manifest(folder, manifest)
     return PreparedRows(folder, buffer=16)
 
 
@@ -243,7 +243,7 @@ def misspell_manifest(folder):
 
 
 def unfinish(folder):
-    (folder / "manifest.json").write_text('{"finished": false}', encoding="utf-8")
+    write_manifest(folder, {"finished": False})
 
 
 def remove_manifest(folder):
