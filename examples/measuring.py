@@ -26,7 +26,6 @@ from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_vocabulary
-from hf_deberta_ext.training.flags import show_one_spelling
 
 # Texts of a batch, and tokens of the longest one.
 BATCH, LONGEST = 32, 512
@@ -47,21 +46,20 @@ def shape(text: str) -> tuple[int, int]:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str):
-    """Flags of the benchmarks that compare whole models; an older spelling with hyphens is taken too."""
+    """Flags of the benchmarks that compare whole models."""
     add = parser.add_argument
     add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
     add("--preset", default="v3-base", help="size of the models (default v3-base)")
     add("--layers", type=positive, default=2, help="of the models (default 2)")
-    add("--vocab_size", "--vocab-size", type=positive, default=30522, help="of all models (default 30522)")
+    add("--vocab_size", type=positive, default=30522, help="of all models (default 30522)")
     add("--repeats", type=positive, default=repeats, help=f"timed calls of each side (default {repeats})")
     add("--threads", type=positive, help="CPU threads of every side (default: torch's own choice)")
-    add("--lengths_from", "--lengths-from", type=Path, help="a text file with one text a line, for batches with padding")
+    add("--lengths_from", type=Path, help="a text file with one text a line, for batches with padding")
     add("--tokenizer", help="for --lengths_from: folder or name; default: 1.3 tokens a word and 2 more")
     add("--batches", type=positive, default=4, help=f"of {BATCH} texts of --lengths_from (default 4)")
     add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
-    add("--output_dir", "--output-dir", type=Path, default=Path(output_dir), help=f"new or empty (default {output_dir})")
+    add("--output_dir", type=Path, default=Path(output_dir), help=f"new or empty (default {output_dir})")
     add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
-    show_one_spelling(parser)
 
 
 def text_lengths(file: Path, tokenizer: str | None) -> list[int]:

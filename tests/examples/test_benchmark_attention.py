@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "benchmark_attention.py"
 benchmark = module_of("benchmark_attention")
 measuring = benchmark.measuring
-TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab-size", "100", "--repeats", "1", "--threads", "1"]
+TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab_size", "100", "--repeats", "1", "--threads", "1"]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
     texts = folder / "texts.txt"
     texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
-    flags = ["--shapes", "1x24", "--batches", "2", "--lengths-from", texts, "--output-dir", folder / "out"]
+    flags = ["--shapes", "1x24", "--batches", "2", "--lengths_from", texts, "--output_dir", folder / "out"]
     flags += ["--backends", "auto", "eager", "triton", "--parts", "attention", "model", "padded"]
     flags += ["--peers", "flashdeberta"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -178,21 +178,21 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
         (["--parts", "padded"], "need each other"),
         (["--tokenizer", "folder"], "needs --lengths_from"),
         (["--compile"], "add --parts model"),
-        (["--lengths-from", "no_such_file"], "no_such_file"),
+        (["--lengths_from", "no_such_file"], "no_such_file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_arguments_are_refused_before_measuring(arguments, message, refused, tmp_path):
     folder = tmp_path / "out"
-    assert message in refused(*arguments, "--output-dir", folder)
+    assert message in refused(*arguments, "--output_dir", folder)
     assert not folder.exists()
 
 
 def test_texts_without_a_text_and_foreign_folders_are_refused_and_left_alone(refused, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n", encoding="utf-8")
-    assert "holds no text" in refused("--lengths-from", tmp_path / "empty.txt", "--output-dir", tmp_path / "out")
-    assert "add --overwrite" in refused("--output-dir", tmp_path)
-    assert "is a file" in refused("--output-dir", tmp_path / "empty.txt", "--overwrite")
+    assert "holds no text" in refused("--lengths_from", tmp_path / "empty.txt", "--output_dir", tmp_path / "out")
+    assert "add --overwrite" in refused("--output_dir", tmp_path)
+    assert "is a file" in refused("--output_dir", tmp_path / "empty.txt", "--overwrite")
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     # With --overwrite a folder with files is taken.
     measuring.claim_output_dir(tmp_path, overwrite=True)
