@@ -265,7 +265,7 @@ def read_folder(folder: str | os.PathLike) -> ModelFolder:
         names = {entry.name for entry in fields(RunFacts)}
         run = RunFacts(**{name: value for name, value in report["card"].items() if name in names})
     else:
-        run = facts_of_arguments(folder, arguments, state, report, results, adapter)
+        run = facts_of_arguments(folder, arguments, state, results, adapter)
     tensors = weight_tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
     has_log = bool(arguments or state or "card" in report)
     return ModelFolder(folder, model_folder, config, adapter, tensors, results, summary, has_log, run)
@@ -295,11 +295,10 @@ def facts_of_arguments(
     folder: Path,
     arguments: Mapping[str, Any],
     state: Mapping[str, Any],
-    report: Mapping[str, Any],
     results: Mapping[str, Any],
     adapter: Mapping[str, Any],
 ) -> RunFacts:
-    """The facts of a run that did not write them: one of an earlier version, or of other software."""
+    """The facts that a folder without a run's own has: a checkpoint, the output of a trainer in Python, an adapter."""
 
     def hub_id(source: str | None) -> str | None:
         """A source of the form owner/name that is no folder beside or above the model's."""
@@ -315,8 +314,6 @@ def facts_of_arguments(
         measured_on = ", ".join(map(shown_source, files))
     elif dataset or arguments.get("task_name"):
         measured_on = shown_source(dataset) if dataset else f"the validation data of {arguments['task_name']}"
-    packing, seed = report.get("packing", {}).get("train", {}), arguments.get("seed")
-    examples = results.get("train_samples") or packing.get("examples")
     return RunFacts(
         task=arguments.get("task_name"),
         measured_on=measured_on,
@@ -324,19 +321,18 @@ def facts_of_arguments(
         base_model=shown_source(base) if base else None,
         base_model_id=hub_id(base),
         base_revision=adapter.get("revision"),
-        training=training_rows(arguments, state, adapter, examples=examples, tokens=packing.get("packed_tokens")),
-        hardware=hardware_rows(arguments, results, report),
+        training=training_rows(arguments, state, results, adapter),
+        hardware=hardware_rows(arguments, results),
         text_columns=arguments.get("text_columns") or (),
         longest=arguments.get("max_length") if is_pretraining else arguments.get("max_seq_length"),
-        seeds=as_list(seed),
-        # The flag of this name of a task is of XNLI.
-        language=as_list(arguments.get("card_language") or (arguments.get("language") if is_pretraining else None)),
+        seeds=as_list(arguments.get("seed")),
+        language=as_list(arguments.get("card_language")),
         figure="curves.png" if (folder / "curves.png").is_file() else None,
     )
 
 
 def training_rows(
-    arguments: Mapping[str, Any], state: Mapping[str, Any], adapter: Mapping[str, Any], **counts: int | None
+    arguments: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], adapter: Mapping[str, Any]
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for flag, row in RECIPE.items():
@@ -349,8 +345,7 @@ def training_rows(
         rows["LoRA"] = f"rank {adapter.get('r')}, alpha {adapter.get('lora_alpha')}"
     metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
     measurements = {
-        "examples": counts["examples"],
-        "tokens of text": counts["tokens"],
+        "examples": results.get("train_samples"),
         "steps": state.get("global_step"),
         "epochs": state.get("epoch"),
         "best checkpoint": f"{shown_source(best)}, {metric:.4g}" if best and isinstance(metric, (int, float)) else None,
@@ -358,15 +353,13 @@ def training_rows(
     return rows | {name: value for name, value in measurements.items() if value}
 
 
-def hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     resumed = results.get("train_resumed_at_step")
     seconds = "seconds of training" + ("" if resumed is None else f", from step {resumed} on")
     half = next((half for half in ("bf16", "fp16") if arguments.get(half)), None)
     rows = {
         "precision": f"{half} autocast" if half else None,
         seconds: results.get("train_runtime"),
-        "seconds of all stages": report.get("seconds"),
-        "versions": report.get("versions"),
     }
     return {name: value for name, value in rows.items() if value is not None}
 
