@@ -7,15 +7,14 @@ import json
 import os
 import pickle
 import shutil
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_header, read_index
+from ..model.checkpoint_files import checkpoint_step, is_weight_file
 from ..publishing.facts import replace_text
-from .manifest import MANIFEST_FILE, manifest_problem
+from .manifest import manifest_problem
 
 __all__ = [
     "OTHER_CHECKPOINT",
@@ -35,7 +34,6 @@ STATE_FILE, CONFIG_FILE, CARD = "trainer_state.json", "config.json", "README.md"
 SINGLE_WEIGHTS = (
     "model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin", "pytorch_model_fsdp.bin",
 )  # fmt: skip
-TORCH_FILES = (".pt", ".pth", ".bin")
 # The way out where one cannot be read.
 OTHER_CHECKPOINT = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
 # Folders in which FSDP and DeepSpeed keep the parts of weights and optimizer.
@@ -125,8 +123,7 @@ def checkpoint_problem(checkpoint: Path, *, digests: bool = False) -> str | None
     """The reason why no run can be resumed from a checkpoint of Trainer, as "its optimizer.pt is missing"; None without one.
 
     Trainer continues without optimizer, schedule or states of the random number generators where their files are missing.
-    What else is wrong says the manifest; of a checkpoint without one, from an older version or another trainer, every file
-    that is read when a run is resumed must have its end.
+    What else is wrong says the manifest.
 
     Args:
         digests (`bool`): read all files of the manifest, which finds whatever is not as it was saved.
@@ -147,41 +144,7 @@ def checkpoint_problem(checkpoint: Path, *, digests: bool = False) -> str | None
     for name, patterns in needed.items():
         if not any(next(checkpoint.glob(pattern), None) for pattern in patterns):
             return f"its {name} is missing" + (", as with --save_only_model" if name == "optimizer.pt" else "")
-    if (checkpoint / MANIFEST_FILE).exists():
-        return manifest_problem(checkpoint, digests=digests)
-    for file in filter(Path.is_file, sorted(checkpoint.iterdir())):
-        if is_truncated(file):
-            return f"its {file.name} is truncated"
-        shards = {*read_index(file).values()} if file.name.endswith(".index.json") else ()
-        if missing := sorted(name for name in shards if not (checkpoint / name).is_file()):
-            return f"its {missing[0]} is missing"
-    return None
-
-
-def is_truncated(file: Path) -> bool:
-    """True for a file of JSON, safetensors or torch.save that has no end, or is damaged otherwise."""
-    try:
-        if file.name.endswith(".index.json"):
-            read_index(file)
-        elif file.suffix == ".json":
-            json.loads(file.read_text(encoding="utf-8"))
-        elif file.suffix == ".safetensors":
-            read_header(file)
-        elif file.suffix in TORCH_FILES:
-            # torch.save writes the directory of its archive last.
-            zipfile.ZipFile(file).close()
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return True
-    return False
-
-
-def is_damaged(file: Path) -> bool:
-    """True for a file of torch.save that lacks parts, or whose parts have other sums than it says, if it has sums."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return any(entry.CRC for entry in archive.infolist()) and archive.testzip() is not None
-    except (OSError, zipfile.BadZipFile):
-        return True
+    return manifest_problem(checkpoint, digests=digests)
 
 
 @contextlib.contextmanager
@@ -204,20 +167,15 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
 
 @contextlib.contextmanager
 def readable_checkpoint(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
-    """Context in which damaged files and pickled code raise a ValueError, for the error of torch.load, which names no file
-    and advises to run the code.
+    """Context in which pickled code raises a ValueError, for the error of torch.load, which advises to run it.
 
     Args:
         checkpoint (`str` or path, *optional*): that is loaded from; None or False without one.
     """
     try:
         yield
-    except Exception as error:
-        files = [file for file in sorted(Path(checkpoint).iterdir()) if file.suffix in TORCH_FILES] if checkpoint else []
-        damaged = next(filter(is_damaged, files), None)
-        if damaged is None and not isinstance(error, pickle.UnpicklingError):
-            raise
-        problem = f"{damaged} is damaged"
-        if damaged is None:
-            problem = f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run"
-        raise ValueError(f"{problem}. {OTHER_CHECKPOINT}") from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run. "
+            f"{OTHER_CHECKPOINT}"
+        ) from error

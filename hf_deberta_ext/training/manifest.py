@@ -83,7 +83,7 @@ def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
         listed = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
         files = [(name, int(size), digest) for name, (size, digest) in listed.items()]
     except FileNotFoundError:
-        return None
+        return f"its {MANIFEST_FILE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST_FILE} has no end: the checkpoint was not saved completely"
     for name, size, digest in files:

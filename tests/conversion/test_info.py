@@ -26,6 +26,7 @@ from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.conversion.describe import describe, description_text
 from hf_deberta_ext.model.presets import PRESETS
 from hf_deberta_ext.native import kernel_status
+from hf_deberta_ext.training.manifest import saved_with_manifest
 
 
 def ours(folder, tiny_config, model_class=DebertaExtForMaskedLM, kind="v3", **fields):
@@ -171,6 +172,8 @@ def test_a_run_tells_its_last_whole_checkpoint(tiny_config, tmp_path, capsys):
         (folder / "trainer_state.json").write_text(state)
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
             torch.save({}, folder / name)
+        with saved_with_manifest(folder):
+            pass
     facts = describe(str(tmp_path))
     assert facts["kind"] == "the folder of a training run"
     assert facts["checkpoints"] == ["checkpoint-10", "checkpoint-200", "checkpoint-300"]

@@ -21,7 +21,7 @@ from transformers import DataCollatorWithPadding, TrainingArguments, default_dat
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.pretraining import MaskingOptions
 from hf_deberta_ext.training.digests import json_digest, tokenizer_digest
-from hf_deberta_ext.training.manifest import MANIFEST_FILE
+from hf_deberta_ext.training.manifest import MANIFEST_FILE, saved_with_manifest
 from hf_deberta_ext.training.run_contents import examples_digest, weights_digest
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, follow_processes
 from hf_deberta_ext.training.trainer import RunTrainer
@@ -148,7 +148,8 @@ def begun_by(processes, folder):
         record = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps(record | dict(world_size=processes)), encoding="utf-8")
     for manifest in folder.rglob(MANIFEST_FILE):
-        manifest.unlink()
+        with saved_with_manifest(manifest.parent):
+            pass
     return folder
 
 
@@ -199,9 +200,10 @@ def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
 
 
 def test_other_steps_in_the_state_of_a_checkpoint_are_refused(stopped):
-    (stopped / CHECKPOINT / MANIFEST_FILE).unlink()
     file = stopped / CHECKPOINT / "trainer_state.json"
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | dict(max_steps=80)), encoding="utf-8")
+    with saved_with_manifest(file.parent):
+        pass
     with pytest.raises(ValueError, match="max_steps = 8, begun with 80 "):
         resume(stopped)
     resume(stopped, anyway=["max_steps"])
@@ -222,22 +224,6 @@ def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
             resume(tmp_path / place, seed=7)
     resume(tmp_path / "alone")
     assert_same_weights(tmp_path / "alone", whole)
-
-
-def test_a_folder_of_an_older_version_is_compared_in_what_it_has(stopped, whole):
-    for name in (ARGUMENTS_FILE, MANIFEST_FILE):
-        (stopped / CHECKPOINT / name).unlink()
-    (stopped / ARGUMENTS_FILE).write_text(json.dumps(dict(seed=42, learning_rate=1e-3)), encoding="utf-8")
-    with pytest.raises(ValueError, match="seed = 7, begun with 42"):
-        resume(stopped, seed=7, max_grad_norm=0.5)
-    (stopped / ARGUMENTS_FILE).write_text('{"seed": 42, "lear', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"run/run_arguments\.json is not JSON"):
-        resume(stopped)
-    (stopped / ARGUMENTS_FILE).unlink()
-    resume(stopped)
-    assert_same_weights(stopped, whole)
-    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
-        resume(stopped, max_grad_norm=0.5)
 
 
 class Drawn(Dataset):
