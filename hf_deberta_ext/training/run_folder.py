@@ -198,7 +198,7 @@ def begin_run(
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the arguments that decide what is learned into the folder of a run, and return them; of a resumed one compare
-    them before. Arguments that only this version has, or only the one that began the run, are not compared.
+    them before. Arguments that only one of the two has are not compared.
 
     Args:
         resumed (`str`, path or `bool`, *optional*): the checkpoint that the run goes on from, or True without one.

@@ -125,8 +125,7 @@ def test_batches_are_the_same_for_other_processes_and_workers(flags, files, toke
             assert batch == alone[number]
 
 
-def test_a_stream_of_one_file_has_the_order_that_it_had(files, tokenizer):
-    """Runs that were begun before streams had lanes go on."""
+def test_a_stream_of_one_file_gives_its_rows_packed_and_shuffled(files, tokenizer):
     process = Process(0, 1, 0, 4)
     loader = batches(files / "0.jsonl", tokenizer, process, validation_documents=3)
     corpus = load_corpus(files / "0.jsonl", streaming=True).skip(3)
