@@ -22,6 +22,7 @@ from ..publishing.hub_commit import REPOSITORY, HubCommit, compare_files
 from ..publishing.hub_requests import PushError, RequestSteps, patient_session
 from ..publishing.published_files import PICTURES, published_files
 from ..publishing.push import pin_cards
+from .manifest import MANIFEST_FILE, manifest_text
 
 logger = logging.get_logger(__name__)
 
@@ -150,6 +151,10 @@ class HubTrainer(Trainer):
                 resumed[STATE_FILE] = Path(links.name, STATE_FILE)
                 resumed[STATE_FILE].write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
             files, resumed = (self._without_leaks(part, Path(checkpoint_folder), None) for part in (files, resumed))
+            if resumed:
+                manifest = Path(links.name, MANIFEST_FILE)
+                manifest.write_text(manifest_text(files | resumed), encoding="utf-8")
+                resumed[MANIFEST_FILE] = manifest
         except (OSError, ValueError) as error:
             links.cleanup()
             logger.warning(f"there is no push at {done} to {self.hub_model_id}, and the training goes on: {error}")

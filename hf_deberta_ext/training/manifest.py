@@ -6,7 +6,7 @@ import functools
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -16,7 +16,7 @@ from xxhash import xxh3_128
 
 from ..publishing.facts import replace_text
 
-__all__ = ["MANIFEST_FILE", "digest_of", "is_unfinished", "manifest_problem", "saved_with_manifest"]
+__all__ = ["MANIFEST_FILE", "digest_of", "is_unfinished", "manifest_problem", "manifest_text", "saved_with_manifest"]
 
 MANIFEST_FILE = "checkpoint_manifest.json"
 # Files of fewer bytes take no time at the end.
@@ -45,8 +45,7 @@ def saved_with_manifest(checkpoint: Path) -> Iterator[None]:
         # The operating system tells of a failed write only once.
         written_back.result()
         files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST_FILE]
-        names = (file.relative_to(checkpoint).as_posix() for file in files)
-        text = json.dumps({"files": dict(zip(names, pool.map(saved_entry, files), strict=True))}, indent=1) + "\n"
+        text = manifest_text({file.relative_to(checkpoint).as_posix(): file for file in files}, pool.map)
     for folder in {checkpoint, *(file.parent for file in files)}:
         sync(folder)
     sync(replace_text(checkpoint / MANIFEST_FILE, text))
@@ -95,6 +94,12 @@ def manifest_problem(checkpoint: Path, *, digests: bool = True) -> str | None:
         if digests and digest not in (None, digest_of(file)):
             return f"its {name} is damaged or of another step: its content is not what was saved"
     return None
+
+
+def manifest_text(files: Mapping[str, Path], map_files: Callable[..., Iterable] = map) -> str:
+    """The manifest of files by their names in a checkpoint; `map_files` calls a function for each of them."""
+    entries = dict(zip(files, map_files(saved_entry, files.values()), strict=True))
+    return json.dumps({"files": entries}, indent=1) + "\n"
 
 
 def saved_entry(file: Path) -> tuple[int, str]:
