@@ -218,13 +218,13 @@ def numbered_examples(
     Raises:
         ValueError: `nsp`, and no pair has a second segment from elsewhere.
     """
+    seed = args.seed if args.data_seed is None else args.data_seed
 
     def packed(documents, **options):
         return pack(
             documents, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
-            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language,
-            seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
-            **options,
+            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language, seed=seed,
+            num_proc=data_args.num_proc, **options,
         )  # fmt: skip
 
     is_ready, eval_report = isinstance(corpus, PreparedRows), None
@@ -259,7 +259,7 @@ def numbered_examples(
     for lane in lanes:
         # Numbered before they are shuffled anew in each epoch, so that static masks recur.
         row = packed(lane, batch_size=count)[0].map(lambda row, number: {"example": number}, with_indices=True)
-        rows.append((row if most is None else row.take(most)).shuffle(seed=args.seed, buffer_size=buffer))
+        rows.append((row if most is None else row.take(most)).shuffle(seed=seed, buffer_size=buffer))
     train_set = NumberedStream(
         *rows, endless=True, block=args.train_batch_size, process=args.process_index, processes=args.world_size
     )
