@@ -23,6 +23,7 @@ from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
 from ..training.disk_space import write_text
+from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
@@ -129,7 +130,9 @@ def begin(
         if model_args.tokenizer is not None:
             options.pop("revision", None)
         source = model_args.tokenizer or model_args.model
-        tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
+        with named_tokenizer(source, "--model" if model_args.tokenizer is None else "--tokenizer", **options):
+            tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
+        facts = {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
         if is_prepared(*data_args.train_data):
             check_same_tokenizer(data_args.train_data[0], source, tokenizer)

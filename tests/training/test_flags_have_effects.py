@@ -117,7 +117,8 @@ NOT_TRIED = {
     "cache_dir license card_language model_revision revision data_revision",
     "memory, speed and the machine: the same sums, perhaps in another order": "use_cpu tf32 activation_checkpointing "
     "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
-    "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps auto_find_batch_size full_determinism "
+    "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps "
+    "auto_find_batch_size full_determinism "
     "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of max_file_bytes",
     "several processes": "parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
     "ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed local_rank",
