@@ -60,7 +60,11 @@ OWN_FINE_TUNING = dict(
 )  # fmt: skip
 OWN_FINE_TUNING_BESIDE = [
     *((name, value, dict(lora="true")) for name, value in OWN_FINE_TUNING.items() if name.startswith("lora_")),
-    *((name, value, dict(sift_weight=1)) for name, value in OWN_FINE_TUNING.items() if name.startswith("sift_")),
+    *(
+        (name, value, dict(sift_weight=1))
+        for name, value in OWN_FINE_TUNING.items()
+        if name[:5] == "sift_" and name != "sift_weight"
+    ),
     ("sift_same_dropout", "false", dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")),
     ("sift_radius", 1e-3, dict(sift_weight=1, sift_projection="none")),
     ("sift_loss", "mse", dict(sift_weight=1, sift_form="adversarial")),
@@ -209,6 +213,8 @@ def test_an_optimizer_without_its_package_is_refused_before_anything_begins(name
 def test_no_flag_of_any_script_is_ignored(kind, runs, capsys):
     """Prints the table."""
     flags, table = flags_of_kind(kind), {}
+    with capsys.disabled():
+        print(f"\n{kind}")
     own = ENTRIES["fine-tuning" if kind in FINE_TUNING else "pre-training"]
     for name, value, others in (*ENTRIES["Trainer"], *EVALUATED_BESIDE, *own):
         if {name, *others} <= flags:
@@ -217,6 +223,6 @@ def test_no_flag_of_any_script_is_ignored(kind, runs, capsys):
                 table[line] = effect(runs, kind, name, value, others)
             except AssertionError as error:
                 table[line] = f"failed: {error}"
-    with capsys.disabled():
-        print(f"\n{kind}", *(f"{line}: {found}" for line, found in table.items()), sep="\n  ", flush=True)
+            with capsys.disabled():
+                print(f"  {line}: {table[line]}", flush=True)
     assert not [line for line, found in table.items() if found.startswith(("ignored", "failed"))]
