@@ -101,7 +101,9 @@ def test_accumulation_changes_neither_loss_nor_gradient(family, kind, smoothing,
     make_config = {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]
     logged = []
     for steps in (1, 2, 4):
-        entry = first_step(tmp_path / str(steps), get_model(kind, make_config()), encoded(kind), steps, label_smoothing_factor=smoothing)
+        entry = first_step(
+            tmp_path / str(steps), get_model(kind, make_config()), encoded(kind), steps, label_smoothing_factor=smoothing
+        )
         logged.append((entry["loss"], entry["grad_norm"]))
     assert logged[0][1] > 0
     for other in logged[1:]:

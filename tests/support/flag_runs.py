@@ -123,7 +123,7 @@ class FlagRuns:
         words = itertools.cycle(itertools.chain.from_iterable(itertools.permutations(WORDS, 4)))
         documents = []
         for number in range(40):
-            lines = [" ".join(["The", *itertools.islice(words, 6 + number % 5)]) + "." for _ in range(4)]
+            lines = [" ".join(["The", *itertools.islice(words, 1 + number % 4)]) + "." for _ in range(2)]
             documents.append("\n".join(lines))
         self.corpus = folder / "corpus.txt"
         self.corpus.write_text("\n\n".join(documents), encoding="utf-8")

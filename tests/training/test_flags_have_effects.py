@@ -22,7 +22,7 @@ for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
 OTHER = "the folder of another model"
 # Flags that shape the weights -> a value that the runs of `FlagRuns` do not have. First those of Trainer.
 TRAINER = dict(
-    per_device_train_batch_size=2, num_train_epochs=2, max_steps=2, learning_rate=1e-3, lr_scheduler_type="cosine",
+    per_device_train_batch_size=2, num_train_epochs=2, max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant",
     lr_scheduler_kwargs='{"num_cycles": 2}', warmup_steps=2, optim="adafactor", optim_args="momentum=0.9", weight_decay=0.5,
     adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=1e-3, optim_target_modules="all-linear", gradient_accumulation_steps=2,
     average_tokens_across_devices="false", max_grad_norm=0.01, label_smoothing_factor=0.1, bf16="true", fp16="true",
@@ -46,7 +46,6 @@ TRAINER_BESIDE = [
     ("length_column_name", "x", dict(train_sampling_strategy="group_by_length")),
 ]
 EVALUATED_BESIDE = [
-    ("metric_for_best_model", "loss", EVALUATED | dict(greater_is_better="true")),
     ("greater_is_better", "true", EVALUATED | dict(metric_for_best_model="loss")),
 ]
 OWN_FINE_TUNING = dict(
@@ -72,16 +71,16 @@ OWN_FINE_TUNING_BESIDE = [
 ]
 OWN_PRETRAINING = dict(
     preset="base", config_overrides=f"{SIZES}0.3", published_optimizer="true", train_tokenizer="byte-level-bpe",
-    vocab_size=280, byte_fallback="true", lowercase="true", documents="line", packing="document_sentences", max_length=16,
-    min_tokens=30, max_train_samples=5, shuffle_buffer=2, validation_documents=9, masking="ngram", masking_rate=0.3,
+    vocab_size=280, byte_fallback="true", lowercase="true", documents="line", packing="best_fit", max_length=16,
+    min_tokens=12, max_train_samples=5, shuffle_buffer=2, validation_documents=9, masking="ngram", masking_rate=0.3,
     final_masking_rate=0.05, max_ngram=2, span_p=0.6, max_span=2, mask_share=0.5, random_share=0.2,
-    masking_policy="official", masking_duplicates=1, mlm_weight=0.5, sop_weight=0.5, nsp_weight=0.5, sbo_weight=0.5,
+    masking_policy="official", mlm_weight=0.5, sop_weight=0.5, nsp_weight=0.5, sbo_weight=0.5,
     z_loss=0.1, embedding_sharing="nes", rtd_lambda=10, temperature=0.3, generator_layers=2,
     generator_overrides="hidden_size=16", generator_model=OTHER, loss_without_special_tokens="true", stepping="decoupled",
     discriminator_learning_rate=1e-3, discriminator_warmup_steps=2, discriminator_lr_scheduler_type="constant",
     discriminator_max_grad_norm=0.01,
 )  # fmt: skip
-NEW_TOKENIZER = dict(tokenizer=None, train_tokenizer="unigram", vocab_size=60)
+NEW_TOKENIZER = dict(tokenizer=None, train_tokenizer="unigram", vocab_size=300)
 FURTHER = dict(model=OTHER, tokenizer=None, preset=None, config_overrides=None)
 OWN_PRETRAINING_BESIDE = [
     ("tokenizer", OTHER, {}),
@@ -89,6 +88,8 @@ OWN_PRETRAINING_BESIDE = [
     ("vocab_size", 280, dict(tokenizer=None, train_tokenizer="byte-level-bpe")),
     ("byte_fallback", "true", NEW_TOKENIZER),
     ("lowercase", "true", NEW_TOKENIZER),
+    ("masking_policy", "official", dict(masking="ngram")),
+    ("masking_duplicates", 1, dict(num_train_epochs=2)),
     ("max_ngram", 2, dict(masking="ngram", masking_rate=0.3)),
     ("span_p", 0.6, dict(masking="span", masking_rate=0.3)),
     ("max_span", 2, dict(masking="span", masking_rate=0.3)),
@@ -116,7 +117,8 @@ NOT_TRIED = {
     "eval_accumulation_steps per_device_eval_batch_size prediction_loss_only include_for_metrics batch_eval_metrics "
     "bf16_full_eval fp16_full_eval max_eval_samples max_predict_samples validation_file validation_data validation_split "
     "test_file n_best_size max_answer_length null_score_diff_threshold return_entity_level_metrics eval_languages",
-    "saving": "save_only_model save_strategy save_steps save_on_each_node save_total_limit enable_jit_checkpoint",
+    "saving": "metric_for_best_model save_only_model save_strategy save_steps save_on_each_node save_total_limit "
+    "enable_jit_checkpoint",
     "the Hub": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision token "
     "cache_dir license card_language model_revision revision data_revision",
     "memory, speed and the machine: the same sums, perhaps in another order": "use_cpu tf32 activation_checkpointing "
@@ -157,7 +159,7 @@ def effect(runs, kind, name, value, others):
         {k: runs.other if v == OTHER else v for k, v in others.items()},
     )
     found = runs.effect(kind, name, value, others)
-    assert not found.startswith("refused") or any(word in found for word in (name, *others)), found
+    assert not found.startswith("refused") or any(word in found for word in (name, str(value), *others)), found
     return found
 
 
