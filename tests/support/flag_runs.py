@@ -123,7 +123,7 @@ class FlagRuns:
         words = itertools.cycle(itertools.chain.from_iterable(itertools.permutations(WORDS, 4)))
         documents = []
         for number in range(40):
-            lines = [" ".join(["The", *itertools.islice(words, 1 + number % 4)]) + "." for _ in range(2)]
+            lines = [" ".join(["The", *itertools.islice(words, 1 + number % 8)]) + "." for _ in range(2)]
             documents.append("\n".join(lines))
         self.corpus = folder / "corpus.txt"
         self.corpus.write_text("\n\n".join(documents), encoding="utf-8")
@@ -132,7 +132,8 @@ class FlagRuns:
         if kind in PRETRAINING:
             return COMMON | dict(
                 train_data=self.corpus, config_overrides=f"{SIZES}0", preset="v3-xsmall", max_length=24,
-                max_train_samples=ROWS, max_eval_samples=4, tokenizer=self.model, cache_dir=self.folder / "cache",
+                max_train_samples=ROWS, validation_documents=4, max_eval_samples=4, tokenizer=self.model,
+                cache_dir=self.folder / "cache",
             ) | PRETRAINING[kind][1]  # fmt: skip
         _, flags, rows = FINE_TUNING[kind]
         file = self.folder / f"{kind}.jsonl"
