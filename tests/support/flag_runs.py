@@ -118,8 +118,8 @@ class FlagRuns:
     def __init__(self, folder: Path):
         self.folder, self.numbers, self.made = folder, itertools.count(), {}
         self.model = save_model(folder / "model", [*texts(), "which is it? effect cause"] * 5, vocab_size=300)
-        # Another configuration, and another tokenizer.
-        self.other = save_model(folder / "other", ["which car is it?"], vocab_size=270, hidden_dropout_prob=0.3)
+        # Another configuration, and another tokenizer with as many tokens.
+        self.other = save_model(folder / "other", [*map(str.title, texts())] * 5, vocab_size=300, hidden_dropout_prob=0.3)
         words = itertools.cycle(itertools.chain.from_iterable(itertools.permutations(WORDS, 4)))
         documents = []
         for number in range(40):

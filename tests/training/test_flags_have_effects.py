@@ -51,7 +51,7 @@ EVALUATED_BESIDE = [
 OWN_FINE_TUNING = dict(
     model_type="stock", from_scratch="true", config_name=OTHER, config_overrides="hidden_dropout_prob=0.3",
     tokenizer_name=OTHER, dtype="bfloat16", lora="true", lora_r=4, lora_alpha=32, lora_dropout=0.5,
-    lora_target_modules="query_proj", max_seq_length=14, max_train_samples=5, published_optimizer="true", sift_weight=1,
+    lora_target_modules="query_proj", max_seq_length=8, max_train_samples=5, published_optimizer="true", sift_weight=1,
     sift_preset="official", sift_learning_rate=0.5, sift_init_size=0.1, sift_steps=2, sift_radius=1e-3, sift_norm="linf",
     sift_projection="clamp", sift_loss="mse", sift_form="adversarial", sift_same_dropout="false",
     sift_detach_embeddings="true", sift_gradient_eps=1.0, sift_start_step=1, problem_type="regression",
