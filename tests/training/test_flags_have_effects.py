@@ -57,14 +57,11 @@ OWN_FINE_TUNING = dict(
     sift_detach_embeddings="true", sift_gradient_eps=1.0, sift_start_step=1, problem_type="regression",
     label_all_tokens="true",
 )  # fmt: skip
+# With dropout, which the passes of a step may share.
+SIFT = dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")
 OWN_FINE_TUNING_BESIDE = [
     *((name, value, dict(lora="true")) for name, value in OWN_FINE_TUNING.items() if name.startswith("lora_")),
-    *(
-        (name, value, dict(sift_weight=1))
-        for name, value in OWN_FINE_TUNING.items()
-        if name[:5] == "sift_" and name != "sift_weight"
-    ),
-    ("sift_same_dropout", "false", dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")),
+    *((name, value, SIFT) for name, value in OWN_FINE_TUNING.items() if name.startswith("sift_") and name not in SIFT),
     ("sift_radius", 1e-3, dict(sift_weight=1, sift_projection="none")),
     ("sift_loss", "mse", dict(sift_weight=1, sift_form="adversarial")),
     ("doc_stride", 2, dict(max_seq_length=14)),
@@ -145,6 +142,12 @@ REFUSED = {
     "lr_scheduler_kwargs", "optim_args", "optim_target_modules", "average_tokens_across_devices", "fp16",
     "load_best_model_at_end", "length_column_name", "label_names",
 }  # fmt: skip
+WITHOUT = {
+    # A stream needs --max_steps, which replaces epochs, as in Trainer.
+    ("mlm, streaming", "num_train_epochs"),
+    # It is one already.
+    ("glue, regression", "problem_type"),
+}
 SMOOTHED = {ONE_LABEL, "superglue, boolq", "superglue, copa", "race, 4 choices", "ner"}
 
 
@@ -220,8 +223,7 @@ def test_no_flag_of_any_script_is_ignored(kind, runs, capsys):
         print(f"\n{kind}")
     own = ENTRIES["fine-tuning" if kind in FINE_TUNING else "pre-training"]
     for name, value, others in (*ENTRIES["Trainer"], *EVALUATED_BESIDE, *own):
-        # A stream needs --max_steps, which replaces epochs, as in Trainer.
-        if {name, *others} <= flags and (kind, name) != ("mlm, streaming", "num_train_epochs"):
+        if {name, *others} <= flags and (kind, name) not in WITHOUT:
             line = " ".join(f"--{flag} {given}" for flag, given in {name: value, **others}.items())
             try:
                 table[line] = effect(runs, kind, name, value, others)
