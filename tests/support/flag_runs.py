@@ -119,7 +119,10 @@ class FlagRuns:
         self.folder, self.numbers, self.made = folder, itertools.count(), {}
         self.model = save_model(folder / "model", [*texts(), "which is it? effect cause"] * 5, vocab_size=300)
         # Another configuration, and another tokenizer with as many tokens.
-        self.other = save_model(folder / "other", [*map(str.title, texts())] * 5, vocab_size=300, hidden_dropout_prob=0.3)
+        self.other = save_model(
+            folder / "other", [change(text) for text in texts() for change in (str.title, str.upper)] * 5, vocab_size=300,
+            hidden_dropout_prob=0.3,
+        )  # fmt: skip
         words = itertools.cycle(itertools.chain.from_iterable(itertools.permutations(WORDS, 4)))
         documents = []
         for number in range(40):

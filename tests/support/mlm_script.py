@@ -62,7 +62,7 @@ def parted(text, folder):
 
 def arguments(text, folder, *more, **flags):
     common = dict(
-        train_data=text, output_dir=folder, preset="v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
+        train_data=text, output_dir=folder, preset=None if "model" in flags else "v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
         per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm="true", validation_documents=10,
         cache_dir=text.parent / "cache",
     )  # fmt: skip

@@ -25,7 +25,7 @@ TRAINER = dict(
     per_device_train_batch_size=2, num_train_epochs=2, max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant",
     lr_scheduler_kwargs='{"num_cycles": 2}', warmup_steps=2, optim="adafactor", optim_args="momentum=0.9", weight_decay=0.5,
     adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=1e-3, optim_target_modules="all-linear", gradient_accumulation_steps=2,
-    average_tokens_across_devices="false", max_grad_norm=0.01, label_smoothing_factor=0.1, bf16="true", fp16="true",
+    average_tokens_across_devices="false", max_grad_norm=1e-4, label_smoothing_factor=0.1, bf16="true", fp16="true",
     neftune_noise_alpha=5, load_best_model_at_end="true", seed=1, data_seed=1, dataloader_drop_last="true", label_names="x",
     train_sampling_strategy="group_by_length", length_column_name="x",
     accelerator_config='{"gradient_accumulation_kwargs": {"num_steps": 2}}',
@@ -64,7 +64,7 @@ OWN_FINE_TUNING_BESIDE = [
     *((name, value, SIFT) for name, value in OWN_FINE_TUNING.items() if name.startswith("sift_") and name not in SIFT),
     ("sift_radius", 1e-3, dict(sift_weight=1, sift_projection="none")),
     ("sift_loss", "mse", dict(sift_weight=1, sift_form="adversarial")),
-    ("doc_stride", 2, dict(max_seq_length=14)),
+    ("doc_stride", 2, dict(max_seq_length=12)),
 ]
 OWN_PRETRAINING = dict(
     preset="base", config_overrides=f"{SIZES}0.3", published_optimizer="true", train_tokenizer="byte-level-bpe",
