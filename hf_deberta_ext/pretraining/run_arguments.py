@@ -53,7 +53,12 @@ class ModelArguments(TokenizerArguments):
     needs: ClassVar = {
         "tokenizer": ("with --train_tokenizer", lambda args: args.train_tokenizer is None),
         "preset": ("with --model", lambda args: args.model is None),
-        "vocab_size": ("without --train_tokenizer", lambda args: args.train_tokenizer is not None),
+        "vocab_size": (
+            "without --train_tokenizer",
+            lambda args: (
+                args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
+            ),
+        ),
     }
 
 

@@ -69,7 +69,7 @@ OWN_FINE_TUNING_BESIDE = [
 OWN_PRETRAINING = dict(
     preset="base", config_overrides=f"{SIZES}0.3", published_optimizer="true", train_tokenizer="byte-level-bpe",
     vocab_size=280, byte_fallback="true", lowercase="true", documents="line", packing="best_fit", max_length=16,
-    min_tokens=12, max_train_samples=5, shuffle_buffer=2, validation_documents=9, masking="ngram", masking_rate=0.3,
+    min_tokens=20, max_train_samples=5, shuffle_buffer=2, validation_documents=9, masking="ngram", masking_rate=0.3,
     final_masking_rate=0.05, max_ngram=2, span_p=0.6, max_span=2, mask_share=0.5,
     masking_policy="official", mlm_weight=0.5, sop_weight=0.5, nsp_weight=0.5, sbo_weight=0.5,
     z_loss=0.1, embedding_sharing="nes", rtd_lambda=10, temperature=0.3, generator_layers=2,
