@@ -145,8 +145,9 @@ REFUSED = {
 WITHOUT = {
     # A stream needs --max_steps, which replaces epochs, as in Trainer.
     ("mlm, streaming", "num_train_epochs"),
-    # It is one already.
+    # They have this value already.
     ("glue, regression", "problem_type"),
+    ("rtd, decoupled", "stepping"),
 }
 SMOOTHED = {ONE_LABEL, "superglue, boolq", "superglue, copa", "race, 4 choices", "ner"}
 
