@@ -70,7 +70,8 @@ SIZES = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=48,num_attention_heads=4,max_position_embeddings=64,"
     "position_buckets=16,attention_probs_dropout_prob=0,hidden_dropout_prob="
 )
-PAIRS = dict(packing="segment_pair", sop_weight=1, sbo_weight=1, masking="span")
+# Pairs of which half are drawn.
+PAIRS = dict(packing="segment_pair", nsp_weight=1, sbo_weight=1, masking="span")
 # Objectives and data -> script, flags.
 PRETRAINING = {
     "mlm": ("run_mlm", {}),
