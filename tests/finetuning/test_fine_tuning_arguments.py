@@ -120,7 +120,6 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
     assert not re.search(r"--\w+-", shown)
 
 
-@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize("name", REMOVED)
 def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     if f"--{name}" in known_flags():
@@ -132,7 +131,6 @@ def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
     assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
 
 
-@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -89,7 +89,6 @@ def bert(**more):
     return BertConfig(**(sizes | dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) | more))
 
 
-@pytest.mark.criterion("A4.3")
 @exact_accumulation
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("family", ["ours", "v2", "bert"])

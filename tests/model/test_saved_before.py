@@ -45,7 +45,6 @@ def assert_same_outputs(run: str, outputs: dict[str, torch.Tensor]):
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.criterion("A7.1")
 @pytest.mark.parametrize("run", RUNS)
 def test_saved_folder_loads_with_the_package_and_has_the_same_outputs(run, folders):
     auto_class = getattr(transformers, FACTS["outputs"][run]["auto_class"])
@@ -54,7 +53,6 @@ def test_saved_folder_loads_with_the_package_and_has_the_same_outputs(run, folde
     assert_same_outputs(run, answers(model, INPUTS))
 
 
-@pytest.mark.criterion("A7.1")
 def test_saved_folders_load_with_their_own_code_where_the_package_is_not_installed(folders, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(folders / "hub_cache"))
     jobs = [

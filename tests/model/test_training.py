@@ -21,7 +21,6 @@ counts_smoothed_labels = pytest.mark.skipif(
 )
 
 
-@pytest.mark.criterion("A8.1")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize(
     ("kind", "share"), [("v1", "none"), ("v2", "none"), ("v3", "none"), *(("v3", s) for s in ("all", "ffn", "attention"))]
@@ -64,7 +63,6 @@ def examples(name):
     return [{key: x[row] for key, x in batch.items()} for row in range(8)]
 
 
-@pytest.mark.criterion("A4.1")
 @exact_accumulation
 @pytest.mark.parametrize(
     ("name", "smoothing"),

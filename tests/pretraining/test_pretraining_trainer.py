@@ -37,7 +37,6 @@ def model(tiny_config, shake):
     return shake(MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS]))
 
 
-@pytest.mark.criterion("A4.2")
 @exact_accumulation
 def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
     examples = rows()
@@ -87,7 +86,6 @@ def test_evaluation_weighs_every_target_alike(batch, model, tmp_path):
     assert "eval_sop_perplexity" not in metrics and "eval_sbo_perplexity" in metrics
 
 
-@pytest.mark.criterion("B2.2")
 def test_evaluation_metrics_of_a_hand_computed_case():
     statistics = torch.tensor([[[2.0, 1, 2], [1.0, 0, 1]], [[4.0, 0, 1], [0.5, 1, 1]]])
     metrics = evaluation_metrics(statistics, dict(mlm=1.0, sop=3.0))

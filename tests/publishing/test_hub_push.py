@@ -75,7 +75,6 @@ def test_a_report_is_a_table_with_sizes_and_sums():
     ]
 
 
-@pytest.mark.criterion("B10.3")
 def test_a_push_is_one_commit_of_all_files(hub, send, folder):
     report = send(commit_message="First", commit_description="Why")
     commit = hub.repos[REPO].history()[0]
@@ -88,7 +87,6 @@ def test_a_push_is_one_commit_of_all_files(hub, send, folder):
     assert {file.path: file.size for file in report.files} == {name: len(commit.files[name]) for name in NAMES}
 
 
-@pytest.mark.criterion("P.a")
 @pytest.mark.parametrize(
     ("options", "revision"),
     [({}, '"main"  # for good: '), (dict(revision="fast"), '"fast"  # for good: '), (dict(tag="v1.0"), '"v1.0"  # pins ')],
@@ -253,7 +251,6 @@ def test_a_tag_that_somebody_makes_meanwhile_is_said_with_its_commit(kind, hub, 
     assert failed.value.commit == hub.repos[REPO].branches["main"] and failed.value.status == 409
 
 
-@pytest.mark.criterion("B10.3")
 def test_a_dry_run_sends_nothing_and_says_what_a_push_does(hub, send, folder):
     dry = send(dry_run=True)
     assert writes(hub) == [] and hub.repos == {} and dry.dry_run

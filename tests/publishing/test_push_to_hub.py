@@ -56,7 +56,6 @@ def metadata_and_text(card):
     return ModelCard(card).data.to_dict(), ModelCard(card).text
 
 
-@pytest.mark.criterion("B10.3")
 @pytest.mark.parametrize("auto", HEADS)
 def test_one_commit_holds_weights_configuration_code_tokenizer_and_card(hub, tokenizer, auto, tmp_path):
     model = tiny_model(HEADS[auto])
@@ -319,7 +318,6 @@ def published(tmp_path_factory):
         yield hub, models, other, tokenizer, results | again
 
 
-@pytest.mark.criterion("P.b")
 @pytest.mark.parametrize("auto", PUSHED)
 def test_a_model_answers_as_it_did_before_it_was_pushed(published, auto):
     _, models, _, _, results = published

@@ -89,7 +89,6 @@ def flags(repo_id, strategy, **more):
     ]
 
 
-@pytest.mark.criterion("A7.4")
 @pytest.mark.parametrize("kind", [Trainer, HubTrainer])
 def test_every_push_of_a_training_has_the_code(hub, tmp_path, kind):
     trainer = make_trainer(kind, tmp_path / "run")
@@ -367,7 +366,6 @@ def test_run_glue_pushes_model_card_and_results(hub, run_glue, material, tmp_pat
         assert not any(str(part).encode() in files[name] for name in kept for part in (tmp_path, material))
 
 
-@pytest.mark.criterion("A7.4")
 def test_a_run_goes_on_from_a_checkpoint_of_the_hub(hub, run_glue, material, tmp_path):
     common = [*flags("user/sst2", "checkpoint"), "--do_train"]
     run_glue.main(glue.arguments(material, tmp_path / "whole", *common, max_steps=4, save_steps=2))
