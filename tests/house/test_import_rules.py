@@ -40,7 +40,6 @@ ALLOWED = {
     },
     "conversion": {"tokenization", "training"},
     "data": set(),
-    # What a Space carries: nothing but this room and what it stands on.
     "demo": {"analysis", "tokenization"},
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
