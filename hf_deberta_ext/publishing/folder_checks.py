@@ -4,6 +4,7 @@
 import ast
 import contextlib
 import json
+import mmap
 import os
 import re
 import shutil
@@ -21,17 +22,16 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.remote_code import AUTO_MAP, CODE_MARK
 from .card_checks import card_problems, linked_pictures
 from .facts import HALVES
-from .secret_search import text_problems
 
 __all__ = [
     "check_folder",
     "clean_environment",
     "code_problems",
-    "leak_problems",
     "link_or_copy",
     "load_problems",
     "readme_problems",
     "size_problems",
+    "token_problems",
 ]
 
 CODE = Path(__file__).resolve().parent.parent / "model"
@@ -48,6 +48,7 @@ FILE_LIMIT = 50 * 1000**3
 # Above 10 MB the Hub stores a file apart from the repository, and shows no card of it.
 CARD_LIMIT = 10 * 1000**2
 LOAD_SECONDS = 30 * 60
+TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{34}")
 # Problems of one card.
 SHOWN = 5
 SAVE_AGAIN = "save the model again with model.save_pretrained(folder)"
@@ -63,14 +64,14 @@ def check_folder(
     Args:
         folder (`str` or path): the folder of a model or of an adapter.
         files (`dict[str, Path]`): what of it is published: path in the repository -> file.
-        token (`str`, *optional*): the token of the one who pushes, which is in none of the files, as the saved one is.
+        token (`str`, *optional*): the token of the push; it and the saved token must be in none of the files.
         needs_card (`bool`): False where the Hub has a card that stays.
     """
     folder = Path(folder)
     problems = [
         *code_problems(folder, files),
         *size_problems(files),
-        *leak_problems(folder, files, token),
+        *token_problems(files, token),
         *(readme_problems(folder, files) if needs_card or "README.md" in files else ()),
     ]
     # It would only say the same of a folder in which something is missing, and take longer.
@@ -278,12 +279,20 @@ def clean_environment(scratch: str) -> dict[str, str]:
     }
 
 
-def leak_problems(
-    folder: str | os.PathLike, files: Mapping[str, Path], *tokens: str | None, tokens_alone: bool = False
-) -> list[str]:
-    """Tokens in the files, among them `tokens` and the one that is saved on this machine; and paths of this machine."""
-    place, known = Path(folder).resolve(), {*filter(None, (*tokens, get_token()))}
-    return text_problems(files, [place, place.parent, Path.cwd()], sorted(known), tokens_alone=tokens_alone)
+def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
+    """Return a line for each file that holds a token of the Hub: one of `tokens`, the saved one, or any other.
+
+    Other kinds of secrets are searched by the Hub itself, after a push.
+    """
+    own = [token.encode() for token in (*tokens, get_token()) if token]
+    problems = []
+    for name, file in sorted(files.items()):
+        if file.stat().st_size == 0:
+            continue
+        with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if TOKEN.search(data) or any(data.find(token) >= 0 for token in own):
+                problems.append(f"{name} holds a token of the Hub: take it out, and revoke it in your account's settings")
+    return problems
 
 
 def size_problems(files: Mapping[str, Path]) -> list[str]:
