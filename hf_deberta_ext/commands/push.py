@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--skip_checks",
         action="store_true",
-        help="send the folder whatever the checks of code, loading, card and local paths would find; tokens are "
-        "looked for all the same",
+        help="send the folder without the checks of weights and card; tokens are still refused",
     )
 
 

@@ -127,8 +127,8 @@ def push(
         token (`str`, *optional*): None = HF_TOKEN or that of `hf auth login`.
         endpoint (`str`, *optional*): of another Hub; None = HF_ENDPOINT or huggingface.co.
         dry_run (`bool`): send nothing, only say what would change and what the checks find.
-        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.publishing.check_folder`, all but the
-            search for tokens.
+        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.publishing.check_folder`, except for
+            tokens.
 
     Returns:
         `PushReport`: each file with its size and what becomes of it.

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from hub_models import job, make_tokenizer, read_back
 from huggingface_hub import ModelCard, ModelCardData
 from print_fault_table import make_folder, on_disk
 from rounding import assert_equal_outputs
-from scripts import module_of
 from tiny_models import FILES, TINY, save_tokenizer
 from without_package import answers
 
@@ -294,20 +292,16 @@ def test_the_problems_of_what_would_be_published_are_listed_by_a_dry_run_and_ref
     assert lines == [f"- {problem}" for problem in problems] and writes(hub) == []
 
 
-def test_tokens_are_looked_for_even_if_the_checks_are_skipped(hub, send, folder):
-    place = "/" + "home/ann/x"
-    (folder / "tokenizer.json").write_text(
-        json.dumps({"a": f"{place} hf_write", "b": "hf" + "_" + "qXbRtYvLwKmZpNcJdHfGsAeUiOxTyBnMkQ"})
-    )
-    with pytest.raises(ValueError, match="nothing was sent") as refused:
+@pytest.mark.parametrize("text", ["hf_write", "hf" + "_" + "qXbRtYvLwKmZpNcJdHfGsAeUiOxTyBnMkQ"])
+def test_tokens_are_refused_even_if_the_checks_are_skipped(text, hub, send, folder):
+    (folder / "tokenizer.json").write_text(json.dumps({"a": text}))
+    with pytest.raises(ValueError, match=r"nothing was sent:\n- tokenizer.json holds a token of the Hub") as refused:
         send()
-    assert [line for line in str(refused.value).splitlines()[1:] if "tokenizer.json" not in line] == []
-    assert "your own token" in str(refused.value) and "a token of Hugging Face" in str(refused.value)
-    assert place not in str(refused.value) and writes(hub) == []
-    assert len(send(dry_run=True).problems) == 2
-    (folder / "tokenizer.json").write_text(json.dumps({"a": place}))
+    assert text not in str(refused.value) and writes(hub) == []
+    assert len(send(dry_run=True).problems) == 1
+    (folder / "tokenizer.json").write_text("{}")
     report = send()
-    assert report.problems == () and "the folder was searched for tokens alone, and not checked" in report.notes
+    assert report.problems == () and any("was not checked" in note for note in report.notes)
 
 
 def test_a_card_replaces_one_on_the_hub_or_is_refused_before_anything_is_sent(hub, send, folder):
@@ -362,8 +356,7 @@ def card_on(hub):
 WRITTEN = "---\nlicense: mit\n---\n\n# Mine\n\nTrained on tales.\n"
 
 
-def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(hub, send_model, monkeypatch):
-    monkeypatch.setattr("hf_deberta_ext.publishing.folder_checks.load_problems", lambda files: [])
+def test_a_card_that_somebody_has_written_stays_when_a_model_is_pushed(hub, send_model):
     hub.create_repo(REPO, {"README.md": WRITTEN.encode()})
     for dry_run in (True, False):
         # The checks need no card where the Hub has one.
@@ -465,19 +458,3 @@ def test_the_command_gives_its_flags_to_push(monkeypatch, capsys, folder):
     assert given["private"] is True and given["include"] == [] and given["dry_run"] is False
     with pytest.raises(SystemExit):
         parser.parse_args([str(folder), "user/x", "--private", "--public"])
-
-
-@pytest.mark.parametrize(("extra", "status"), [(["--skip_checks"], 0), ([], 1)])
-def test_the_example_runs_without_the_hub_and_its_errors_are_one_line(extra, status, folder, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    script = module_of("push_to_hub")
-    monkeypatch.setattr(sys, "argv", ["push_to_hub.py", str(folder), REPO, "--dry_run", *extra])
-    assert script.main() == status
-    shown = capsys.readouterr().out
-    assert "4 new; " in shown and "a dry run: nothing was sent" in shown
-    assert ("problem: config.json: auto_map lacks AutoConfig" in shown) == (status == 1)
-    sys.argv[2] = "no-name"
-    with pytest.raises(SystemExit) as ended:
-        script.main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith(": error: repo_id = 'no-name' must be user/name or organisation/name\n")

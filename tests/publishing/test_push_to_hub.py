@@ -175,7 +175,7 @@ def test_weights_that_would_be_loaded_instead_are_removed_in_the_same_commit(hub
         }
     else:
         assert weights == {"model.safetensors"}
-    assert KEPT <= {*files} and not any(name.startswith("adapter") for name in files)
+    assert KEPT <= {*files} and not any(name.startswith("adapter_") for name in files)
     assert len(repo.history()) == 3 and "removed from user/name" in caplog.text and "adapter_config.json" in caplog.text
     model.push_to_hub("name", **(dict(max_shard_size="20KB") if not shards else {}))
     assert ("model.safetensors" in repo.files()) == shards
