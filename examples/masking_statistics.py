@@ -41,6 +41,7 @@ from hf_deberta_ext.pretraining import (
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.batch_size import versions
 from hf_deberta_ext.training.distributed import spread_seed
+from hf_deberta_ext.training.model_sources import named_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 MASKERS = {
@@ -189,7 +190,8 @@ def main():
         if args.tokenizer in TRAINED:
             tokenizer = train_tokenizer(args.tokenizer, documents, args.vocab_size, show_progress=False)
         else:
-            tokenizer = load_tokenizer(args.tokenizer)
+            with named_tokenizer(args.tokenizer, "--tokenizer"):
+                tokenizer = load_tokenizer(args.tokenizer)
         vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         sequences = full_sequences(documents, tokenizer, args.tokens, args.length)
         args.output_dir.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,7 @@ from hf_deberta_ext.training.digests import tokenizer_digest
 from hf_deberta_ext.training.disk_space import disk_errors
 from hf_deberta_ext.training.flags import option, overrides, parse_flags
 from hf_deberta_ext.training.folder_lock import locked_folder
+from hf_deberta_ext.training.model_sources import named_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 
@@ -104,7 +105,8 @@ def run(args: PreparationArguments) -> dict:
     if evaluation_files:
         request["evaluation_files"] = evaluation_files
     if args.tokenizer is not None:
-        tokenizer = load_tokenizer(args.tokenizer)
+        with named_tokenizer(args.tokenizer, "--tokenizer"):
+            tokenizer = load_tokenizer(args.tokenizer)
         check_tokenizer(tokenizer, None, needs_mask=True)
         check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
         request["tokenizer_digest"] = tokenizer_digest(tokenizer)

@@ -18,6 +18,7 @@ results.json. The same command again goes on where it was stopped.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -193,15 +194,15 @@ def check_reload(folder: Path, texts: list[str]):
 
     import numpy as np
 
-    from hf_deberta_ext.publishing.folder_checks import clean_environment
-
     with tempfile.TemporaryDirectory() as scratch:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= {"HF_HOME": scratch, "HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
         texts_file, logits_file = Path(scratch, "texts.json"), Path(scratch, "logits.json")
         texts_file.write_text(json.dumps(texts), encoding="utf-8")
         code = FRESH_PROCESS.replace("{source}", inspect.getsource(predict_logits))
         command = [sys.executable, "-c", code, str(folder.resolve()), str(texts_file), str(logits_file)]
         pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        with subprocess.Popen(command, cwd=scratch, env=clean_environment(scratch), **pipes) as process:
+        with subprocess.Popen(command, cwd=scratch, env=environment, **pipes) as process:
             logits = predict_logits(str(folder), texts)
             _, errors = process.communicate()
         if process.returncode:

@@ -152,7 +152,10 @@ def check_pairs(data_args: DataArguments, args: PretrainingArguments):
         raise ValueError(
             f"--packing {data_args.packing} makes pairs: give {' or '.join(reads_pairs)}, or choose full_sentences"
         )
-    raise ValueError(f"--packing {data_args.packing} makes no pairs to judge: choose segment_pair or sentence_pair")
+    raise ValueError(
+        f"{' and '.join(f'--{name}_weight' for name in pair_objectives([*args.objectives]))}: --packing {data_args.packing} "
+        "makes no pairs to judge: choose segment_pair or sentence_pair"
+    )
 
 
 def check_model(config: DebertaExtConfig, model_args: ModelArguments, args: PretrainingArguments):

@@ -75,12 +75,14 @@ class JointModelArguments:
     loss_without_special_tokens: bool = option(False, "the discriminator's loss leaves [CLS] and [SEP] out")
 
 
+GROUPS = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
+
+
 def main(argv: list[str] | None = None):
-    groups = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArguments)
     masking = dict(masking="token", mask_share=1.0, random_share=0.0)
     with ExitOnUserError():
         parsed, _ = parse_flags(
-            groups, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE,
+            GROUPS, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE,
             recipe=partial(chosen_settings, rtd=True),
         )  # fmt: skip
         return run(*parsed)

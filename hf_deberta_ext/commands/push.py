@@ -8,8 +8,7 @@ __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
 HELP = "publish the folder of a model on the Hub: checked, in one commit, or as a dry run"
 EXAMPLE = """deberta-ext push runs/sst2 me/deberta-sst2 --dry_run
-deberta-ext push runs/sst2 me/deberta-sst2 --private --tag v1.0
-deberta-ext push runs/sst2 me/deberta-sst2 --space me/deberta-sst2-demo"""
+deberta-ext push runs/sst2 me/deberta-sst2 --private --tag v1.0"""
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--revision", metavar="BRANCH", help="push to this branch, which is made from main if it is not there")
     add("--create_pr", action="store_true", help="propose the commit as a pull request")
     add("--tag", help="name the commit, as v1.0; the card then loads it by this name")
-    add("--space", metavar="OWNER/NAME", help="publish the page of `deberta-ext demo` for this commit as a Space, too")
     add("--message", help="title of the commit; further lines are its text")
     add(
         "--include",
@@ -37,29 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--skip_checks",
         action="store_true",
-        help="send the folder whatever the checks of code, loading, card and local paths would find; tokens are "
-        "looked for all the same",
+        help="send the folder without the checks of weights and card; tokens are still refused",
     )
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Prints the reports; 1 for a dry run that has found problems."""
-    from ..publishing import push, push_space
+    """Print the report; return 1 for a dry run that has found problems."""
+    from ..publishing import push
 
     names = ("private", "revision", "create_pr", "tag", "include", "token", "dry_run", "skip_checks")
     options = {name: getattr(arguments, name) for name in names}
-    space = dict(private=arguments.private, token=arguments.token)
-    if arguments.space is not None:
-        if arguments.create_pr:
-            raise ValueError(
-                "--space shows a commit of a branch: push it when the pull request is merged, without --create_pr"
-            )
-        # Whatever is wrong with the Space shows before the model is pushed.
-        push_space(arguments.space, arguments.repo, "main", dry_run=True, **space)
     report = push(arguments.folder, arguments.repo, commit_message=arguments.message, **options)
     print(report)
-    if arguments.space is not None:
-        will_change = arguments.dry_run and any(file.change != "unchanged" for file in report.files)
-        commit = "of the push" if will_change or report.commit is None else report.commit
-        print(push_space(arguments.space, arguments.repo, commit, dry_run=arguments.dry_run, **space))
     return 1 if report.problems else 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page that shows a model at work: `deberta-ext demo`, and the app of a Space."""
+"""A page that shows a model at work: `deberta-ext demo`."""

@@ -3,12 +3,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..data.files import HELD_BYTES
 from ..model.attention_backends import BACKENDS
+from ..model.checkpoint_files import is_adapter_folder
 from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
@@ -93,6 +94,14 @@ class ModelArguments:
     lora_target_modules: list[str] = option(list, "names of the layers that get adapters; default: queries and values")
     license: str | None = option(None, "of the fine-tuned model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
+    needs: ClassVar = dict.fromkeys(
+        ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
+        (
+            "without --lora, or on an adapter",
+            lambda args: args.lora and not is_adapter_folder(args.model_name_or_path or ""),
+        ),
+    )
+
     def __post_init__(self):
         check_metadata(license=self.license)
         if self.from_scratch and self.lora:
@@ -115,6 +124,13 @@ class FineTuningArguments(RunArguments, SiftArguments):
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)
     logging_nan_inf_filter: bool = option(False, "of no effect: a loss that is not finite stops the training")
+
+    needs: ClassVar = {
+        "data_seed": (
+            "without --train_sampling_strategy random (--seed is that of group_by_length)",
+            lambda args: args.train_sampling_strategy == "random",
+        )
+    }
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):

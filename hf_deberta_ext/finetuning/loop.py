@@ -28,7 +28,7 @@ from .recipes import divergence_warnings, find_recipe
 from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
-from .trainer import TaskTrainer, check_arguments, set_prefix
+from .trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 
 __all__ = ["main", "prepare", "train_and_report"]
 
@@ -104,6 +104,7 @@ def prepare(
     with args.main_process_first(desc="tokenising"):
         task = data.encode(tokenizer, config)
     check_sets(args, data_args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
+    check_losses(args, task, config.problem_type)
     set_best_metric(task, args, given_flags)
 
     # 4. Model and folder

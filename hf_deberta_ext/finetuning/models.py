@@ -18,7 +18,7 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
-from ..training.model_sources import announce_official, check_source
+from ..training.model_sources import announce_official, check_source, named_tokenizer
 from .arguments import DataArguments, ModelArguments
 
 __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]
@@ -129,9 +129,11 @@ def load_tokenizer_for(
         OSError: it does not exist.
     """
     source = model_args.tokenizer_name or model_args.model_name_or_path
-    arguments = hub_arguments(model_args, data_args) | ({"add_prefix_space": True} if prefix_space else {})
+    flag = "--model_name_or_path" if model_args.tokenizer_name is None else "--tokenizer_name"
+    hub = hub_arguments(model_args, data_args)
     if model_args.tokenizer_name is not None:
-        arguments.pop("revision", None)
+        hub.pop("revision", None)
+    arguments = hub | ({"add_prefix_space": True} if prefix_space else {})
 
     def load_any() -> PreTrainedTokenizerBase:
         try:
@@ -144,18 +146,20 @@ def load_tokenizer_for(
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 
     if config.model_type in DEBERTA:
-        try:
-            tokenizer = load_tokenizer(source, **arguments)
-        except OSError as error:
+        with named_tokenizer(source, flag, **hub):
             try:
-                # Models of this type with a vocabulary of another family, such as vocab.txt.
-                tokenizer = load_any()
-                check_vocabulary(tokenizer)
-            except ValueError:
-                raise error from None
+                tokenizer = load_tokenizer(source, **arguments)
+            except OSError as error:
+                try:
+                    # Models of this type with a vocabulary of another family, such as vocab.txt.
+                    tokenizer = load_any()
+                    check_vocabulary(tokenizer)
+                except ValueError:
+                    raise error from None
         check_tokenizer(tokenizer, config)
         return tokenizer
-    tokenizer = load_any()
+    with named_tokenizer(source, flag, **hub):
+        tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(

@@ -17,7 +17,7 @@ from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
 from .task import EncodedTask, EvaluationSet
 
-__all__ = ["TaskTrainer", "check_arguments", "set_prefix"]
+__all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
 
 STATE_FILE = "trainer_state.json"
 # Arguments of Trainer that this one needs at their defaults.
@@ -25,6 +25,9 @@ NEEDED = {
     "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
     "eval_do_concat_batches": (True, "metrics are computed from all predictions at once"),
     "prediction_loss_only": (False, "metrics need the predictions"),
+    "include_for_metrics": ([], "metrics are computed from predictions and labels"),
+    "average_tokens_across_devices": (True, "the loss of a step is the mean over its micro-batches"),
+    "length_column_name": ("length", "the length of a row is that of its input_ids"),
 }
 
 
@@ -40,6 +43,27 @@ def check_arguments(args: TrainingArguments):
     for name, (value, reason) in NEEDED.items():
         if getattr(args, name) != value:
             raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: {reason}")
+
+
+def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):
+    """Check that losses that flags ask for are those of the task.
+
+    Raises:
+        ValueError: labels to be smoothed are numbers, or several for a row, or some classes are out of the question: choices
+            that a row does not have, positions of padding; or a distance of SiFT's is asked for, and the task a regression.
+    """
+    if args.sift_loss is not None and problem_type == "regression":
+        raise ValueError(
+            f"--sift_loss {args.sift_loss} has no effect on a regression, which has the squared error: leave it out"
+        )
+    if not args.label_smoothing_factor:
+        return
+    has_positions = task.train is not None and "start_positions" in task.train.column_names
+    if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
+        raise ValueError(
+            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs one label of several classes, the same classes "
+            "for every row: leave it out for this task"
+        )
 
 
 class _TaskLossTrainer(Trainer):
@@ -90,9 +114,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         if args.ddp_find_unused_parameters is None and getattr(config, "model_type", None) == "deberta-ext":
             # Every parameter is used in every step; Trainer lets DistributedDataParallel look for others each time.
             args.ddp_find_unused_parameters = False
-        problem = getattr(config, "problem_type", None)
-        if args.label_smoothing_factor and (task.loss is not None or problem == "regression"):
-            raise ValueError("--label_smoothing_factor is for labels of classes: leave it out for this task")
+        check_losses(args, task, getattr(config, "problem_type", None))
         main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
         super().__init__(
             model,

@@ -4,7 +4,7 @@
 import contextlib
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import distributed
@@ -13,6 +13,7 @@ from transformers import SchedulerType, get_scheduler
 
 from ..analysis.embedding_similarity import average_cosine_similarity
 from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..training.arguments import RunArguments, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
 from ..training.published_optimizer import published_schedule
@@ -42,6 +43,25 @@ class ReplacedTokenArguments(TargetArguments):
     discriminator_max_grad_norm: float | None = field(
         default=None, metadata={"help": "decoupled steps only; default: --max_grad_norm"}
     )
+
+    needs: ClassVar = {
+        "warmup_steps": (
+            "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
+            lambda args: (
+                RunArguments.needs["warmup_steps"][1](args)
+                or (
+                    args.discriminator_warmup_steps is None
+                    and has_warmup(args.discriminator_lr_scheduler_type or "constant")
+                )
+            ),
+        ),
+        "discriminator_warmup_steps": (
+            "without a schedule that has a warm-up (--discriminator_lr_scheduler_type constant_with_warmup, linear, ...)",
+            lambda args: (
+                args.published_optimizer or has_warmup(args.discriminator_lr_scheduler_type or args.lr_scheduler_type)
+            ),
+        ),
+    }
 
     def __post_init__(self):
         if self.stepping not in STEPPING:

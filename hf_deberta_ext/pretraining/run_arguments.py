@@ -4,14 +4,13 @@
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
-from ..training.batch_size import is_split_free
 from ..training.flags import option, overrides
 from ..training.model_sources import announce_official, check_source
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
@@ -51,6 +50,17 @@ class ModelArguments(TokenizerArguments):
     cache_dir: str | None = option(None, "for downloads and packed data")
     license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
+    needs: ClassVar = {
+        "tokenizer": ("with --train_tokenizer", lambda args: args.train_tokenizer is None),
+        "preset": ("with --model", lambda args: args.model is None),
+        "vocab_size": (
+            "without --train_tokenizer",
+            lambda args: (
+                args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
+            ),
+        ),
+    }
+
 
 @dataclass
 class DataArguments(CorpusArguments):
@@ -64,6 +74,12 @@ class DataArguments(CorpusArguments):
     max_train_samples: int | None = option(None, "examples to train on, for a trial")
     max_eval_samples: int | None = option(None, "examples to evaluate on")
     card_language: str | None = option(None, "ISO code of the text, for the model card")
+
+    needs: ClassVar = {
+        "shuffle_buffer": (
+            "without --streaming or prepared data", lambda args: args.streaming or is_prepared(*args.train_data)
+        )
+    }  # fmt: skip
 
 
 @dataclass
@@ -81,6 +97,12 @@ class MaskingArguments:
     masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=[*POLICIES])
     masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
 
+    needs: ClassVar = {
+        "max_ngram": ("without --masking ngram", lambda args: args.masking == "ngram"),
+        "span_p": ("without --masking span", lambda args: args.masking == "span"),
+        "max_span": ("without --masking span", lambda args: args.masking == "span"),
+    }
+
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
     """Refuse flags that are wrong by themselves, or together.
@@ -93,6 +115,11 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         check_prepared(data_args, model_args, args)
     if data_args.streaming and args.max_steps < 1:
         raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+    if (data_args.streaming or is_prepared(*data_args.train_data)) and args.train_sampling_strategy != "random":
+        raise ValueError(
+            f"--train_sampling_strategy {args.train_sampling_strategy} is for text that is packed before the training: "
+            "--streaming and prepared data have an order of their own, leave it out"
+        )
     if data_args.streaming and data_args.num_proc is not None:
         raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
     if data_args.streaming:
@@ -135,8 +162,6 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         ["train_tokenizer"] if model_args.train_tokenizer else []
     ):
         raise ValueError(f"--{given[0]} is for text, and {folder} is prepared: leave it out")
-    if not is_split_free(args):
-        raise ValueError(f"--train_sampling_strategy {args.train_sampling_strategy} needs a look at all rows: leave it out")
     if model_args.model is None and model_args.tokenizer is None:
         model_args.tokenizer = tokenizer_folder(folder)
 

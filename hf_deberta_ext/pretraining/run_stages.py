@@ -23,6 +23,7 @@ from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
 from ..training.disk_space import write_text
+from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
 from ..training.trainer import RunTrainer
@@ -129,7 +130,9 @@ def begin(
         if model_args.tokenizer is not None:
             options.pop("revision", None)
         source = model_args.tokenizer or model_args.model
-        tokenizer, facts = load_tokenizer(source, model_max_length=data_args.max_length, **options), {"source": source}
+        with named_tokenizer(source, "--model" if model_args.tokenizer is None else "--tokenizer", **options):
+            tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
+        facts = {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
         if is_prepared(*data_args.train_data):
             check_same_tokenizer(data_args.train_data[0], source, tokenizer)
@@ -218,13 +221,13 @@ def numbered_examples(
     Raises:
         ValueError: `nsp`, and no pair has a second segment from elsewhere.
     """
+    seed = args.seed if args.data_seed is None else args.data_seed
 
     def packed(documents, **options):
         return pack(
             documents, tokenizer, mode=data_args.packing, max_length=data_args.max_length, min_tokens=data_args.min_tokens,
-            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language,
-            seed=args.data_seed if args.data_seed is not None else args.seed, num_proc=data_args.num_proc,
-            **options,
+            sentence_pairs="nsp" if nsp else "consecutive", language=data_args.language, seed=seed,
+            num_proc=data_args.num_proc, **options,
         )  # fmt: skip
 
     is_ready, eval_report = isinstance(corpus, PreparedRows), None
@@ -259,7 +262,7 @@ def numbered_examples(
     for lane in lanes:
         # Numbered before they are shuffled anew in each epoch, so that static masks recur.
         row = packed(lane, batch_size=count)[0].map(lambda row, number: {"example": number}, with_indices=True)
-        rows.append((row if most is None else row.take(most)).shuffle(seed=args.seed, buffer_size=buffer))
+        rows.append((row if most is None else row.take(most)).shuffle(seed=seed, buffer_size=buffer))
     train_set = NumberedStream(
         *rows, endless=True, block=args.train_batch_size, process=args.process_index, processes=args.world_size
     )

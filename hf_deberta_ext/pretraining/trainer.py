@@ -6,7 +6,7 @@
 
 import math
 from dataclasses import dataclass, field, make_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import EvalPrediction
@@ -18,6 +18,7 @@ from ..training.flags import option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, lower_rate
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
+from .packing import PAIR_MODES
 from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
@@ -31,6 +32,10 @@ NEEDED = {
     "dataloader_drop_last": (False, "it would leave rows out of every evaluation"),
     "batch_eval_metrics": (False, "an evaluation averages over all targets"),
     "eval_do_concat_batches": (True, "an evaluation averages over all targets"),
+    "include_for_metrics": ([], "an evaluation averages over all targets"),
+    "average_tokens_across_devices": (True, "the targets of a step are counted over all processes"),
+    "length_column_name": ("length", "the length of a row is that of its input_ids"),
+    "label_names": (None, "the targets are those of the objectives"),
 }
 WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items() if objective.has_perplexity)}
 
@@ -48,6 +53,13 @@ class TargetArguments(RunArguments):
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "must stay False: the collator reads columns that the model does not"}
     )
+
+    needs: ClassVar = {
+        "data_seed": (
+            "without --train_sampling_strategy random (--seed is that of group_by_length), or pairs that are drawn",
+            lambda args: args.train_sampling_strategy == "random" or args.packing in PAIR_MODES,
+        )
+    }
 
     def __post_init__(self):
         for name, (value, reason) in NEEDED.items():

@@ -7,8 +7,5 @@ from .folder_checks import check_folder
 from .hub_commit import FileChange
 from .hub_requests import PushError
 from .push import PushReport, push
-from .space import push_space
 
-__all__ = [
-    "FileChange", "PushError", "PushReport", "card_problems", "check_folder", "push", "push_space", "write_model_card",
-]  # fmt: skip
+__all__ = ["FileChange", "PushError", "PushReport", "card_problems", "check_folder", "push", "write_model_card"]

@@ -96,7 +96,6 @@ class HubCommit:
 
     Args:
         files (`dict[str, Path]`): path in the repository -> file.
-        repo_type (`str`): "model", or "space" for an app of Gradio.
     """
 
     api: HfApi
@@ -104,7 +103,6 @@ class HubCommit:
     branch: str
     create_pr: bool
     files: Mapping[str, Path]
-    repo_type: str = "model"
 
     @property
     def repo_id(self) -> str:
@@ -112,7 +110,7 @@ class HubCommit:
 
     @property
     def url(self) -> str:
-        return f"{self.api.endpoint}/{'spaces/' if self.repo_type == 'space' else ''}{self.repo_id}"
+        return f"{self.api.endpoint}/{self.repo_id}"
 
     def read(self) -> Remote:
         """The repository; an empty `Remote` if there is none, or the token may not see it."""
@@ -150,7 +148,7 @@ class HubCommit:
     def info(self) -> Any | None:
         """huggingface_hub's description of the repository, None without one."""
         try:
-            info = self.api.repo_info(self.repo_id, repo_type=self.repo_type, timeout=60)
+            info = self.api.repo_info(self.repo_id, timeout=60)
         except RepositoryNotFoundError:
             return None
         expect(isinstance(info.private, bool))
@@ -158,13 +156,13 @@ class HubCommit:
 
     def refs(self) -> Any:
         """Branches, tags, and pull requests if one is to be opened."""
-        refs = self.api.list_repo_refs(self.repo_id, repo_type=self.repo_type, include_pull_requests=self.create_pr)
+        refs = self.api.list_repo_refs(self.repo_id, include_pull_requests=self.create_pr)
         expect(*(isinstance(ref.name, str) and is_commit(ref.target_commit) for ref in (*refs.branches, *refs.tags)))
         return refs
 
     def history(self) -> list[Any]:
         """Commits of the branch, the newest first."""
-        commits = self.api.list_repo_commits(self.repo_id, repo_type=self.repo_type, revision=self.branch)
+        commits = self.api.list_repo_commits(self.repo_id, revision=self.branch)
         expect(bool(commits), *(is_commit(commit.commit_id) and isinstance(commit.title, str) for commit in commits))
         return commits
 
@@ -173,7 +171,7 @@ class HubCommit:
         # Folders have no blob.
         files = [
             entry
-            for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit, repo_type=self.repo_type)
+            for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             if hasattr(entry, "blob_id")
         ]
         for file in files:
@@ -182,7 +180,7 @@ class HubCommit:
 
     def download(self, name: str, remote: Remote, scratch: Path) -> Path:
         """A file that is on the Hub."""
-        options = dict(repo_type=self.repo_type, revision=remote.head, cache_dir=scratch / "cache")
+        options = dict(revision=remote.head, cache_dir=scratch / "cache")
         load = functools.partial(self.api.hf_hub_download, self.repo_id, name, **options)
         return Path(self.steps.step(f"reading {'the card' if name == CARD else name}", load))
 
@@ -192,7 +190,7 @@ class HubCommit:
         def validate() -> list[str]:
             response = get_session().post(
                 f"{self.api.endpoint}/api/validate-yaml",
-                json={"content": self.files[CARD].read_text(encoding="utf-8"), "repoType": self.repo_type},
+                json={"content": self.files[CARD].read_text(encoding="utf-8"), "repoType": "model"},
                 headers=build_hf_headers(token=self.api.token),
             )
             if response.status_code == 400:
@@ -208,10 +206,7 @@ class HubCommit:
 
         def make_repo():
             try:
-                self.api.create_repo(
-                    self.repo_id, private=private, repo_type=self.repo_type,
-                    space_sdk="gradio" if self.repo_type == "space" else None,
-                )  # fmt: skip
+                self.api.create_repo(self.repo_id, private=private)
             except HfHubHTTPError as error:
                 # Made meanwhile, perhaps by an earlier attempt; or it exists, and is hidden from this token.
                 if error.response.status_code != 409 or self.info() is None:
@@ -230,9 +225,7 @@ class HubCommit:
         if self.branch not in remote.branches and not self.create_pr and remote.branches:
 
             def make_branch():
-                self.api.create_branch(
-                    self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True, repo_type=self.repo_type
-                )
+                self.api.create_branch(self.repo_id, branch=self.branch, revision=remote.head, exist_ok=True)
                 expect(self.branch in [ref.name for ref in self.refs().branches])
 
             expected = "an empty JSON object, and the branch among those of the repository"
@@ -251,7 +244,7 @@ class HubCommit:
             try:
                 info = self.api.create_commit(
                     self.repo_id, [*additions, *deletions], commit_message=message, commit_description=description,
-                    revision=self.branch, create_pr=self.create_pr, parent_commit=remote.head, repo_type=self.repo_type,
+                    revision=self.branch, create_pr=self.create_pr, parent_commit=remote.head,
                 )  # fmt: skip
                 expect(is_commit(info.oid), isinstance(info.pr_url, str) or not self.create_pr)
                 return info
@@ -277,7 +270,7 @@ class HubCommit:
         """Upload large files, which are hidden until a commit names them; the Hub decides which ones are large."""
         upload = functools.partial(
             self.api.preupload_lfs_files, self.repo_id, additions, revision=self.branch, create_pr=self.create_pr,
-            free_memory=False, repo_type=self.repo_type,
+            free_memory=False,
         )  # fmt: skip
         # huggingface_hub itself repeats uploads.
         self.steps.step("uploading", upload, waits=(), expected=UPLOADS)
@@ -337,7 +330,7 @@ class HubCommit:
 
         def create_tag() -> bool:
             try:
-                self.api.create_tag(self.repo_id, tag=tag, revision=commit, repo_type=self.repo_type)
+                self.api.create_tag(self.repo_id, tag=tag, revision=commit)
             except HfHubHTTPError as error:
                 if error.response.status_code != 409 or (tagged := target()) is None:
                     raise

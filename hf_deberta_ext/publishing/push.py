@@ -17,7 +17,7 @@ from .._version import __version__
 from ..model.checkpoint_files import shown_size
 from ..model.publishing import is_automatic_card
 from .card import write_model_card
-from .folder_checks import check_folder, leak_problems
+from .folder_checks import check_folder, token_problems
 from .hub_commit import CARD, FileChange, HubCommit, Remote, compare_files
 from .hub_requests import PushError, RequestSteps, patient_session
 from .loading_code import published_card
@@ -127,8 +127,8 @@ def push(
         token (`str`, *optional*): None = HF_TOKEN or that of `hf auth login`.
         endpoint (`str`, *optional*): of another Hub; None = HF_ENDPOINT or huggingface.co.
         dry_run (`bool`): send nothing, only say what would change and what the checks find.
-        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.publishing.check_folder`, all but the
-            search for tokens.
+        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.publishing.check_folder`, except for
+            tokens.
 
     Returns:
         `PushReport`: each file with its size and what becomes of it.
@@ -145,13 +145,13 @@ def push(
         files, left_out = published_files(folder, include)
         pin_cards(files, scratch / "cards", repo_id, tag or branch, pinned=tag is not None)
         hub = HubCommit(HfApi(endpoint=endpoint, token=token), RequestSteps(repo_id, source_name), branch, create_pr, files)
-        notes = ["the folder was searched for tokens alone, and not checked"] if skip_checks else []
+        notes = ["only tokens were looked for in the folder: it was not checked"] if skip_checks else []
         remote = read_for_dry_run(hub, notes) if dry_run else hub.read()
         hub.check(remote, private, "--private" if private else "--public")
         if source_name == MODEL and CARD in remote.files:
             keep_written_card(hub.download(CARD, remote, scratch), files, notes)
         if skip_checks:
-            problems = leak_problems(folder, files, token, tokens_alone=True)
+            problems = token_problems(files, token)
         else:
             problems = check_folder(folder, files, token, needs_card=CARD not in remote.files)
         if problems and not dry_run:

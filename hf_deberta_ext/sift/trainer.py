@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from transformers import Trainer, TrainingArguments
@@ -36,6 +37,21 @@ class SiftArguments(TrainingArguments):
     sift_gradient_eps: float | None = option(None, "added to the size of the gradient, so that small ones make short steps")
     sift_start_step: int = option(0, "optimizer steps without SiFT at the beginning")
     sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
+
+    needs: ClassVar = {
+        **{
+            f"sift_{name}": ("without --sift_weight", lambda args: args.sift_weight > 0)
+            for name in ("preset", "start_step", "layer_norm", *(field.name for field in dataclasses.fields(SiftOptions)))
+        },
+        "sift_radius": (
+            "without --sift_weight and a --sift_projection",
+            lambda args: args.sift_weight > 0 and (args.sift_projection or PRESETS[args.sift_preset].projection) != "none",
+        ),
+        "sift_loss": (
+            "without --sift_weight and --sift_form virtual",
+            lambda args: args.sift_weight > 0 and (args.sift_form or PRESETS[args.sift_preset].form) == "virtual",
+        ),
+    }
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RunArguments`, what every training script adds to transformers' TrainingArguments."""
 
+import copy
+import inspect
 import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from transformers import TrainingArguments
+from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.utils import logging
 
 from .batch_size import computes_bfloat16
@@ -17,7 +22,28 @@ from .published_optimizer import OWN_OPTIMIZER
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["RunArguments"]
+__all__ = ["RunArguments", "has_warmup"]
+
+# Optimizers of projected gradients, the only ones that read optim_target_modules.
+LOW_RANK = ("apollo", "galore")
+
+
+def has_warmup(schedule: str | SchedulerType) -> bool:
+    """Tell if a schedule of Trainer's reads the number of warm-up steps."""
+    return "num_warmup_steps" in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]).parameters
+
+
+def changes_optimizer(args: Any, name: str) -> bool:
+    """Tell if the optimizer would be another one with the argument `name` at its default."""
+    if args.published_optimizer or args.optim.value.startswith(LOW_RANK):
+        return True
+    others = copy.copy(args)
+    setattr(others, name, TrainingArguments.__dataclass_fields__[name].default)
+    try:
+        return Trainer.get_optimizer_cls_and_kwargs(args) != Trainer.get_optimizer_cls_and_kwargs(others)
+    except ValueError:
+        # It asks for the model.
+        return True
 
 
 @dataclass
@@ -28,8 +54,28 @@ class RunArguments(TrainingArguments):
 
     Raises:
         ValueError: no `output_dir`; an optimizer or schedule of Trainer's beside `published_optimizer`; a rate or number
-            out of its range; or a tracker in `report_to` that is not installed.
+            out of its range; options that the schedule does not take; fp16 on a CPU; or a tracker in `report_to` that is not
+            installed.
+        ImportError: the package of the optimizer is not installed.
     """
+
+    needs: ClassVar = {
+        **{
+            name: ("with this --optim", partial(changes_optimizer, name=name))
+            for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args")
+        },
+        "optim_target_modules": (
+            "without an --optim of GaLore or APOLLO (galore_adamw, ...)", lambda args: args.optim.value.startswith(LOW_RANK)
+        ),
+        "warmup_steps": (
+            "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
+            lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
+        ),
+        "load_best_model_at_end": (
+            "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
+            lambda args: args.eval_strategy != "no",
+        ),
+    }  # fmt: skip
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
     resume_from_checkpoint: str | None = option(
@@ -67,6 +113,9 @@ class RunArguments(TrainingArguments):
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             self.ddp_backend = "gloo"
         super().__post_init__()
+        self.check_optimizer()
+        if self.fp16 and self.use_cpu:
+            raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
         if missing := {*self.report_to} - {*(installed := get_available_reporting_integrations())}:
             raise ValueError(
                 f"--report_to {' '.join(sorted(missing))}: no such tracker is installed (there are "
@@ -76,6 +125,26 @@ class RunArguments(TrainingArguments):
             logger.warning(
                 "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
             )
+
+    def check_optimizer(self):
+        """
+        Raises:
+            ValueError: the schedule does not take `lr_scheduler_kwargs`, or needs some.
+            ValueError or ImportError: the package of the optimizer is not installed.
+        """
+        kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
+        try:
+            # Trainer drops the options of constant schedules.
+            inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).bind_partial(None, **options)
+            get_scheduler(kind, torch.optim.SGD([torch.zeros(1)], lr=1.0), 0, 1, options)
+        except TypeError as error:
+            raise ValueError(f"lr_scheduler_kwargs = {options!r} do not fit lr_scheduler_type: {error}") from error
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(self)
+        except ValueError as error:
+            # Some ask for the model, too.
+            if "model" not in str(error):
+                raise
 
     def find_best_metric(self, certain: Collection[str]):
         """Evaluate before the first step, which names all metrics, unless the best one is among those that are `certain`."""

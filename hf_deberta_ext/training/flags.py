@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ def parse_flags(
     """Parse a command line, or the one .json or .yaml file that it names.
 
     Args:
-        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names.
+        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names, and `needs`
+            says which flags have an effect with others alone, as `refuse_idle` reads it.
         argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
         description (`str`): of which `--help` shows the first paragraph.
         usage (`str`, *optional*): in place of argparse's.
@@ -108,7 +110,8 @@ def parse_flags(
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
-        ValueError: a flag is unknown or gone, or its value is wrong. Errors that argparse finds end the program.
+        ValueError: a flag is unknown or gone, its value is wrong, or it has no effect without another. Errors that argparse
+            finds end the program.
     """
     parser = HfArgumentParser(groups, description=description.split("\n\n")[0], usage=usage)
     parser.set_defaults(**(defaults or {}))
@@ -127,6 +130,7 @@ def parse_flags(
     if flags.get("seeds") and "seed" in flags:
         raise ValueError("--seed and --seeds are both given: which?")
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    refuse_idle(parsed, flags)
     hide_short_bars()
     return parsed, flags
 
@@ -236,3 +240,23 @@ def refuse_unknown(argv: Sequence[str], parser: HfArgumentParser, elsewhere: Map
             problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help_all shows all)"))
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
+    """Refuse flags that would have no effect. Those at their default pass, and so does what a recipe sets.
+
+    Args:
+        groups: instances of dataclasses of flags. `needs` of a class, or of one that it extends, has for the name of a flag
+            (where it has no effect: "without --lora", a function of the values of all groups: whether it has one).
+        flags (`dict`): of the command line, by name.
+    Raises:
+        ValueError: names the first of them, and the reason.
+    """
+    values = SimpleNamespace(**{name: value for group in groups for name, value in vars(group).items()})
+    for group in groups:
+        needs = {name: need for kind in reversed(type(group).__mro__) for name, need in vars(kind).get("needs", {}).items()}
+        defaults = {field.name: field.default for field in dataclasses.fields(group)}
+        for name, (case, acts) in needs.items():
+            if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
+                value = " ".join(map(str, value)) if isinstance(value := flags[name], list) else value
+                raise ValueError(f"--{name} {value} has no effect {case}: change that, or leave --{name} out")

@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..model.publishing import refuse_other_privacy
-from ..publishing.folder_checks import leak_problems, link_or_copy
+from ..publishing.folder_checks import link_or_copy, token_problems
 from ..publishing.hub_commit import REPOSITORY, HubCommit, compare_files
 from ..publishing.hub_requests import PushError, RequestSteps, patient_session
-from ..publishing.published_files import PICTURES, published_files
+from ..publishing.published_files import published_files
 from ..publishing.push import pin_cards
 from .manifest import MANIFEST_FILE, manifest_text
 
@@ -29,8 +28,6 @@ logger = logging.get_logger(__name__)
 __all__ = ["HubTrainer"]
 
 CARD, STATE_FILE = "README.md", "trainer_state.json"
-# Files that a model loads without.
-NOT_NEEDED = ("*README.md", "LICENSE*", "*_results.json", *(f"*{ending}" for ending in PICTURES))
 # Files of a checkpoint that a resumed run needs beside the model.
 RESUMED = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
@@ -42,8 +39,7 @@ class HubTrainer(Trainer):
     with the repository in the code that loads the model; Trainer's own card is written only where there is none. Old weights
     in the repository that would be loaded instead of the new ones are removed in the same commit.
 
-    Files with a token, or with a path of this machine, are not pushed: card, results and pictures are left out; a token in
-    another file refuses the push.
+    A token of the Hub in one of the files refuses the push.
 
     With `hub_strategy` checkpoint or all_checkpoints, the files that a resumed run needs are pushed too, without Trainer's
     arguments, and without the folders in its state.
@@ -114,7 +110,7 @@ class HubTrainer(Trainer):
         self._finish_current_push()
         try:
             files, left_out = published_files(folder)
-            files = self._without_leaks(files, folder, token)
+            self._refuse_tokens(files, token)
             push = functools.partial(self._commit, files, commit_message, token, revision or self.args.hub_revision)
             commit = push() if blocking else self._hub.run_as_future(push)
         # Whatever the error is, the training is done, and its model is not lost.
@@ -150,7 +146,7 @@ class HubTrainer(Trainer):
                         resumed[file.name] = link_or_copy(file, Path(links.name, file.name), os.link)
                 resumed[STATE_FILE] = Path(links.name, STATE_FILE)
                 resumed[STATE_FILE].write_bytes(portable_state(Path(checkpoint_folder, STATE_FILE)))
-            files, resumed = (self._without_leaks(part, Path(checkpoint_folder), None) for part in (files, resumed))
+            self._refuse_tokens(files | resumed)
             if resumed:
                 manifest = Path(links.name, MANIFEST_FILE)
                 manifest.write_text(manifest_text(files | resumed), encoding="utf-8")
@@ -208,21 +204,13 @@ class HubTrainer(Trainer):
                         raise
                     first = {path: getattr(file, "blob_id", None) for path, file in remote.files.items()}
 
-    def _without_leaks(self, files: dict[str, Path], folder: Path, token: str | None) -> dict[str, Path]:
-        """The files without those that hold a token or a path, as far as the model loads without them.
-
-        Raises:
-            OSError: a token or a path in a file that it needs.
+    def _refuse_tokens(self, files: Mapping[str, Path], token: str | None = None):
         """
-        clean_files = dict(files)
-        for name, file in files.items():
-            problems = leak_problems(folder, {name: file}, token, self.args.hub_token)
-            if problems and not any(fnmatchcase(name, pattern) for pattern in NOT_NEEDED):
-                raise OSError("; ".join(problems))
-            if problems:
-                logger.warning(f"{name} is not pushed: {'; '.join(problems)}")
-                del clean_files[name]
-        return clean_files
+        Raises:
+            ValueError: a file holds a token of the Hub.
+        """
+        if problems := token_problems(files, token, self.args.hub_token):
+            raise ValueError("; ".join(problems))
 
 
 def portable_state(state_file: Path) -> bytes:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a model: a folder, or a repository of the Hub."""
+"""The source of a model or of a tokenizer: a folder, or a repository of the Hub."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from transformers.utils import logging
 
 from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
 
-__all__ = ["announce_official", "check_reachable", "check_source"]
+__all__ = ["announce_official", "check_reachable", "check_source", "named_tokenizer"]
 
 logger = logging.get_logger(__name__)
 
@@ -39,6 +41,24 @@ def check_source(source: str, flag: str, **download: Any):
         check_reachable(source, **download)
 
 
+@contextlib.contextmanager
+def named_tokenizer(source: str, flag: str, **download: Any) -> Iterator[None]:
+    """Context in which the tokenizer that a flag gives is loaded.
+
+    Args:
+        download: as of `check_reachable`.
+    Raises:
+        OSError: there is none; names the flag and its value.
+    """
+    try:
+        if not Path(source).exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+            raise OSError("there is no such folder")
+        check_reachable(source, **download)
+        yield
+    except OSError as error:
+        raise OSError(f"{flag} {source}: {' '.join(str(error).split())}") from error
+
+
 def check_reachable(source: str, *, revision: str | None = None, cache_dir: str | None = None, token: Any = None):
     """Check with one request that the Hub answers, unless `source` is a path or in the cache.
 
@@ -59,7 +79,7 @@ def check_reachable(source: str, *, revision: str | None = None, cache_dir: str 
         if isinstance(error, ConnectionError) or type(error).__name__.startswith("Connect"):
             reason = str(error).strip().partition("\n")[0]
             raise OSError(
-                f"there is no folder {source}, and the Hub cannot be reached ({reason}): give the folder of a model"
+                f"there is no folder {source}, and the Hub cannot be reached ({reason}): give a folder of this machine"
             ) from error
 
 

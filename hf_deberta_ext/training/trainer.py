@@ -184,7 +184,7 @@ class RunTrainer(HubTrainer):
         """As in transformers, or the published schedule.
 
         Raises:
-            ValueError: the run began with another number of steps, or lr_scheduler_kwargs are not those of the schedule.
+            ValueError: the run began with another number of steps.
         """
         if self._steps not in (None, 0, num_training_steps):
             raise ValueError(
@@ -194,11 +194,7 @@ class RunTrainer(HubTrainer):
             )
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
-        try:
-            return super().create_scheduler(num_training_steps, optimizer)
-        except TypeError as error:
-            given = f"lr_scheduler_kwargs = {self.args.lr_scheduler_kwargs!r}"
-            raise ValueError(f"{given} do not fit lr_scheduler_type: {error}") from error
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """True if the training ends at this checkpoint."""

@@ -78,7 +78,6 @@ def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_bei
         assert likelihood.tokens == len(logits) and likelihood.mean == likelihood.total / likelihood.tokens
 
 
-@pytest.mark.criterion("A10.2")
 def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
     for each in (tokenizer, byte_tokenizer):
         for text, scores in zip(TEXTS, token_replacement_probabilities(Known(), each, TEXTS), strict=True):
@@ -218,7 +217,6 @@ def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
     assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
 
 
-@pytest.mark.criterion("A3.6")
 def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, discriminator):
     """Every "fox" is a replacement here, and nothing else is."""
     encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -274,7 +272,6 @@ def test_models_and_texts_that_do_not_fit_are_named(score, tokenizer, discrimina
             score(model, tokenizer, texts, batch_size)
 
 
-@pytest.mark.criterion("A10.4")
 def test_scores_need_tokens_a_mask_token_or_a_discriminator(masked_lm, discriminator, tokenizer, monkeypatch):
     for model in (masked_lm, discriminator):
         with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; leave it out"):

@@ -41,7 +41,6 @@ def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
     return out
 
 
-@pytest.mark.criterion("P1")
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_every_subset_of_terms_equals_the_equation(terms):
     """p2c with delta(i, j), not the paper's delta(j, i): released weights want the same index in both terms."""
@@ -68,7 +67,6 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
     assert torch.isfinite(Q_c.grad).all() and not Q_c.grad[0, :, 5].any() and Q_c.grad[0, :, 4].any()
 
 
-@pytest.mark.criterion("P2")
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_chosen_queries_equal_their_rows_of_the_full_computation(terms):
     Q_c, K_c, V_c, position = random_inputs()

@@ -71,7 +71,6 @@ def test_two_queries_and_two_keys_by_hand(backend):
     assert torch.allclose(call(backend, leaves, options)[0, 0, :, 0], expected)
 
 
-@pytest.mark.criterion("P4")
 def test_covering_design_has_every_pair_of_values():
     pairs = {(a, b) for case in COVERING for a, b in itertools.combinations(enumerate(map(str, case)), 2)}
     values = [map(str, factor) for factor in (LENGTHS, MASKS, TERMS, TABLES)]
@@ -80,7 +79,6 @@ def test_covering_design_has_every_pair_of_values():
     assert pairs == wanted
 
 
-@pytest.mark.criterion("A1.1", "A11.3", "P4", "P.e")
 @backends
 @pytest.mark.parametrize(
     ("N", "mask", "terms", "table"), COVERING, ids=lambda x: ("+".join(x) or "no-terms") if isinstance(x, tuple) else None
@@ -107,7 +105,6 @@ def test_outputs_and_gradients_equal_eager_everywhere(N, device, backend, relati
         assert_same(backend, leaves, options, relative_error)
 
 
-@pytest.mark.criterion("A1.1", "P.i")
 @backends
 @pytest.mark.parametrize("reach", [40, None], ids=["saturated", "unknown-reach"])
 @pytest.mark.parametrize(("first", "last"), [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (1020, 1030)])
@@ -144,7 +141,6 @@ def test_blocked_gives_the_same_whatever_it_knows_of_reach(N, relative_error):
             assert relative_error("blocked, reach", whole(gradient), whole(wanted)) < 1e-5
 
 
-@pytest.mark.criterion("P.e")
 @backends
 @pytest.mark.parametrize("N", [20, 140])
 @pytest.mark.parametrize("shape", ["B11N", "11NN", "1HNN", "BHNN", "B1N1", "NN"])
@@ -168,7 +164,6 @@ def test_one_argument_alone_may_need_a_gradient(name, backend):
     assert gradient.any() and torch.allclose(gradient, wanted, atol=1e-6)
 
 
-@pytest.mark.criterion("A1.3")
 @backends
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("N", "mask"), [(33, "dead-row"), (129, "right"), (513, "documents")])
@@ -190,7 +185,6 @@ def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_e
         assert error <= 2 * relative_error("eager, half", whole(theirs), whole(wanted))
 
 
-@pytest.mark.criterion("P.j")
 @backends
 def test_logits_stay_in_float32_under_autocast(backend):
     leaves, options = make_inputs(140, ("c2p", "p2c"))
@@ -217,7 +211,6 @@ def probabilities(backend, leaves, options, *, seed=0, **more):
     return torch.cat(parts, -1).detach()
 
 
-@pytest.mark.criterion("P.d")
 @pytest.mark.parametrize("backend", ["eager", *BACKENDS])
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_has_its_exact_rate_everywhere_and_follows_the_seed(N, backend):
@@ -249,7 +242,6 @@ def test_dropout_of_everything_gives_zeros_and_no_gradient(backend):
     assert not out.any() and not any(gradient.any() for gradient in torch.autograd.grad(out.sum(), leaves))
 
 
-@pytest.mark.criterion("P3")
 @backends
 @pytest.mark.parametrize(("N", "mask"), [(9, "dead-row"), (64, "none"), (139, "right"), (160, "documents")])
 def test_dropout_gradients_are_those_of_the_equation_with_the_dropout_of_the_forward(N, mask, backend, relative_error):
@@ -270,7 +262,6 @@ def test_dropout_gradients_are_those_of_the_equation_with_the_dropout_of_the_for
         assert wanted.any() and relative_error(f"{backend}, dropout", whole(ours), whole(wanted)) < 1e-5
 
 
-@pytest.mark.criterion("A1.6")
 @pytest.mark.parametrize("backend", ["blocked", NATIVE])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no-dropout", "dropout"])
 def test_no_tensor_of_all_scores_is_made_or_kept(dropout_p, backend):
@@ -334,7 +325,6 @@ def compare_models(build, loss_of, backend, relative_error):
     return {name for name, _ in ran.values()}
 
 
-@pytest.mark.criterion("A1.2", "P9")
 @pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, shake, batch, relative_error):
@@ -353,7 +343,6 @@ def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, sha
     assert ran == {backend or AUTO}
 
 
-@pytest.mark.criterion("A1.2")
 @pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("decoded", ["all", "half", "few"])
 @pytest.mark.parametrize(("kind", "flat"), [("v1", True), ("v2", True), ("v3", True), ("v3", False)])

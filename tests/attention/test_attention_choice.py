@@ -40,7 +40,6 @@ def folder(tiny_config, shake, tmp_path):
     return tmp_path / "model"
 
 
-@pytest.mark.criterion("A1.5")
 @pytest.mark.parametrize("name", [*NAMES, NATIVE, "auto", None])
 def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
     name, folder, tiny_config, stock_config, tmp_path, batch
@@ -72,7 +71,6 @@ def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
     assert not [key for key in config if "attn" in key or "implementation" in key]
 
 
-@pytest.mark.criterion("P.c")
 def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
     model = DebertaExtModel.from_pretrained(folder).eval()
     ids, mask = batch(2, 20, [20, 11])
@@ -120,7 +118,6 @@ def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, 
     assert model.config._attn_implementation == "blocked"
 
 
-@pytest.mark.criterion("A1.5", "A21.4", "P.d")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -141,7 +138,6 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
             model(batch(1, 9)[0], output_attentions=True)
 
 
-@pytest.mark.criterion("A1.4")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -166,7 +162,6 @@ def test_automatic_choice(arguments, expected):
         assert name == expected and why
 
 
-@pytest.mark.criterion("A1.4")
 def test_automatic_choice_never_raises():
     devices = [torch.device(name) for name in ("cpu", "cuda", "mps", "meta", "xpu")]
     dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -186,7 +181,6 @@ def test_without_its_operator_native_is_refused_by_name_and_others_are_chosen(mo
         choose_backend("native", **CALL)
 
 
-@pytest.mark.criterion("A1.4", "A21.4")
 def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtModel(tiny_config("v3")))
     ids, mask = batch(2, 20, [20, 19])
@@ -481,7 +475,6 @@ def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
     assert model.encoder.position_cache is not None and module.position_cache is not None
 
 
-@pytest.mark.criterion("A18.1")
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_cached_projections_follow_adapters(kind, tiny_config, shake, batch):
     peft = pytest.importorskip("peft", reason="peft is in the extra `test`")

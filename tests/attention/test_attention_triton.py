@@ -116,7 +116,6 @@ CASES = {
 LONG_CASES = ("65 tokens", "head size 128", "buckets, reach unknown")
 
 
-@pytest.mark.criterion("A1.1", "P.i")
 @pytest.mark.parametrize("case", [pytest.param(case, marks=slow if case in LONG_CASES else ()) for case in CASES])
 def test_any_terms_lengths_head_sizes_and_tables_equal_eager(case, relative_error):
     reach, options = CASES[case]
@@ -162,7 +161,6 @@ MASKS = {
 }
 
 
-@pytest.mark.criterion("A11.3", "P4", "P.e")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_any_mask_equals_eager(mask, relative_error):
     tensors, kwargs = random_inputs(35, B=mask.shape[0], H=mask.shape[1])
@@ -244,7 +242,6 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relat
     compare(relative_error, tensors, reach=reach, delta=longest, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
 
 
-@pytest.mark.criterion("P5")
 @pytest.mark.slow
 def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
     tensors, kwargs, cu_seqlens, _ = packed_inputs()
@@ -272,7 +269,6 @@ def replay_dropout(keep, p):
     return dropped
 
 
-@pytest.mark.criterion("P3")
 def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch):
     tensors, kwargs = random_inputs(33, H=2)
     seed = torch.tensor([1234567890123], device=DEVICE)
@@ -281,7 +277,6 @@ def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch)
     compare(relative_error, tensors, reach=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
 
 
-@pytest.mark.criterion("P.d")
 @pytest.mark.slow
 def test_dropout_has_its_rate_in_each_head_row_and_column():
     seed = attention_triton.draw_seed(torch.device(DEVICE))
@@ -311,7 +306,6 @@ def test_dropout_follows_the_default_generator_and_all_sums_have_a_fixed_order()
     assert torch.equal(first, again) and all(map(torch.equal, first_grads, again_grads)) and not torch.equal(first, other)
 
 
-@pytest.mark.criterion("A1.3")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
     tensors, kwargs = random_inputs(35, dtype=dtype)

@@ -121,7 +121,6 @@ def test_parameters_hooks_and_state_dict_stay_the_same_objects(family, stock):
     assert keys == [*model.state_dict()]
 
 
-@pytest.mark.criterion("P.c")
 @pytest.mark.parametrize("family", BOTH)
 def test_restore_gives_the_classes_and_the_bits_of_stock(family, stock, padded):
     model = stock(family)
@@ -426,7 +425,6 @@ def test_lora_before_and_after(family, order, stock, padded):
     assert backends(merged) == {AUTO} and len(restore_attention(merged)) == 3
 
 
-@pytest.mark.criterion("P.j")
 @pytest.mark.parametrize("order", ["hook first", "hook second"])
 def test_hooks_of_accelerate_before_and_after(order, stock, padded):
     hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is in the extra `test`")

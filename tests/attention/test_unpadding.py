@@ -73,7 +73,6 @@ def test_from_document_ids_by_hand():
     assert PackedSequences.from_document_ids(MASK).lengths == [3, 1, 4]
 
 
-@pytest.mark.criterion("P16")
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
 def test_pad_of_unpad_is_the_identity_at_real_tokens_with_its_gradient(shape):
     packed = PackedSequences.from_mask(MASK)
@@ -467,7 +466,6 @@ def test_labels_between_documents_do_not_count(name, tiny_config, shake):
 LONG_DOCUMENTS = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
 
 
-@pytest.mark.criterion("P5")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("build", "kind", "document_ids"),

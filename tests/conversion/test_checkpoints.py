@@ -37,7 +37,6 @@ CASES = {
 }
 
 
-@pytest.mark.criterion("A17.4")
 @pytest.mark.parametrize("name", CASES)
 def test_plain_transformers_loads_the_folder_with_the_same_outputs(
     name, tiny_config, shake, batch, tmp_path, relative_error

@@ -126,7 +126,6 @@ def test_a_fine_tuned_official_classifier_keeps_its_labels(official, run, tmp_pa
     torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.criterion("A17.4")
 @pytest.mark.parametrize("old_names", [False, True], ids=["", "gamma and beta"])
 def test_a_stock_checkpoint_becomes_ours(old_names, stock_config, shake, run, tmp_path):
     stock = shake(DebertaV2ForTokenClassification(stock_config("v2", num_labels=3)))
@@ -276,7 +275,6 @@ def test_ours_becomes_stock_and_transformers_computes_the_same(kind, model_class
     assert architecture(tmp_path / "back") == [model_class.__name__]
 
 
-@pytest.mark.criterion("A17.4")
 @pytest.mark.parametrize(
     ("heads", "options"), [(("lm",), ["--lossy"]), (("classifier",), []), ((), [])], ids=["lm", "classifier", "base"]
 )

@@ -78,7 +78,6 @@ def test_plain_text_is_parted_at_blank_lines(write, load):
     assert rows(load(path)) == ["A one.\nA two.", "  B indented."]
 
 
-@pytest.mark.criterion("B9.1")
 def test_plain_text_may_have_a_document_a_line_or_a_file(write, load):
     path = write("a.txt", "A one.\n\nB two.\n")
     assert rows(load(path, documents="line")) == ["A one.", "B two."]
@@ -96,7 +95,6 @@ def test_windows_line_ends_and_byte_order_mark_are_dropped(write, load):
     assert rows(load(write("a.json", b'\xef\xbb\xbf\n [{"text": "A"},\n{"text": "B"}]'))) == ["A", "B"]
 
 
-@pytest.mark.criterion("B9.1")
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
 @pytest.mark.parametrize("gz", ["", ".gz"], ids=["plain", "gzip"])
 @pytest.mark.parametrize("ending", [".txt", ".text", ".jsonl", ".json", ".csv", ".tsv", ".parquet"])
@@ -114,7 +112,6 @@ def test_the_text_column_may_have_another_name(write, load, ending):
     assert corpus.column_names == ["text"] and rows(corpus) == IN_TSV
 
 
-@pytest.mark.criterion("B9.1")
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
 def test_a_folder_is_read_recursively_in_order_and_mixed(write, load, streaming):
     for name, text in [("b/2.jsonl", "4"), ("b/10.txt.gz", "3"), ("a.csv", "1"), ("a.parquet", "2"), ("c.tsv.gz", "5")]:
@@ -164,7 +161,6 @@ def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tm
     assert rows(load(path)) == ["second"]
 
 
-@pytest.mark.criterion("B9.1")
 def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeypatch):
     read = []
     path = write("a.txt", "".join(f"document {i}\n\n" for i in range(100_000)))

@@ -63,7 +63,6 @@ def csv(rows):
     return "sentence,label\n" + "".join(f"{text},{row['label']}\n" for text, row in zip(quoted, rows, strict=True))
 
 
-@pytest.mark.criterion("B3.1")
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 @pytest.mark.parametrize(
     ("ending", "text"),
@@ -81,14 +80,12 @@ def test_json_in_every_form_gives_the_same_rows(tmp_path, ending, text, zipped):
     assert rows_of(write(tmp_path / f"a{ending}{zipped}", text)) == ROWS
 
 
-@pytest.mark.criterion("B3.1")
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 def test_csv_has_quotes_commas_and_newlines_in_cells_and_all_cells_are_text(tmp_path, zipped):
     expected = [dict(row, label=str(row["label"])) for row in ROWS]
     assert rows_of(write(tmp_path / f"a.csv{zipped}", csv(ROWS))) == expected
 
 
-@pytest.mark.criterion("B3.1")
 def test_tsv_takes_quotes_as_they_are(tmp_path):
     text = 'sentence\tlabel\n"unclosed\t0\nsay ""it"" "\t1\r\n\n\u2028\rlone\t1\n'
     assert rows_of(write(tmp_path / "a.tsv", text)) == [
@@ -105,7 +102,6 @@ def test_no_cell_of_a_table_is_taken_for_nothing_or_for_a_number(tmp_path, endin
     assert [row["odd"] for row in rows_of(write(tmp_path / f"a{ending}", text))] == ODD
 
 
-@pytest.mark.criterion("B3.1")
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
     for ending, text in ((".csv", csv(ROWS)), (".tsv", "sentence\tlabel\na\t1\n"), (".jsonl", jsonl(ROWS))):
         rows = rows_of(write(tmp_path / f"a{ending}", text, "utf-8-sig"))
@@ -325,7 +321,6 @@ def test_a_file_for_which_memory_is_short_is_named(tmp_path, monkeypatch):
     assert all(re.search(message, error) for error in read_twice(write(tmp_path / "a.jsonl", '{"text": "A"}\n')))
 
 
-@pytest.mark.criterion("B3.6")
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -365,7 +360,6 @@ def test_files_that_are_not_there_or_do_not_fit_together(tmp_path):
             rows_of(*files)
 
 
-@pytest.mark.criterion("B3.3")
 def test_a_missing_column_is_told_with_those_that_are_there():
     rows = datasets.Dataset.from_list(ROWS)
     check_columns(rows, ["label"], source="--train_file")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: every tab answers with the model's numbers, at two widths; a Space's pushed files run."""
+"""The page in a real browser: every tab answers with the model's numbers, at two widths."""
 
 import contextlib
 import os
@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from browser import chromium, requested_hosts
 from tiny_constants import random_weights
-from tiny_models import TINY, save_tokenizer, word_tokenizer
+from tiny_models import TINY, save_tokenizer
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining, DebertaExtForSequenceClassification
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.demo.page import attention_html, classification_html, replaced_html
 from hf_deberta_ext.demo.results import fill_mask, load
-from hf_deberta_ext.publishing import push, push_space
 
 pytest.importorskip("gradio", reason="gradio is not installed: pip install 'hf_deberta_ext[demo]'")
 pytestmark = pytest.mark.slow
@@ -27,8 +26,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "w7 w8 w9 w10"
 SECONDS = 60
-# What a Space lacks: packages of the extras, which are in none of its requirements.
-EXTRAS = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "sentence_transformers", "sklearn", "xxhash")
 
 
 @pytest.fixture(scope="module")
@@ -157,32 +154,12 @@ def test_every_tab_of_a_joint_model_answers_in_a_browser(width, folders, tmp_pat
         assert severe == []
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_files_of_a_space_run_and_classify_with_the_model_of_the_hub(width, hub, folders, tmp_path):
-    folder, app = folders["DebertaExtForSequenceClassification"], tmp_path / "app"
-    model = DebertaExtForSequenceClassification.from_pretrained(folder)
-    commit = push(model, "user/deberta", tokenizer=word_tokenizer(), skip_checks=True).commit
-    push_space("user/demo", "user/deberta", commit)
-    for name, data in hub.repos["spaces/user/demo"].files().items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_bytes(data)
-    # As `python app.py`, where nothing is installed but the requirements; the package is the one beside it.
-    code = (
-        f"import sys; sys.modules |= dict.fromkeys({EXTRAS}); import runpy, hf_deberta_ext; print(hf_deberta_ext.__file__); "
-    )
-    code += "runpy.run_path('app.py', run_name='__main__')"
-    environment = hub.environment(tmp_path / "home") | {"PYTHONPATH": ""}
-    hub.requests.clear()
-    with (
-        chromium(tmp_path / "profile", width) as session,
-        served([sys.executable, "-c", code], app, environment) as (address, printed),
-    ):
-        assert str(app / "hf_deberta_ext" / "__init__.py") in printed
-        assert hub.sent(f"/user/deberta/resolve/{commit}/model.safetensors")
+def test_a_classifier_answers_with_the_contribution_of_each_token(folders, tmp_path):
+    folder = folders["DebertaExtForSequenceClassification"]
+    with chromium(tmp_path / "profile", 1280) as session, served(command(folder), tmp_path, ENVIRONMENT) as (address, _):
         page = Page(session, address, ["Classify", "Attention"])
         marks = page.ask("Classify", TEXT, "w11").find_elements("tag name", "mark")
         assert [page.hover(mark) for mark in marks] == tips(classification_html(load(str(folder)), TEXT, "w11"))
-        assert requested_hosts(session) == {"127.0.0.1"}
 
 
 def test_a_port_that_is_taken_is_an_error_of_one_line(folders, capsys):

@@ -203,7 +203,6 @@ def assert_same_step(result: dict, expected: dict):
         torch.testing.assert_close(result["gradients"][name], gradient, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.criterion("A8.3", "P8")
 @exact_accumulation
 @processes_talk
 @pytest.mark.parametrize("training", SHORT_OR_SLOW)
@@ -231,14 +230,12 @@ def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformer
     assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
 
 
-@pytest.mark.criterion("A8.3")
 def test_trainings_are_of_every_head_every_family_and_every_objective():
     names = {name.split(",")[0] for name in TRAININGS} - {*HEADS}
     assert names == {"masked lm", "replaced tokens", "sift", "task", "task with sift", "lora"} and len(HEADS) == 7
     assert {*OBJECTIVES} == {"mlm", "sop", "sbo"}
 
 
-@pytest.mark.criterion("A20.4", "P.j")
 @slow
 @shards
 @exact_accumulation
@@ -269,7 +266,6 @@ def test_fsdp_evaluates_as_ddp(training, processes):
                 assert two[name] == pytest.approx(one[name], **LOSSES), name
 
 
-@pytest.mark.criterion("A20.4")
 @slow
 @shards
 @exact_accumulation
@@ -280,7 +276,6 @@ def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
     assert_same_weights(load_file(Path(processes.place("resumed", RESUMED), "model.safetensors")), alone(RESUMED))
 
 
-@pytest.mark.criterion("A20.4")
 @slow
 @shards
 @processes_talk
@@ -424,7 +419,6 @@ def parameters_in(value):
         yield from (bare for item in value for bare in parameters_in(item))
 
 
-@pytest.mark.criterion("A20.2")
 def test_no_module_is_given_or_returns_a_bare_parameter(model_and_batch):
     """The relative table reaches the layers as an activation: ZeRO cannot gather a parameter that travels."""
     model, batch = model_and_batch
@@ -446,7 +440,6 @@ def test_no_module_is_given_or_returns_a_bare_parameter(model_and_batch):
     assert len(tables) >= 6 and any(table.grad_fn is not None for table in tables)
 
 
-@pytest.mark.criterion("A20.2")
 def test_no_module_reads_weights_outside_of_their_own_module(model_and_batch):
     """As under ZeRO-3: a weight is there while the module that has it runs, and empty before and after."""
     model, batch = model_and_batch
@@ -477,7 +470,6 @@ def test_no_module_reads_weights_outside_of_their_own_module(model_and_batch):
             parameter.data = weight
 
 
-@pytest.mark.criterion("A20.1")
 def test_layers_are_what_is_not_split(model_and_batch):
     model, _ = model_and_batch
     assert [*model._no_split_modules] == [DebertaExtLayer.__name__]
@@ -509,7 +501,6 @@ def in_shards(request, tmp_path):
     return request.param, model, tmp_path / "shards"
 
 
-@pytest.mark.criterion("A20.3")
 @pytest.mark.parametrize("device_map", [None, pytest.param("cpu", marks=slow), "auto"])
 def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
     _, model, folder = in_shards
@@ -519,7 +510,6 @@ def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
     assert equal_outputs(logits(loaded), logits(model))
 
 
-@pytest.mark.criterion("A20.3")
 @pytest.mark.parametrize("room, buffers", [(20_000, True), (60_000, False)], ids=["nothing fits", "some fit"])
 def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_shards, tmp_path):
     """An offloaded weight is on the meta device until its module runs: position ids were made there, and the layer that
@@ -535,7 +525,6 @@ def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_s
         assert equal_outputs(logits(loaded), logits(model))
 
 
-@pytest.mark.criterion("A20.1")
 def test_no_layer_is_split_over_devices(in_shards, tmp_path):
     name, model, folder = in_shards
     if name == "all":
@@ -545,7 +534,6 @@ def test_no_layer_is_split_over_devices(in_shards, tmp_path):
     assert not [place for place in placed if ".layer." in place and not place.rsplit(".", 1)[1].isdigit()]
 
 
-@pytest.mark.criterion("A20.3")
 def test_a_model_made_without_memory_is_filled_from_shards(in_shards, tmp_path):
     from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 

@@ -57,7 +57,6 @@ def finished(tmp_path_factory):
     return folder / "out", printed.getvalue(), rows
 
 
-@pytest.mark.criterion("P10")
 def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths():
     assert measuring.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == pytest.approx([3.0, 1.4, 4.6])
     times = {"transformers": [4.0, 6.0, 40.0], "auto": [2.0, 2.0, 10.0], "BERT + SDPA": [1.0, 2.0, 4.0]}
@@ -73,7 +72,6 @@ def test_text_lengths_are_of_words_or_of_tokens(tmp_path):
     assert measuring.text_lengths(file, None) == [3, 7, measuring.LONGEST]
 
 
-@pytest.mark.criterion("P10")
 def test_memory_counts_what_is_held_at_a_time():
     def forward():
         # 4000 and 8000 bytes at a time, then 4000 alone.
@@ -84,7 +82,6 @@ def test_memory_counts_what_is_held_at_a_time():
     assert measuring.peak_bytes(forward) == pytest.approx(12000, abs=200)
 
 
-@pytest.mark.criterion("P10")
 def test_sides_take_turns_and_another_one_begins_each():
     called = []
     calls = {name: lambda name=name: called.append(name) for name in "abc"}
@@ -92,7 +89,6 @@ def test_sides_take_turns_and_another_one_begins_each():
     assert "".join(called) == "abc|cab|bca|" and [len(times[name]) for name in "abc"] == [3, 3, 3]
 
 
-@pytest.mark.criterion("A1.7", "P10")
 def test_different_outputs_are_found_and_padding_is_not_compared():
     states = torch.ones(1, 2, 3)
     inputs = {"attention_mask": torch.tensor([[1, 0]])}
@@ -126,7 +122,6 @@ def test_what_cannot_be_built_gives_its_reason():
         side.forward()
 
 
-@pytest.mark.criterion("A1.7")
 def test_a_run_leaves_tables_and_figures_whose_ratios_follow_from_the_times(finished):
     folder, printed, rows = finished
     assert f"torch {torch.__version__}" in (folder / "environment.txt").read_text(encoding="utf-8")

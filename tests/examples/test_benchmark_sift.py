@@ -8,7 +8,6 @@ from scripts import module_of
 benchmark = module_of("benchmark_sift")
 
 
-@pytest.mark.criterion("A13.8")
 @pytest.mark.slow
 def test_each_side_of_each_model_and_shape_is_measured(capsys):
     ratios = benchmark.main(["--layers", "1", "--shapes", "2x8", "1x16", "--repeats", "1"])

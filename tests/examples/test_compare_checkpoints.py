@@ -64,7 +64,6 @@ def results(flags):
     return json.loads(results_file(flags).read_text(encoding="utf-8"))
 
 
-@pytest.mark.criterion("P17")
 @pytest.mark.parametrize(
     "values, first, expected",
     [

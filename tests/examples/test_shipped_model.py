@@ -41,6 +41,5 @@ def test_it_fills_masks(text, answer):
     assert fill_mask(text)[0]["token_str"].strip() == answer
 
 
-@pytest.mark.slow
 def test_it_passes_the_checks_of_a_published_folder():
     assert check_folder(FOLDER, published_files(FOLDER)[0]) == []

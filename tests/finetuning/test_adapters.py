@@ -149,7 +149,6 @@ def options_of(message: str) -> dict:
     return options
 
 
-@pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize(("head", "method"), TABLE, ids=lambda name: name.replace(", ", " "))
 def test_new_weights_are_saved_with_an_adapter_or_its_training_is_refused(head, method, body, tmp_path):
     """A new pooler was neither trained nor saved: the logits of the adapter, loaded again, had a relative error of 1."""

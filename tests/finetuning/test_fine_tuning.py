@@ -23,7 +23,6 @@ def finished(folder_of, tmp_path_factory):
     return folder, run(folder_of("ours"), folder, *argv, eval_strategy="steps", eval_steps=2, **SAVING)
 
 
-@pytest.mark.criterion("B4.1")
 def test_run_leaves_results_predictions_model_and_card(finished):
     folder, metrics = finished
     for name in (
@@ -92,7 +91,6 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     assert [entry["step"] for entry in history if "eval_accuracy" in entry] == [2, 4, 4]
 
 
-@pytest.mark.criterion("A14.4", "B7.3")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -168,7 +166,6 @@ def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, tmp_path, capsys
     assert ended.value.code == 130 and said.endswith("go on with --resume_from_checkpoint last if there is a checkpoint\n")
 
 
-@pytest.mark.criterion("A16.1", "B5")
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
     """To the last bit, with dropout, adversarial noise and accumulated micro-batches."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)
@@ -184,7 +181,6 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
     assert losses[0] == losses[1] and len(losses[0]) == 6
 
 
-@pytest.mark.criterion("B5")
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
@@ -270,7 +266,6 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(be
     assert "seconds of training" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.criterion("B6", "P17")
 def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     summary = run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 3, 5)
     runs = [read(tmp_path / "run" / f"seed-{seed}", "all_results.json") for seed in (3, 5)]
@@ -286,7 +281,6 @@ def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     assert equal(weights(tmp_path / "alone"), weights(tmp_path / "run" / "seed-5"))
 
 
-@pytest.mark.criterion("A16.3")
 def test_one_seed_gives_one_result(folder_of, tmp_path):
     """The same file of results but for times, and the same weights, with workers or without."""
     argv = ("--do_train", "--do_eval", "--do_predict")

@@ -39,7 +39,6 @@ def test_recipes_are_those_of_the_scripts():
     assert RECIPES["v3-xsmall-sift"]["mnli"].sift_weight == 3.0
 
 
-@pytest.mark.criterion("B7.1")
 def test_every_size_has_the_tasks_that_were_published_for_it():
     tasks = {"mnli", "cola", "sst2", "stsb", "rte", "mrpc", "qnli", "qqp", "record", "copa", "race", "ner"}
     for size in ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge"):
@@ -66,7 +65,6 @@ def test_tasks_of_other_names_take_the_settings_of_their_kind():
     assert find_recipe("base", "xnli") == find_recipe("base", "MNLI") == RECIPES["base"]["mnli"]
 
 
-@pytest.mark.criterion("B7.1")
 def test_a_recipe_sets_what_is_learned():
     assert arguments("v3-large", "sst2") == dict(
         num_train_epochs=8.0, warmup_steps=500, learning_rate=6e-6, max_seq_length=128, weight_decay=0.01,
@@ -141,7 +139,6 @@ def training(tmp_path, **more):
     return FineTuningArguments(output_dir=str(tmp_path), do_train=True, **more)
 
 
-@pytest.mark.criterion("A14.4", "B7.2")
 @pytest.mark.parametrize(
     ("layers", "rate", "lora", "message"),
     [
@@ -159,7 +156,6 @@ def test_learning_rates_that_do_not_fit_a_model_are_warned_of(layers, rate, lora
     assert [message in warning for warning in warnings] == [True] * (message is not None)
 
 
-@pytest.mark.criterion("B7.2")
 def test_half_precision_with_mdeberta_is_warned_of(tmp_path):
     args = training(tmp_path)
     # The flag alone: a machine without an accelerator refuses it.

@@ -69,7 +69,6 @@ def test_a_table_of_predictions_has_a_line_for_each(tmp_path):
     assert file.read_text(encoding="utf-8") == "index\tprediction\n0\ta b\n1\tc d\n"
 
 
-@pytest.mark.criterion("B2.3")
 def test_mnli_reports_matched_and_mismatched_apart_and_writes_both_files(tmp_path, tokenizer):
     task = GLUE["mnli"]
     train = write_lines(tmp_path / "train.jsonl", *made(task, [0, 1, 2]))

@@ -19,7 +19,6 @@ def found(*cells, trained=True, **more):
     return find_labels({"--train_file": [*cells]}, trained=trained, **more)
 
 
-@pytest.mark.criterion("B3.2")
 @pytest.mark.parametrize(
     ("cells", "kind", "names"),
     [
@@ -90,7 +89,6 @@ def test_what_logits_say():
     assert Labels(REGRESSION).shown(np.array([1.5])) == [1.5]
 
 
-@pytest.mark.criterion("B3.4")
 def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
     labels = Labels(SINGLE, ("entailment", "neutral", "contradiction"))
     ours = labels.in_order_of({"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2})
@@ -159,7 +157,6 @@ def test_names_of_a_data_set_are_those_of_its_features():
     assert label_cells(spaces, "all")[0] == [["a"], ["b", "a"], []]
 
 
-@pytest.mark.criterion("B3.2")
 @pytest.mark.parametrize("nothing", [[-1, -1], [None, None], [None], ["", ""], ["-1", "-1"], [-1.0, None]])
 def test_only_a_test_set_may_have_no_labels(nothing):
     assert found(*nothing, trained=False) is None
@@ -198,7 +195,6 @@ def test_classes_that_are_written_as_fractions_get_a_hint(caplog):
     assert caplog.messages == []
 
 
-@pytest.mark.criterion("B3.5")
 @pytest.mark.parametrize(
     ("labels", "cells", "message"),
     [
@@ -282,7 +278,6 @@ def test_logits_that_are_not_finite_are_no_answer(kind, wrong):
         labels.predicted(logits)
 
 
-@pytest.mark.criterion("B3.5")
 def test_a_label_that_the_checkpoint_does_not_know_cannot_be_evaluated():
     labels = found("pos", "mixed", trained=False)
     with pytest.raises(ValueError, match="--train_file has the label 'mixed'; the checkpoint has neg, pos"):

@@ -64,7 +64,6 @@ def test_the_longest_row_is_measured_of_those_that_are_chosen(rows):
     assert longest_row(data.select([])) == 0
 
 
-@pytest.mark.criterion("A12.3")
 @pytest.mark.parametrize(
     ("limit", "wanted", "expected", "warned"),
     [(512, 8, 8, False), (512, 99, 16, True), (12, 99, 12, True), (512, None, 16, False), (512, 16, 16, False)],

@@ -38,7 +38,6 @@ def adapted(tiny_config, shake):
     return build
 
 
-@pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_adapter_changes_the_output_and_survives_save_and_load(kind, tiny_config, batch, tmp_path):
     torch.manual_seed(0)
@@ -64,7 +63,6 @@ def test_adapter_changes_the_output_and_survives_save_and_load(kind, tiny_config
         assert torch.allclose(merged(ids, attention_mask=mask).logits, trained, atol=1e-5)
 
 
-@pytest.mark.criterion("A18.1")
 def test_adapters_change_the_output_of_every_backend_alike(adapted, batch, relative_error):
     """A backend that reads weights instead of calling modules would pass the adapters by."""
     model = adapted()
@@ -81,7 +79,6 @@ def test_adapters_change_the_output_of_every_backend_alike(adapted, batch, relat
         assert relative_error("adapters, backends", states[name], states["eager"], mask.bool()) < 1e-5
 
 
-@pytest.mark.criterion("A8.2")
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backend(kind, name, adapted, batch):
@@ -104,7 +101,6 @@ def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backe
         assert torch.allclose(grad, grads[1][key], rtol=1e-4, atol=1e-7), key
 
 
-@pytest.mark.criterion("A18.3")
 def test_the_modules_of_the_head_are_named_in_the_documentation(adapted):
     """Without them a saved adapter is loaded beside a head of random weights."""
     (named,) = re.findall(r"`modules_to_save=(\[.*?\])`", GUIDE.read_text(encoding="utf-8"))

@@ -153,7 +153,6 @@ def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
     assert rows[0]["length"] == max(map(len, rows[0]["input_ids"]))
 
 
-@pytest.mark.criterion("A15.2")
 def test_the_context_alone_is_cut(tokenizer):
     long = question(context=WORDS, choices=3)
     pair = tokenizer("", long["choices"][0])["input_ids"]
@@ -201,7 +200,6 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
 
 
-@pytest.mark.criterion("B4.2")
 def test_the_commonest_answer_is_the_baseline():
     train = [question(label=label) for label in (1, 0, 1)]
     validation = [question(label=1, group="high"), question(label=0, group="middle"), question(label=0, group="middle")]
@@ -252,7 +250,6 @@ def losses_and_gradients(model, loss):
     return loss.item(), gradients
 
 
-@pytest.mark.criterion("A15.3")
 @pytest.mark.parametrize("family", MODELS)
 def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, build, tokenizer):
     """The loss of a batch of 2, 3 and 4 choices is the mean of what the model's own loss is for each row alone."""
@@ -276,7 +273,6 @@ def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, bui
         assert (gradient - expected_gradients[name]).abs().max() <= 1e-6 * largest, name
 
 
-@pytest.mark.criterion("A15.3")
 @pytest.mark.parametrize("family", MODELS)
 def test_any_model_is_evaluated_on_rows_of_different_lengths(family, build, tokenizer, tmp_path):
     """Batches of 2 and then of 4 choices: in the order of the rows, equal to one row at a time."""
@@ -483,7 +479,6 @@ def test_rows_to_evaluate_on_need_labels(tmp_path):
         read_multiple_choice(MultipleChoiceArguments(validation_file=[file]))
 
 
-@pytest.mark.criterion("A15.2")
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(number, tokenizer):
     long = question(id="high7.txt-2", choices=3)

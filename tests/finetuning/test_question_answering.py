@@ -182,7 +182,6 @@ def test_padding_to_the_maximum_changes_no_answer():
     assert short[0]["start_positions"][:] == long[0]["start_positions"][:]
 
 
-@pytest.mark.criterion("A14.1")
 def test_answers_that_no_window_holds_are_counted(caplog):
     rows, _ = encode_windows(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
@@ -255,7 +254,6 @@ TOKENIZERS = {
 }
 
 
-@pytest.mark.criterion("A10.2", "A14.1")
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
@@ -332,7 +330,6 @@ def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
     assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl, b.json")
 
 
-@pytest.mark.criterion("B4.2")
 @pytest.mark.parametrize("form", ["no column", "null", "empty", "nested"])
 def test_test_sets_need_no_answers(form, tmp_path):
     row = one(answers=())
@@ -411,7 +408,6 @@ def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path)
     assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")
 
 
-@pytest.mark.criterion("A14.2")
 def test_one_set_of_version_2_by_hand(tmp_path):
     """Three questions: one is right, one has an answer that the model does not give, one has none but gets one."""
     rows = [one(), one(name="n2"), one(name="n3", answers=())]
@@ -449,7 +445,6 @@ def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
     assert first.label_counts == first.baselines == {}
 
 
-@pytest.mark.criterion("A14.3")
 def test_limits_of_answers_come_from_the_flags(tmp_path):
     flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", one())], n_best_size=3, max_answer_length=1)
     measured = data(**flags).encode(words(), BertConfig()).evaluation[""]
@@ -488,7 +483,6 @@ def test_tokenizers_and_strides_that_give_no_windows_are_refused(tokenizer, flag
         read.encode(tokenizer, BertConfig())
 
 
-@pytest.mark.criterion("A14.1")
 @pytest.mark.parametrize("change, message", [
     (dict(context=None), r"row 2 of --train_file .* None in the column 'context', expected text"),
     (dict(question=5), "'question'"),

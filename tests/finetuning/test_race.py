@@ -74,7 +74,6 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
     assert race_level(name) == expected
 
 
-@pytest.mark.criterion("B2.2")
 def test_race_rows_by_hand():
     examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
     assert choice_rows(examples, source="here") == [
@@ -100,7 +99,6 @@ def test_schools_are_those_of_the_example_ids_or_of_the_file():
     assert [(row["id"], row["group"]) for row in examples] == [("row1-0", None), ("row2-0", None)]
 
 
-@pytest.mark.criterion("A15.1")
 def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
     write_raw(tmp_path / "dev" / "high", "9.txt", id="high9.txt")
@@ -118,7 +116,6 @@ def test_half_a_surrogate_pair_becomes_a_question_mark_as_in_other_files(tmp_pat
     assert {*read_raw_race(tmp_path, source="x")["article"]} == {"half ?, whole 😀"}
 
 
-@pytest.mark.criterion("A15.1")
 def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
     write_raw(tmp_path / "middle", "1.txt", id="1")
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
@@ -132,7 +129,6 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     assert data.dataset == "middle, high.jsonl"
 
 
-@pytest.mark.criterion("A15.1")
 def test_csv_files_hold_their_options_as_json(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")

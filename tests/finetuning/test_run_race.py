@@ -35,7 +35,6 @@ def c3_rows():
         yield {"context": "the car is white .", "question": "a", "choices": choices, "label": number % 2}
 
 
-@pytest.mark.criterion("A15.4")
 def test_a_whole_run_measures_the_schools_apart_and_leaves_answers(run_race, model, tmp_path):
     levels = {"middle": 8, "high": 4}
     files = [write_lines(tmp_path / f"{level}.jsonl", *race_rows(level, count)) for level, count in levels.items()]

@@ -52,7 +52,6 @@ def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
     assert measured["eval_exact_match"] >= 95 and measured["eval_f1"] >= measured["eval_exact_match"]
 
 
-@pytest.mark.criterion("B4.1")
 def test_a_run_on_questions_with_and_without_answers(run_squad, model, tmp_path):
     train = write_lines(tmp_path / "train.jsonl", *made_rows(12, unanswerable=True))
     rows = made_rows(9, seed=1, unanswerable=True)

@@ -42,7 +42,6 @@ def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     assert type(model.config) is expected and model.config.id2label == {0: "bad", 1: "good"}
 
 
-@pytest.mark.criterion("A5.1")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp_path):
     folder = tmp_path / "half"
@@ -53,14 +52,12 @@ def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp
     assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
 
 
-@pytest.mark.criterion("A5.2")
 def test_parameters_may_be_bfloat16(folder_of, tmp_path, caplog):
     run(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=1, dtype="bfloat16")
     assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.bfloat16}
     assert "updates below 1/256 of a parameter are lost" in caplog.text
 
 
-@pytest.mark.criterion("A10.3")
 def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
     """Published models have 128100 rows for 128000 tokens: a table that is cut to the tokenizer is no longer theirs."""
     tokens = len(toy_tokenizer())
@@ -114,7 +111,6 @@ def test_a_folder_of_microsofts_trainer_is_read_as_this_packages_model(tmp_path,
     assert torch.equal(weights(tmp_path / "run")[table], state[table])
 
 
-@pytest.mark.criterion("B8")
 def test_training_from_scratch_takes_the_shape_with_replaced_fields_and_an_adversarial_loss(folder_of, tmp_path):
     overrides = "hidden_dropout_prob=0.0,num_hidden_layers=1"
     more = dict(max_steps=1, learning_rate=0.0, sift_weight=1, config_overrides=overrides)
@@ -138,7 +134,6 @@ def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "own").cls_dropout == 0.5
 
 
-@pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize(
     ("family", "adapted", "head"),
     [
@@ -183,7 +178,6 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     assert f'base = "{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.criterion("B8")
 def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
     pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--lora", "--lora_target_modules", "key_proj", lora_r=2)
@@ -231,7 +225,6 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.criterion("A5.2", "B8")
 @pytest.mark.parametrize(
     ("family", "flags", "values", "message"),
     [
@@ -358,7 +351,6 @@ def test_a_model_must_be_named(tmp_path):
         fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
 
 
-@pytest.mark.criterion("A5.3")
 @pytest.mark.parametrize("family", ["bert", "v2"])
 def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp_path):
     big = finish(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))

@@ -72,7 +72,6 @@ def test_texts_become_rows_and_labels_names(data, tokenizer):
     assert {*task.train.column_names} == {"input_ids", "token_type_ids", "attention_mask", "labels"}
 
 
-@pytest.mark.criterion("A5.4")
 def test_pairs_have_two_segments_and_the_longer_one_is_cut(data, tokenizer):
     long = [{"premise": "it rains so good a long one " * 9, "hypothesis": "wet", "label": n} for n in range(2)]
     task = encoded(data(train=PAIRS + long, max_seq_length=16), tokenizer)
@@ -94,7 +93,6 @@ def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
     assert file.read_text(encoding="utf-8") == "index\tprediction\n0\ta\n1\tb\n2\ta\n3\tb\n"
 
 
-@pytest.mark.criterion("A17.1", "B3.2")
 def test_scores_are_a_regression(data, tokenizer, tmp_path):
     ours = data(train=rows(0.5, 1, 2.25), validation=rows(1.0, 2.0, 4.5))
     assert ours.config_fields() == dict(num_labels=1, problem_type=REGRESSION)
@@ -125,7 +123,6 @@ def test_lists_are_multi_label(data, tokenizer, tmp_path):
     assert file.read_text(encoding="utf-8") == "index\tprediction\n0\tx, y\n1\ty\n"
 
 
-@pytest.mark.criterion("B3.3")
 @pytest.mark.parametrize(
     ("columns", "taken"),
     [
@@ -194,7 +191,6 @@ def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     assert (ours.dataset, ours.num_train, ours.num_evaluation) == (str(folder), 2, 0)
 
 
-@pytest.mark.criterion("B3.4")
 def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer, tmp_path):
     flags = dict(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
     plain, kept = data(**flags), data(**flags)
@@ -210,7 +206,6 @@ def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer
     assert one.read_text() == two.read_text()
 
 
-@pytest.mark.criterion("B8")
 def test_padding(data, tokenizer):
     flags = dict(train=[{"text": "so", "label": 0}, {"text": "a long one it rains", "label": 1}], max_seq_length=31)
     task = encoded(data(**flags), tokenizer)
@@ -234,7 +229,6 @@ def test_the_first_examples_are_taken_and_labels_known_from_all(data, tokenizer)
     assert (len(task.train), len(task.evaluation[""].rows), len(task.test[""].rows)) == (3, 1, 1)
 
 
-@pytest.mark.criterion("B8")
 def test_several_processes_give_the_rows_of_one(data, tokenizer):
     flags = dict(train=rows(*[0, 1] * 20))
     one, two = (encoded(data(**flags, preprocessing_num_workers=n), tokenizer).train for n in (None, 2))
@@ -297,7 +291,6 @@ def test_flags_that_are_wrong_by_themselves(flags, message):
         TextClassificationArguments(**flags)
 
 
-@pytest.mark.criterion("B3.6")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -341,7 +334,6 @@ def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, m
         data(**flags)
 
 
-@pytest.mark.criterion("B3.6")
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_empty_texts_are_counted(share, data, caplog):
     """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""

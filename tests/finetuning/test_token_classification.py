@@ -246,7 +246,6 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
 
 
-@pytest.mark.criterion("B4.2")
 def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, wordpiece):
     rows = [{"tokens": row["tokens"]} for row in ROWS]
     for name, missing in (("a", rows), ("b", [row | {"ner_tags": []} for row in rows])):
@@ -275,7 +274,6 @@ def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
     assert batch["labels"].tolist() == [[-100, 1, *[-100] * 6], [-100, 1, 0, 1, *[-100] * 4]]
 
 
-@pytest.mark.criterion("A10.5")
 def test_words_are_read_as_within_a_text(tmp_path, wordpiece):
     """Without its space a word would be read as the end of another."""
     tokenizer = byte_level()

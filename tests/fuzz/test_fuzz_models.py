@@ -86,7 +86,6 @@ def test_the_slow_suite_runs_at_least_2000_cases():
     assert TOTAL >= 2000 and min(examples for examples, _ in CASES.values()) > 0
 
 
-@pytest.mark.criterion("A1.2", "P15")
 @cases("backends")
 def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
     head = data.draw(st.sampled_from(HEADS), "head")
@@ -122,7 +121,6 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
     return 4
 
 
-@pytest.mark.criterion("P15")
 @cases("joint")
 def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
     fields = data.draw(joint_fields(smooth=True), "fields")
@@ -188,7 +186,6 @@ def test_save_and_load_keep_every_bit(data):
             assert equal_outputs(before_saving[name], after_loading[name]), name
 
 
-@pytest.mark.criterion("A11.1")
 @cases("alone")
 def test_a_sample_alone_equals_itself_in_a_batch(data):
     """Whatever its neighbours are, and however much padding they bring."""
@@ -214,7 +211,6 @@ def test_a_sample_alone_equals_itself_in_a_batch(data):
                 assert error(expected, x, 1e-6) < TOLERANCE, (row, name)
 
 
-@pytest.mark.criterion("P5")
 @cases("streams")
 def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
     head = data.draw(st.sampled_from(ONE_TOKEN), "head")
@@ -282,7 +278,6 @@ def test_half_precision_is_as_exact_as_eager_is(data):
     return 3
 
 
-@pytest.mark.criterion("A6.1")
 @cases("extreme")
 def test_extreme_weights_give_finite_outputs_and_gradients(data):
     """Queries and keys whose products pass what float16 can hold, dropout on, every dtype and backend."""

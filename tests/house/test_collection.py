@@ -3,22 +3,33 @@
 
 import ast
 import fnmatch
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from criteria import TESTS, test_functions
 from shares import share
+
+TESTS = Path(__file__).resolve().parents[1]
+README = (TESTS / "README.md").read_text(encoding="utf-8")
+
+
+def functions_of(file: Path) -> list[str]:
+    """Names of the test functions of a file, also of those of classes."""
+    bodies = [ast.parse(file.read_text(encoding="utf-8")).body]
+    bodies += [node.body for node in bodies[0] if isinstance(node, ast.ClassDef)]
+    functions = [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if node.name.startswith("test_")]
+
 
 # run_transformers_mixins.py runs these beside the tests of transformers.
 RUN_BY_A_PROGRAM = {"mixin_tests.py", "pipeline_tests.py"}
-FILES = {file: names for file in sorted(TESTS.rglob("*.py")) if (names := [node.name for node in test_functions(file)])}
+FILES = {file: names for file in sorted(TESTS.rglob("*.py")) if (names := functions_of(file))}
 
 
-@pytest.mark.criterion("P.k")
 def test_every_file_that_defines_tests_is_collected(request):
     config = request.config
-    files = [file for file in FILES if file.name not in RUN_BY_A_PROGRAM and file.name != "criteria.py"]
+    files = [file for file in FILES if file.name not in RUN_BY_A_PROGRAM]
     patterns = config.getini("python_files")
     assert [str(file) for file in files if not any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)] == []
     ignored = config.getini("norecursedirs")
@@ -53,7 +64,7 @@ def test_no_test_has_the_name_of_another_one_of_its_file():
 
 def test_tests_import_helpers_of_support_and_no_other_test():
     """Each file runs alone, in any order; what two of them share is in tests/support."""
-    test_modules = {file.stem for file in TESTS.rglob("*.py") if file.parent.name != "support"} - {"criteria"}
+    test_modules = {file.stem for file in TESTS.rglob("*.py") if file.parent.name != "support"}
     for file in TESTS.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -79,3 +90,12 @@ def test_every_test_is_in_one_share_and_some_in_all():
     other = Item("slow0")
     other.path = TESTS / "test_other.py"
     assert share([other, *items], 2, 3)[-len(shares[1]) :] == shares[1]
+
+
+def test_the_readme_names_programs_and_variables_that_exist():
+    for file in re.findall(r"python (tests/[\w/]+\.py)", README):
+        assert (TESTS.parent / file).is_file(), file
+    readers = [TESTS / "conftest.py", *(TESTS / "support").glob("*.py"), *(TESTS / "attention").glob("*.py")]
+    sources = "".join(file.read_text(encoding="utf-8") for file in readers)
+    for name in {"--run-slow", *re.findall(r"DEBERTA_EXT_(?:FUZZ|THREAD)_\w+|--fuzz-\w+", README)}:
+        assert name in README and name in sources, name

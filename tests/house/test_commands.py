@@ -68,7 +68,6 @@ def test_the_help_of_a_command_ends_with_its_examples(name, capsys):
     assert "\n" not in module.HELP and module.HELP
 
 
-@pytest.mark.criterion("P13")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_example_is_a_command_that_the_parser_takes(name):
     module = importlib.import_module(f"hf_deberta_ext.commands.{name}")

@@ -64,7 +64,6 @@ def program_of(words):
     return None
 
 
-@pytest.mark.criterion("P13")
 @pytest.mark.skipif(bash is None, reason="a shell reads the commands")
 @pytest.mark.parametrize("document", [*DOCUMENTS, *SCRIPTS])
 def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
@@ -104,7 +103,6 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     assert flags_of(program, good, monkeypatch)["output_dir"] == "out 1"
 
 
-@pytest.mark.criterion("P13")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_of_the_documentation_imports_what_there_is(document):
     for code in re.findall(r"^```python\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL):

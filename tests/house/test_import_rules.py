@@ -40,7 +40,6 @@ ALLOWED = {
     },
     "conversion": {"tokenization", "training"},
     "data": set(),
-    # What a Space carries: nothing but this room and what it stands on.
     "demo": {"analysis", "tokenization"},
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
@@ -103,7 +102,6 @@ def tracked_files() -> list[Path]:
     return [file for file in (ROOT / name for name in sorted({*listed.split("\0")} - {""})) if file.is_file()]
 
 
-@pytest.mark.criterion("A7.3")
 @pytest.mark.parametrize("name", MODEL)
 def test_model_files_import_what_transformers_requires_and_siblings(name):
     allowed = REQUIRED | sys.stdlib_module_names
@@ -121,14 +119,12 @@ def test_model_files_import_what_transformers_requires_and_siblings(name):
     assert {*get_imports(MODEL[name])} <= allowed
 
 
-@pytest.mark.criterion("A7.3")
 @pytest.mark.parametrize("name", MODEL)
 def test_the_scanner_of_transformers_finds_the_imports_that_python_finds(name):
     """It is a regular expression, which takes a line of a docstring for an import and misses some real ones."""
     assert {*get_relative_imports(MODEL[name])} == siblings(MODEL[name])
 
 
-@pytest.mark.criterion("A7.3")
 def test_the_modeling_file_and_the_configuration_import_every_file_that_they_need_directly():
     """For local folders, transformers <= 5.9 copies the direct imports of the file that it loads and no others."""
     assert siblings(MODEL[ENTRY]) == {*MODEL} - {ENTRY}
@@ -185,7 +181,6 @@ def test_examples_import_public_names_of_the_package(file):
             assert name in exported.__all__, f"{name} is not in __all__ of {module}"
 
 
-@pytest.mark.criterion("A9.3")
 def test_importing_the_package_and_its_help_warn_of_nothing_and_bring_no_package_that_one_command_needs():
     """No package, that is, which transformers does not bring with a model of its own."""
     code = f"""

@@ -26,7 +26,6 @@ from hf_deberta_ext.conversion.checkpoint_contents import read_contents
 from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
 
 
-@pytest.mark.criterion("A2.1")
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_published_layout_loads_into_the_masked_lm_with_nothing_missing(kind, file, tmp_path):
@@ -196,7 +195,6 @@ def test_report_tells_loaded_converted_new_and_unused(tmp_path, caplog):
     assert len(report.loaded) + 4 == len(model.state_dict())
 
 
-@pytest.mark.criterion("A2.6")
 @pytest.mark.parametrize("heads", [("rtd",), ("lm", "rtd")])
 def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, caplog):
     """v3 and mDeBERTa: the head is drawn anew, or left over from something else; either way the words were nonsense, and

@@ -55,7 +55,6 @@ def logits_of(model, inputs, name, size=50):
         return torch.cat([model(**dict(zip(inputs, part, strict=True))).logits for part in parts]).double()
 
 
-@pytest.mark.criterion("P7")
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0), (torch.float16, 0.005), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_decisions_change_in_half_precision_alone_and_where_two_labels_are_level(name, dtype, share, trained):

@@ -22,7 +22,6 @@ def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.criterion("A3.3", "P14")
 def test_samples_follow_the_softmax_and_special_tokens_are_never_drawn():
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]]).repeat(200_000, 1)
     for temperature in (1.0, 2.0):
@@ -67,7 +66,6 @@ def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time_nor_on_the_dtype(
     assert torch.equal(draw(logits), whole) and draw(logits[:0]).shape == (0,)
 
 
-@pytest.mark.criterion("A3.3", "P.h")
 def test_only_selected_positions_change_and_lucky_samples_count_as_original(joint, masked):
     model, (batch, original) = joint(), masked
     selected = batch["labels"] != -100
@@ -85,7 +83,6 @@ def test_only_selected_positions_change_and_lucky_samples_count_as_original(join
     assert replaced[selected][0] == 0 and replaced[selected][-1] == 0 and replaced.clamp(min=0).sum() >= n - 4
 
 
-@pytest.mark.criterion("P11")
 def test_tokens_that_were_kept_or_made_random_are_sampled_too(joint, masked):
     """With an 80/10/10 split a selected position need not hold [MASK]."""
     model, (batch, _) = joint(), masked
@@ -97,7 +94,6 @@ def test_tokens_that_were_kept_or_made_random_are_sampled_too(joint, masked):
     assert corrupted[0, [3, 4]].tolist() == [33, 33] and replaced[0, [3, 4]].tolist() == [1, 1]
 
 
-@pytest.mark.criterion("A3.3")
 def test_loss_with_and_without_special_tokens(joint, masked):
     model, (batch, original) = joint(rtd_special_tokens=False), masked
     labels = model(**batch).discriminator_labels
@@ -168,7 +164,6 @@ def test_a_batch_without_a_selected_position_has_a_loss_of_zero_for_the_generato
     assert not outputs.discriminator_labels.clamp(min=0).any() and outputs.discriminator_loss > 0
 
 
-@pytest.mark.criterion("A3.1", "P11", "P.f")
 @pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
 def test_gdes_sends_each_loss_to_its_own_table_also_after_reloading_and_another_step(positions, joint, masked, tmp_path):
     batch, _ = masked
@@ -226,7 +221,6 @@ def test_gdes_makes_no_table_of_sums(joint, masked):
     assert (3, 16, 32) in made and (640, 32) not in made
 
 
-@pytest.mark.criterion("A3.8")
 def test_es_trains_one_table_by_both_losses_and_nes_shares_nothing(joint, masked):
     batch, _ = masked
     model = joint("es").train()
@@ -245,7 +239,6 @@ def test_es_trains_one_table_by_both_losses_and_nes_shares_nothing(joint, masked
     assert {name.split(".")[0] for name, grad in gradients(model).items() if grad is not None} == {"discriminator"}
 
 
-@pytest.mark.criterion("A3.8")
 def test_all_shares_every_weight_of_the_encoder(joint, masked):
     batch, _ = masked
     model = joint("all")
@@ -257,7 +250,6 @@ def test_all_shares_every_weight_of_the_encoder(joint, masked):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.criterion("P11")
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("fields", [{}, dict(position_biased_input=True, type_vocab_size=2), dict(embedding_size=16)])
 def test_every_way_of_sharing_survives_saving_copying_and_pickling(sharing, fields, joint, masked, tmp_path):
@@ -275,7 +267,6 @@ def test_every_way_of_sharing_survives_saving_copying_and_pickling(sharing, fiel
         assert not {id(p) for p in other.parameters()} & {id(p) for p in model.parameters()}
 
 
-@pytest.mark.criterion("A8.1")
 @pytest.mark.parametrize("sharing", SHARING)
 def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
     batch, _ = masked
@@ -290,7 +281,6 @@ def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
         torch.testing.assert_close(found[1][name], grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.criterion("P8")
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
     """The discriminator's part was assigned to the fields of the generator's output, which torch.compile of 2.6 lost: the
@@ -323,7 +313,6 @@ def test_autocast_in_bfloat16_samples_and_trains(joint, masked):
     assert all(torch.isfinite(grad).all() for grad in gradients(model).values() if grad is not None)
 
 
-@pytest.mark.criterion("A3.7")
 def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, masked):
     """Two passes through the generator's last layer with absolute positions added to their queries; the discriminator runs
     each of its layers once, and gives the same answers for any positions."""

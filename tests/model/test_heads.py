@@ -80,7 +80,6 @@ def test_rtd_loss_counts_real_tokens_that_have_a_label(tiny_config, batch):
     assert torch.allclose(halved.loss, expected / 2)
 
 
-@pytest.mark.criterion("A17.1")
 @pytest.mark.parametrize(
     ("problem_type", "num_labels", "labels"),
     [
@@ -152,7 +151,6 @@ def test_multiple_choice_scores_each_choice_by_itself(tiny_config, batch):
     assert torch.allclose(out.loss, functional.cross_entropy(out.logits, torch.tensor([2, 0])))
 
 
-@pytest.mark.criterion("A2.3")
 @pytest.mark.parametrize("head", HEADS)
 def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
     model = head(tiny_config()).eval()

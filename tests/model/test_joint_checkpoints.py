@@ -73,7 +73,6 @@ def test_generator_and_discriminator_from_two_folders(tmp_path):
     assert model.config.generator["num_hidden_layers"] == 1
 
 
-@pytest.mark.criterion("A3.9", "B9.3")
 def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(tmp_path):
     folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
     model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True)
@@ -92,7 +91,6 @@ def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(
     assert all(torch.equal(value, theirs[f"deberta.{name}"]) for name, value in other.deberta.state_dict().items())
 
 
-@pytest.mark.criterion("A3.9")
 @pytest.mark.parametrize("sharing", SHARING)
 def test_masked_language_model_gives_encoder_and_generator_with_its_head(sharing, tiny_config, shake, tmp_path):
     start = shake(DebertaExtForMaskedLM(tiny_config()))
@@ -174,7 +172,6 @@ def test_half_precision_pair_is_joined_in_float32_and_cast_on_request(tmp_path):
     assert DebertaExtForPreTraining.from_checkpoints(folder, dtype="bfloat16").dtype == torch.bfloat16
 
 
-@pytest.mark.criterion("A3.2")
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("positions", [False, True], ids=["emd", "positions_in_the_input"])
 def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, masked, tmp_path):
@@ -209,7 +206,6 @@ def test_every_task_head_starts_from_an_export(joint, tmp_path):
         assert all(torch.equal(got[name], value) for name, value in encoder.items()), auto
 
 
-@pytest.mark.criterion("A3.2")
 def test_export_as_a_stock_folder(joint, tmp_path):
     model = joint().export_discriminator()
     notes = save_as_deberta_v2(model, tmp_path / "stock")

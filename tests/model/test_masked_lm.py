@@ -50,7 +50,6 @@ def official_emd(model, ids, mask):
     return x @ deberta.embeddings.word_embeddings.weight.T + head.bias
 
 
-@pytest.mark.criterion("A2.2", "P1")
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_emd_equals_the_official_algorithm(kind, tiny_config, shake, batch, relative_error):
     model = shake(DebertaExtForMaskedLM(tiny_config(kind)))
@@ -73,7 +72,6 @@ def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, ba
     assert relative_error("EMD as BERT's decoder", got, plain, mask.bool()) < 1e-5
 
 
-@pytest.mark.criterion("A2.2")
 def test_decoder_gives_the_layer_its_queries_and_passes():
     def layer(queries, positions, passes):
         return queries + passes
@@ -149,7 +147,6 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.criterion("A2.5")
 @pytest.mark.parametrize("mask_shape", ["BN", "BNN"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_masked_only_equals_the_full_computation_with_every_gradient(name, mask_shape, tiny_config, shake, batch):
@@ -188,7 +185,6 @@ def test_last_layer_is_skipped_unless_its_output_is_asked_for(tiny_config, batch
     assert len(out.hidden_states) == 4 and len(with_attentions.attentions) == 3 and with_attentions.hidden_states is None
 
 
-@pytest.mark.criterion("A2.5")
 def test_masked_only_holds_no_tensor_of_the_full_vocabulary_size(tiny_config, batch):
     """Nothing that the forward pass makes, kept for backward or not, has B·N·V elements."""
     model = DebertaExtForMaskedLM(tiny_config(vocab_size=5000, masked_only=True))
@@ -242,7 +238,6 @@ def test_batch_without_targets_gives_zero_loss_and_zero_gradients(tiny_config, b
         assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.criterion("A12.2")
 def test_inputs_that_do_not_fit_are_refused_with_the_way_out(tiny_config, batch):
     """masked_only without labels is an error where the call asks for it, and nothing where the configuration does."""
     model = DebertaExtForMaskedLM(tiny_config(masked_only=True)).eval()
@@ -262,7 +257,6 @@ def test_inputs_that_do_not_fit_are_refused_with_the_way_out(tiny_config, batch)
     assert model(ids).logits.shape == (1, 70, 64)
 
 
-@pytest.mark.criterion("A2.3", "P.b")
 def test_decoder_is_tied_before_and_after_save_load_and_resize(tiny_config, tmp_path, shake):
     shake(DebertaExtForMaskedLM(tiny_config())).save_pretrained(tmp_path)
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
@@ -274,7 +268,6 @@ def test_decoder_is_tied_before_and_after_save_load_and_resize(tiny_config, tmp_
     assert head.bias.shape == (71,) == (model.config.vocab_size,) and not head.bias[64:].any()
 
 
-@pytest.mark.criterion("A2.4")
 def test_fill_mask_pipeline_returns_a_memorised_sentence(tiny_config, tmp_path):
     words = "the cat sat on a mat while dogs slept".split()
     tokenizer = tiny_tokenizer(words)

@@ -46,7 +46,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.criterion("B2.1")
 @pytest.mark.parametrize("script", [*ROWS, "run_mlm", "run_rtd"])
 def test_every_script_runs_without_network_and_metric_packages(script, folder, tmp_path, monkeypatch):
     for package in ("evaluate", "seqeval"):

@@ -16,7 +16,6 @@ PLAIN = [head for head in HEADS if head not in CHOOSING and not head.startswith(
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
-@pytest.mark.criterion("A9.3")
 def test_nothing_is_compiled_by_torch_script():
     """Deprecated, and broken from Python 3.14 on; whether somebody else traces may be asked."""
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -24,7 +23,6 @@ def test_nothing_is_compiled_by_torch_script():
         assert {name for pair in used for name in pair if name} <= {"is_tracing"}, file
 
 
-@pytest.mark.criterion("A21.2")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head", PLAIN)
 def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
@@ -35,7 +33,6 @@ def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
     assert gradients and all(x.is_meta for x in (*tensors.values(), *gradients.values()))
 
 
-@pytest.mark.criterion("A21.2")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head", PLAIN)
 def test_nothing_is_computed_in_float64(head, name, tiny_config):
@@ -53,7 +50,6 @@ def test_nothing_is_computed_in_float64(head, name, tiny_config):
     assert [function for function, dtype, *_ in watch.seen if dtype in (torch.float64, torch.complex128)] == []
 
 
-@pytest.mark.criterion("P.j")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):

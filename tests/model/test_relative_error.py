@@ -23,7 +23,6 @@ def test_the_worst_row_counts_and_not_the_mean(measure):
     assert WORST[NAME] == [2, pytest.approx(0.25)]
 
 
-@pytest.mark.criterion("P6")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("side", ["ours", "reference"])
 def test_nan_is_no_small_error(side, value, measure):

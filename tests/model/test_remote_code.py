@@ -98,7 +98,6 @@ def test_a_foreign_file_of_the_same_name_is_refused_and_the_folder_left_as_it_wa
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "# somebody else's\n"}
 
 
-@pytest.mark.criterion("A7.1")
 @pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
 @pytest.mark.parametrize("auto", HEADS)
 def test_auto_classes_give_the_installed_classes(auto, trust, tmp_path):
@@ -111,7 +110,6 @@ def test_auto_classes_give_the_installed_classes(auto, trust, tmp_path):
     assert type(getattr(transformers, auto).from_config(DebertaExtConfig(**TINY))) is HEADS[auto]
 
 
-@pytest.mark.criterion("P.b")
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded_models_are_equal(kind, tmp_path):
     auto, fields, save = KINDS[kind]
@@ -234,7 +232,6 @@ def remote(tmp_path_factory):
     }
 
 
-@pytest.mark.criterion("A7.1", "A17.2", "P.a")
 @pytest.mark.parametrize(
     "generation, kind", [*(("first", kind) for kind in [*KINDS, "hub", "rtd"]), *(("second", kind) for kind in AGAIN)]
 )
@@ -250,7 +247,6 @@ def test_a_fresh_process_without_the_package_loads_an_equal_model(generation, ki
     assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs(auto))))
 
 
-@pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])
 def test_a_model_saved_without_the_package_brings_the_same_files(kind, remote):
     saved, again = remote["folder"] / ("AutoModelForMaskedLM" if kind == "hub" else kind), remote["folder"] / f"{kind}_2"
@@ -294,7 +290,6 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
             assert torch.equal(got[name], expected[name]), name
 
 
-@pytest.mark.criterion("A7.2")
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remote):
     """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""

@@ -136,7 +136,6 @@ def test_finish_gives_the_template_and_appends_in_the_official_order():
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("[CLS]", "[SEP]")
 
 
-@pytest.mark.criterion("B9.2")
 @pytest.mark.parametrize(
     ("kind", "tokens", "ids", "size"),
     [
@@ -168,7 +167,6 @@ def test_another_recorded_id_of_the_unknown_token_is_refused(spm_folder):
             load_tokenizer(folder)
 
 
-@pytest.mark.criterion("A5.4")
 @pytest.mark.parametrize("kind", ["spm", "v1"])
 def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     tokenizer = tokenizer_from_spm(spm("microsoft")) if kind == "spm" else load_tokenizer(v1_files)
@@ -191,7 +189,6 @@ def test_v1_mask_takes_the_space_before_it_and_spm_mask_stands_alone(spm, v1_fil
     assert pieces(tokenizer_from_spm(spm("microsoft")), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
 
 
-@pytest.mark.criterion("A10.5")
 def test_v1_add_prefix_space_reads_words_that_are_already_split(v1_files):
     tokenizer = load_tokenizer(v1_files, add_prefix_space=True)
     assert pieces(tokenizer, "the") == ["Ġthe"]
@@ -207,7 +204,6 @@ def test_decode_gives_the_text_back(spm, v1_files):
     assert tokenizer.decode(tokenizer("the ꙮ fox 𓀀")["input_ids"], skip_special_tokens=True) == "the ꙮ fox 𓀀"
 
 
-@pytest.mark.criterion("A10.2")
 @pytest.mark.parametrize("name", ["microsoft", "bytes"])
 def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
     tokenizer = tokenizer_from_spm(spm(name))
@@ -446,7 +442,6 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
         load_tokenizer("some/model", revision="v2.0", **offline)
 
 
-@pytest.mark.criterion("A5.3")
 @pytest.mark.parametrize(
     ("single", "pair", "message"),
     [
@@ -467,7 +462,6 @@ def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
         check_tokenizer(tokenizer)
 
 
-@pytest.mark.criterion("A10.3", "A10.4")
 def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
     """The model may have more rows than there are tokens."""
 
@@ -497,7 +491,6 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
             check_tokenizer(wrong, model, needs_mask=True)
 
 
-@pytest.mark.criterion("A10.1")
 def test_load_tokenizer_says_what_it_looked_for(tmp_path):
     with pytest.raises(OSError, match=r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"):
         load_tokenizer(tmp_path)
@@ -534,7 +527,6 @@ def test_added_tokens_are_kept_and_other_files_refused(spm, spm_folder, tmp_path
         tokenizer_from_spm(spm("bpe"))
 
 
-@pytest.mark.criterion("A10.1")
 def test_tokenizer_from_spm_names_the_packages_that_it_needs(spm, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match="pip install sentencepiece protobuf"):

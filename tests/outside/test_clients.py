@@ -47,7 +47,6 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.criterion("A17.2")
 @pytest.mark.parametrize("options", [{}, {"packed": True}], ids=["padded", "packed"])
 def test_gliner_finds_the_same_entities_after_replace_attention(models, options):
     pytest.importorskip("gliner")

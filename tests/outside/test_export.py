@@ -61,7 +61,6 @@ def labels(head, ids):
     return {"labels": torch.where(ids == 0, -100, ids % 2)}
 
 
-@pytest.mark.criterion("A9.2")
 @pytest.mark.parametrize(
     ("head", "kind", "given"),
     [
@@ -99,7 +98,6 @@ def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, k
     torch._dynamo.reset()
 
 
-@pytest.mark.criterion("A9.1")
 @pytest.mark.parametrize("kind", ["v2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("v1", "v3"))])
 @pytest.mark.parametrize("head", [head if head in QUICK else pytest.param(head, marks=pytest.mark.slow) for head in HEADS])
 def test_a_program_equals_its_model_at_shapes_that_were_not_traced(head, kind, build, inputs):
@@ -173,7 +171,6 @@ def test_a_model_is_after_an_export_as_it_was(build, inputs, monkeypatch):
     assert {*program.module()(**inputs(DebertaExtForMaskedLM, 1, 8))} == {"logits"}
 
 
-@pytest.mark.criterion("A9.1")
 @pytest.mark.parametrize("name", [None, "eager", "sdpa"])
 def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
     """Without `export_program`; it stopped at heads that read the [CLS] state, and chose a form that ONNX cannot have."""
@@ -228,7 +225,6 @@ def test_what_has_no_program_is_refused(build, tiny_config):
         export_program(build(DebertaExtForMultipleChoice, "v3"), choices=0)
 
 
-@pytest.mark.criterion("A21.1")
 @pytest.mark.parametrize("name", [None, *NAMES])
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_linear_layers_quantised_by_torch_run_on_every_backend(kind, name, build, inputs):

@@ -63,7 +63,6 @@ def largest_difference(head, got, expected, mask):
     return max(differences, default=0.0)
 
 
-@pytest.mark.criterion("A9.1", "A9.4")
 @pytest.mark.parametrize(
     ("format", "head", "kind"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )

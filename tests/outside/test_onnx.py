@@ -85,7 +85,6 @@ def dimensions(values):
     return {value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
 
 
-@pytest.mark.criterion("A9.4", "P19")
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
 )
@@ -105,7 +104,6 @@ def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path)
         assert 0 < row.difference < INT8 * row.largest, row
 
 
-@pytest.mark.criterion("A9.4")
 def test_shapes_reach_beyond_the_tables_or_up_to_their_end(tiny_config):
     def lengths(head, **fields):
         return {length for _, length, _ in parity_shapes(head(tiny_config("v3", **fields)))}
@@ -177,7 +175,6 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.criterion("P19")
 def test_parity_by_hand(classifier, tmp_path):
     """A file whose classifier has another bias is off by that much, and decides otherwise."""
     model, file = classifier
@@ -334,7 +331,6 @@ def saved(tmp_path):
     return tmp_path
 
 
-@pytest.mark.criterion("P7")
 def test_the_example_writes_both_files_and_measures_them(script, saved, capsys):
     flags = ["--model", str(saved / "model"), "--output", str(saved / "onnx" / "model.onnx"), "--int8", "--int8_embeddings"]
     flags += ["--lengths", "1", "9", "90", "--repeats", "1", "--text_file", str(saved / "text.txt")]

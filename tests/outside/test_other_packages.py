@@ -213,7 +213,6 @@ def need(results, package):
     return results[package]
 
 
-@pytest.mark.criterion("A17.2")
 def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
     scores = need(results, "sentence_transformers")
     for index, pair in enumerate(worker.PAIRS):
@@ -256,7 +255,6 @@ def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, origi
     assert embeddings[name].std(0).min() > 1e-3
 
 
-@pytest.mark.criterion("A18.2")
 @pytest.mark.parametrize("name", ["LoraConfig", "IA3Config"])
 def test_peft_finds_the_modules_of_deberta_v2_by_itself(name, originals):
     peft = pytest.importorskip("peft")
@@ -271,7 +269,6 @@ def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adap
     assert torch.allclose(logits["merged"], adapted, atol=1e-4)
 
 
-@pytest.mark.criterion("A17.4")
 def test_a_stock_folder_goes_through_transformers_and_back(folder, originals, tmp_path):
     """Written as deberta-v2, loaded and saved by transformers' own class, its pipeline, and read here again."""
     save_as_deberta_v2(originals["classifier"], tmp_path / "stock")

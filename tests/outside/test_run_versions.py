@@ -41,3 +41,16 @@ def test_the_newest_environment_has_what_constraints_say():
     pins = run_versions.pins()
     assert {"torch", "transformers", "numpy"} <= pins.keys()
     assert all(re.fullmatch(r"[\d.]+(post\d+)?", version) for version in pins.values())
+
+
+def test_another_torch_than_the_pinned_brings_its_own_triton():
+    """A CUDA build of torch requires one version of triton: pip could not install torch 2.6 beside triton 3.4 or newer."""
+    for name in ("oldest", "newest"):
+        constraints, packages = run_versions.what_to_install(name, "2.6.0")
+        assert constraints["torch"] == "2.6.0" and "triton" not in constraints
+        assert [line for line in packages if line.startswith("triton")] == ['triton; platform_system == "Linux"']
+    pinned = run_versions.pins()
+    assert run_versions.what_to_install("newest", pinned["torch"]) == (pinned, run_versions.requirements())
+    oldest = {"transformers": run_versions.OLDEST_TRANSFORMERS, "torch": pinned["torch"]}
+    assert run_versions.what_to_install("oldest", pinned["torch"]) == (oldest, run_versions.requirements())
+    assert run_versions.what_to_install("latest", "2.6.0") == ({}, run_versions.requirements())

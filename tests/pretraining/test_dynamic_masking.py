@@ -133,7 +133,6 @@ def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
     assert torch.equal(labels[0], others[0]) and not torch.equal(*others)
 
 
-@pytest.mark.criterion("A19.5")
 def test_dynamic_masks_differ_between_epochs_and_examples_and_recur_for_the_same_seed(collator):
     same = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 8
     seen = [tuple(labels) for epoch in range(4) for _, labels in masks(collator(), same, epoch)]
@@ -149,7 +148,6 @@ def test_static_masks_recur_every_duplicates_epochs_and_differ_within(collator, 
     assert len({tuple(labels) for _, labels in epochs}) == duplicates
 
 
-@pytest.mark.criterion("P11")
 @pytest.mark.parametrize("unit", PLACES)
 def test_masks_of_a_seed_an_epoch_and_an_example_are_those_of_this_number_of_draws(vocabulary, unit):
     """Where they change on purpose, raise `MaskingCollator.draws`: a run that was begun before is then refused."""
@@ -166,7 +164,6 @@ def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
     assert together[::-1] == unpadded(collate(examples[::-1]))
 
 
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "stream"])
 def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
@@ -225,7 +222,6 @@ class LoggedStream(Stream):
             yield row
 
 
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("processes, workers", [(1, 0), (1, 3), (2, 2), (4, 1), (2, 4)])
 def test_each_reader_of_lanes_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
     """In two passes over lanes of unequal length; three workers, who share no lanes, read all of them."""

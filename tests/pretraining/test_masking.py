@@ -109,7 +109,6 @@ def unit_list(tokenizer, text, whole_words=True, policy="uniform"):
     return units(ids, MaskingVocabulary.from_tokenizer(tokenizer).of(policy), whole_words).tolist()
 
 
-@pytest.mark.criterion("A19.1")
 def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenizers):
     text = "[CLS] He llo Ġwor ld , Ġ( bar - 12 Ċ Ċ New Ġ æ âĢĶ [SEP] llo 't Ġ$ 12 ĉ æ ĠĊ bar [PAD] [PAD]"
     expected = [-1, 0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, -1, 10, 10, 11, 11, 12, 13, 14, 15, -1, -1]
@@ -175,7 +174,6 @@ def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
     assert vocabulary.of("official").ordinary.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
 
 
-@pytest.mark.criterion("P11")
 def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary):
     ids = torch.tensor([1, *range(10, 30), 2])
     options = MaskingOptions(rate=0.3, mask_share=0.0, random_share=0.0)
@@ -186,7 +184,6 @@ def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary)
     assert labels[0] == labels[-1] == -100
 
 
-@pytest.mark.criterion("A19.5")
 def test_masks_are_a_function_of_the_generator(large_vocabulary):
     ids = torch.randint(10, 1000, (200,), generator=generator())
     for unit, policy in [*((unit, "uniform") for unit in UNITS), *OFFICIAL]:
@@ -205,7 +202,6 @@ def test_a_span_that_meets_a_special_token_or_the_end_is_numbered_in_pieces():
     assert seen == one_span | {(0, 1, 0, 0, 2, 0, 0), (0, 0, 1, 0, 0, 2, 0)}
 
 
-@pytest.mark.criterion("A19.3")
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
     g = generator()
@@ -258,7 +254,6 @@ def test_spans_never_touch():
         assert span_ids.max() >= 1 and not ((left > 0) & (right > 0) & (left != right)).any()
 
 
-@pytest.mark.criterion("A19.2", "P14")
 @pytest.mark.parametrize(
     ("options", "weights"),
     [
@@ -281,7 +276,6 @@ def kinds(ids, output, mask_id):
     return torch.where(output == mask_id, 0, torch.where(output != ids, 1, 2))
 
 
-@pytest.mark.criterion("A19.4", "P14")
 @pytest.mark.parametrize(
     ("mask_share", "random_share"), [(0.8, 0.1), (0.8, 0.2), (0.5, 0.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
 )
@@ -326,7 +320,6 @@ def test_spans_are_replaced_as_a_whole_by_different_random_tokens_and_words_toke
     assert (words == 0).all(1).float().mean() == pytest.approx(0.64, abs=0.02)
 
 
-@pytest.mark.criterion("P14", "P.g")
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_position_and_every_unit_of_a_short_text_is_masked_equally_often(unit):
     assert chisquare(coverage(unit)).pvalue > P_VALUE
@@ -405,7 +398,6 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
     assert MaskingOptions(unit="ngram", max_ngram=1).whole_words and not MaskingOptions(unit="token").whole_words
 
 
-@pytest.mark.criterion("A3.3")
 @pytest.mark.parametrize("marker", ["Ġ", "▁", "##"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
@@ -450,7 +442,6 @@ def test_a_wrong_option_is_an_error(options, message):
         MaskingOptions(**options)
 
 
-@pytest.mark.criterion("A10.4")
 def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
     tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
     with pytest.raises(ValueError, match=r"neither byte-level BPE \(Ġ\) nor SentencePiece .*'cat', 'the'"):

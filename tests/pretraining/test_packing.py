@@ -192,7 +192,6 @@ def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
     assert set(packing.sentence_starts(text, "en")) <= set(expected)
 
 
-@pytest.mark.criterion("P16")
 @pytest.mark.parametrize("max_length", [8, 13, 32, 64])
 @pytest.mark.parametrize("mode, pairs", [*[(m, "nsp") for m in MODES], *[(m, "consecutive") for m in PAIR_MODES]])
 def test_every_token_comes_once_in_order_and_cuts_are_at_sentence_ends(mode, pairs, max_length):

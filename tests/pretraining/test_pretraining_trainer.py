@@ -37,7 +37,6 @@ def model(tiny_config, shake):
     return shake(MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS]))
 
 
-@pytest.mark.criterion("A4.2")
 @exact_accumulation
 def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
     examples = rows()
@@ -87,7 +86,6 @@ def test_evaluation_weighs_every_target_alike(batch, model, tmp_path):
     assert "eval_sop_perplexity" not in metrics and "eval_sbo_perplexity" in metrics
 
 
-@pytest.mark.criterion("B2.2")
 def test_evaluation_metrics_of_a_hand_computed_case():
     statistics = torch.tensor([[[2.0, 1, 2], [1.0, 0, 1]], [[4.0, 0, 1], [0.5, 1, 1]]])
     metrics = evaluation_metrics(statistics, dict(mlm=1.0, sop=3.0))
@@ -193,6 +191,10 @@ def test_first_rows_of_a_batch_need_less_padding():
         (dict(z_loss=-1.0), "z_loss must be 0 or a positive number, got -1.0"),
         (dict(remove_unused_columns=True), "remove_unused_columns must be False, got True: masks are drawn from columns"),
         (dict(label_smoothing_factor=0.1), "label_smoothing_factor must be 0.0, got 0.1"),
+        (dict(average_tokens_across_devices=False), "average_tokens_across_devices must be True, got False: the targets"),
+        (dict(length_column_name="x"), "length_column_name must be length, got x: the length of a row is that of"),
+        (dict(label_names=["x"]), r"label_names must be None, got \['x'\]: the targets are those of the objectives"),
+        (dict(include_for_metrics=["loss"]), r"include_for_metrics must be \[\], got \['loss'\]: an evaluation"),
         (dict(prediction_loss_only=True), "prediction_loss_only must be False"),
         (dict(batch_eval_metrics=True), "batch_eval_metrics must be False"),
         (dict(eval_do_concat_batches=False), "eval_do_concat_batches must be True"),

@@ -61,7 +61,6 @@ def by_hand(model, examples):
     return totals.tolist()
 
 
-@pytest.mark.criterion("A3.5")
 def test_detection_metrics_and_the_loss_of_a_guess_of_hand_computed_cases():
     expected = dict(discriminator_precision=0.75, discriminator_recall=0.5, replaced_share=0.1)
     assert detection_metrics(3, 4, 6, 60) == expected
@@ -72,7 +71,6 @@ def test_detection_metrics_and_the_loss_of_a_guess_of_hand_computed_cases():
     assert guess_loss(0.15) == pytest.approx(functional.binary_cross_entropy_with_logits(logit, labels).item(), rel=1e-6)
 
 
-@pytest.mark.criterion("A3.5")
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
     model, examples = joint(), rows(7)
@@ -109,7 +107,6 @@ def test_evaluation_draws_the_same_replacements_each_time_and_disturbs_no_one(jo
     assert len(names) > 12 and all(first[name] == second[name] for name in names)
 
 
-@pytest.mark.criterion("A3.5", "A4.2")
 @exact_accumulation
 @pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 @pytest.mark.parametrize("special", [True, False], ids=["all_tokens", "no_special_tokens"])
@@ -150,7 +147,6 @@ def rows_of_one_word(count, N=16, seed=0):
     return made
 
 
-@pytest.mark.criterion("A3.6")
 @pytest.mark.parametrize("stepping", [pytest.param("joint"), pytest.param("decoupled", marks=pytest.mark.slow)])
 def test_both_halves_learn_in_100_steps(stepping, tiny_config, tmp_path):
     torch.manual_seed(0)
@@ -267,7 +263,6 @@ def test_halves_have_learning_rates_and_schedules_of_their_own_and_logs_have_the
     assert "discriminator_learning_rate" not in plain.state.log_history[0]
 
 
-@pytest.mark.criterion("A3.4")
 @pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 def test_a_resumed_run_ends_with_the_same_weights_to_the_last_bit(stepping, joint, tmp_path):
     """With sampling, dropout and moments of both halves."""

@@ -37,7 +37,6 @@ def finished(run_mlm, text, tmp_path_factory):
     return folder
 
 
-@pytest.mark.criterion("B4.1")
 def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
     names = ("model.safetensors", "tokenizer.json", "modeling_deberta_ext.py", "run_arguments.json", "trainer_state.json")
     for name in names:
@@ -135,7 +134,6 @@ def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tm
         assert torch.equal(a, b), name
 
 
-@pytest.mark.criterion("A5.1")
 def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, text, tmp_path):
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     for part in (model.half(), tokenizer):
@@ -157,7 +155,6 @@ def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
     assert json.loads((tmp_path / "run" / "trainer_state.json").read_text(encoding="utf-8"))["global_step"] == 4
 
 
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -213,7 +210,6 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
     assert resume_checkpoint(two, "last") == str(two / "checkpoint-16")
 
 
-@pytest.mark.criterion("A12.3")
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -3,7 +3,6 @@
 
 import itertools
 
-import pytest
 import torch
 from torch.nn import functional
 
@@ -12,7 +11,6 @@ from hf_deberta_ext.pretraining.span_boundary import SpanBoundaryHead, span_boun
 NO = -100
 
 
-@pytest.mark.criterion("P14")
 def test_boundaries_are_the_tokens_beside_each_span():
     labels = torch.tensor([[NO, 7, 8, NO, NO, 9, NO, NO], [NO, NO, NO, 5, 6, 7, NO, NO]])
     is_target, before, after, position = span_boundaries(labels)

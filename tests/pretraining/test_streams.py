@@ -90,7 +90,6 @@ def batches(files, tokenizer, process, **flags):
     return DataLoader(train_set, batch_size=process.train_batch_size, num_workers=workers, collate_fn=list)
 
 
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("processes, workers", [(1, 0), (2, 2)])
 def test_processes_and_workers_read_their_own_files_and_see_each_row_once(processes, workers, files, tokenizer, log):
     """All of them read the whole stream. The pass is followed to 15/16 of its rows: the workers go on to the next."""
@@ -113,7 +112,6 @@ def test_processes_and_workers_read_their_own_files_and_see_each_row_once(proces
         assert {*map(len, readers.values())} == {1} and len(set().union(*readers.values())) == processes * workers
 
 
-@pytest.mark.criterion("A16.2")
 @pytest.mark.parametrize("flags", [{}, dict(packing="best_fit"), dict(max_train_samples=40)], ids=["", "packed", "cut"])
 def test_batches_are_the_same_for_other_processes_and_workers(flags, files, tokenizer):
     """So a run goes on in the middle of a pass, on as many processes as before or others."""

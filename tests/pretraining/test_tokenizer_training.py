@@ -74,7 +74,6 @@ def in_parts(text, length=2000):
     return [text[start : start + length] for start in range(0, len(text), length)]
 
 
-@pytest.mark.criterion("B9.2")
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
 def test_special_ids_are_as_published_bytes_follow_and_mask_is_last(kind, trained):
     tokenizer = trained(kind)

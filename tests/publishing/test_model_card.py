@@ -162,7 +162,6 @@ PRINTED = {
 }  # fmt: skip
 
 
-@pytest.mark.criterion("B10.2")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_card_that_we_write_has_no_problem_and_its_code_runs_without_the_package(name, folders):
     made, results = folders
@@ -198,7 +197,6 @@ def run_folder(folder, **arguments):
     return folder
 
 
-@pytest.mark.criterion("B10.2")
 def test_a_card_tells_what_the_files_of_a_run_tell(tmp_path):
     folder = run_folder(tmp_path / "run")
     card = ModelCard.load(write_model_card(folder, language="en", license="mit", tags=["reviews"]))
@@ -268,7 +266,6 @@ def test_a_checkpoint_of_a_pre_training_says_its_data_and_masking(tmp_path):
         assert text in card.text, text
 
 
-@pytest.mark.criterion("B10.2")
 def test_what_is_not_known_is_not_invented(folders):
     card = ModelCard.load(folders[0]["masks"] / "README.md")
     data = card.data

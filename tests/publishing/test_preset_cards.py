@@ -56,7 +56,6 @@ def test_every_preset_of_an_official_checkpoint_has_a_card():
     assert {file.name for file in FOLDER.iterdir()} == {*CARDS.values(), "README.md"}
 
 
-@pytest.mark.criterion("B10.1")
 @every_preset
 def test_the_card_is_valid_and_names_the_official_checkpoint(preset):
     text = text_of(preset)
@@ -70,7 +69,6 @@ def test_the_card_is_valid_and_names_the_official_checkpoint(preset):
     assert not re.search(r"\b[0-9a-f]{40}\b", text), "no commit of the official repositories is known here"
 
 
-@pytest.mark.criterion("P.a")
 @every_preset
 def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset(preset):
     config = DebertaExtConfig.from_preset(preset)
@@ -92,7 +90,6 @@ def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset(preset):
     assert f"({CARDS[preset]}) | `{preset}` | {shape} | {sizes} |" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.criterion("P13")
 @every_preset
 def test_commands_are_taken_by_their_programs(preset):
     programs = {words[1].rpartition("/")[2]: words for words in commands(preset)}

@@ -68,7 +68,6 @@ def limits_of(folder, **more):
     return card_of(folder, **more).text.partition("## Limits\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.criterion("B10.1")
 def test_metadata_and_text_are_read_back(tmp_path):
     card = card_of(tmp_path / ".", figure="curves.png")
     assert card.data.pipeline_tag == "text-classification" and card.data.library_name == "transformers"
@@ -161,7 +160,6 @@ def test_a_run_may_have_its_own_text(tmp_path):
     assert "\nA toy.\n" in card.text and "## Limits\n\n- It is a toy.\n" in card.text
 
 
-@pytest.mark.criterion("B6")
 def test_seeds_are_summarised_by_mean_and_standard_deviation_of_the_metrics_of_all():
     runs = {3: METRICS, 1: METRICS | dict(eval_accuracy=0.95, predict_accuracy=0.7)}
     summary = summarise_seeds(runs)
@@ -208,7 +206,6 @@ def pretrained(folder, metrics, name="DebertaExtForMaskedLM", **facts):
     return write_run_card(folder, RunFacts(**PRETRAINING | facts))
 
 
-@pytest.mark.criterion("B10.1")
 def test_card_of_a_masked_language_model_is_valid_and_says_what_was_trained(tmp_path):
     file = pretrained(
         tmp_path, MLM, objectives={"mlm": "masked-language modelling", "sop": "sentence order prediction"},

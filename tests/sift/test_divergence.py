@@ -48,7 +48,6 @@ def test_losses_of_a_classifier_by_hand(loss, expected):
     assert change.item() == pytest.approx(math.log(3) / 4)
 
 
-@pytest.mark.criterion("A13.6")
 def test_regression_is_the_squared_error_whatever_the_loss():
     config = SimpleNamespace(problem_type=None, num_labels=1)
     for loss in LOSSES:

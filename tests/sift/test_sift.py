@@ -65,7 +65,6 @@ def classifier(tiny_config, shake):
     return build
 
 
-@pytest.mark.criterion("A13.2")
 def test_delta_is_added_to_the_normalised_sum_of_the_embeddings(classifier):
     model = classifier()
     inputs = inputs_of((5, 5), labels=torch.tensor([0, 2]))
@@ -85,7 +84,6 @@ def test_delta_is_added_to_the_normalised_sum_of_the_embeddings(classifier):
     assert result.size.item() == pytest.approx(expected.square().mean().sqrt().item())
 
 
-@pytest.mark.criterion("A13.2")
 def test_one_step_is_the_gradient_over_its_norm_and_the_ball_cuts_it(classifier):
     model, inputs = classifier(), inputs_of((6, 6))
     steps = {}
@@ -133,7 +131,6 @@ def test_the_ascent_follows_the_gradient_of_the_divergence(classifier):
             assert slope.item() > 2 * abs(less.item())
 
 
-@pytest.mark.criterion("A13.3")
 @pytest.mark.parametrize("form", ["virtual", "adversarial"])
 def test_the_ascent_changes_the_outputs_more_than_noise_of_the_same_size(classifier, form):
     model = classifier()
@@ -171,7 +168,6 @@ def test_the_official_preset_is_mostly_noise_and_its_step_vanishes_with_the_grad
     assert ascended.loss.item() == pytest.approx(noise_alone.loss.item(), rel=1e-3)
 
 
-@pytest.mark.criterion("A13.4")
 def test_dropout_noise_of_the_passes_is_one_and_the_loop_draws_what_it_would_without_sift(classifier):
     model = classifier(train=True, dropout=0.3)
     inputs = inputs_of(labels=torch.tensor([0, 2]))
@@ -191,7 +187,6 @@ def test_dropout_noise_of_the_passes_is_one_and_the_loop_draws_what_it_would_wit
     assert not torch.equal(torch.rand(3), following)
 
 
-@pytest.mark.criterion("A13.3")
 def test_no_parameter_gets_a_gradient_from_the_ascent_and_nothing_is_left_behind(classifier):
     model = classifier(train=True, dropout=0.1)
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -298,7 +293,6 @@ HEADS = {
 }  # fmt: skip
 
 
-@pytest.mark.criterion("A13.6")
 @pytest.mark.parametrize("form", ["virtual", "adversarial"])
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("family", ["deberta-ext", "bert", "albert", "electra"])
@@ -328,7 +322,6 @@ def test_the_norm_over_the_embeddings_is_found(family):
     assert embedding_norm(model, "embeddings.LayerNorm") == (name, module)
 
 
-@pytest.mark.criterion("A13.6")
 def test_embeddings_in_place_of_ids_and_masks_of_pairs(classifier):
     model = classifier()
     ids = inputs_of((6, 4))
@@ -344,7 +337,6 @@ def test_embeddings_in_place_of_ids_and_masks_of_pairs(classifier):
     torch.testing.assert_close(of_pairs.loss, of_tokens.loss)
 
 
-@pytest.mark.criterion("A13.5")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_mixed_precision(classifier, dtype):
     model, inputs = classifier(), inputs_of((9, 5), labels=torch.tensor([0, 1]))

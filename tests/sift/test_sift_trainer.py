@@ -76,7 +76,6 @@ def train(trainer, **more):
     return logs, {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
-@pytest.mark.criterion("A13.1")
 def test_weight_0_is_trainer_to_the_last_bit(tiny_config, tmp_path):
     plain = train(Trainer(model_of(tiny_config), arguments(tmp_path, TrainingArguments), train_dataset=Rows()))
     other = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
@@ -85,7 +84,6 @@ def test_weight_0_is_trainer_to_the_last_bit(tiny_config, tmp_path):
     assert not any(name.startswith("sift") for entry in other[0] for name in entry)
 
 
-@pytest.mark.criterion("A13.4")
 def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_path):
     plain, _ = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
     args = arguments(tmp_path, sift_weight=1.0, sift_start_step=2)
@@ -97,7 +95,6 @@ def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_p
     assert logs[3]["loss"] != plain[3]["loss"]
 
 
-@pytest.mark.criterion("A13.2", "A13.7")
 def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path):
     model = model_of(tiny_config)
     args = arguments(tmp_path, sift_weight=2.0, logging_steps=2)
@@ -115,7 +112,6 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
     assert passes == [False]
 
 
-@pytest.mark.criterion("A4.3", "A13.5")
 @pytest.mark.parametrize("kind", [*HEADS])
 @exact_accumulation
 def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, tmp_path, kind):
@@ -167,7 +163,6 @@ def fixed_noise(trainer):
     trainer.sift.first_delta = first
 
 
-@pytest.mark.criterion("A13.5")
 @pytest.mark.parametrize("family", ["ours", "stock"])
 def test_bf16_and_gradient_checkpointing(family, tiny_config, tmp_path):
     config = DebertaV2Config(
@@ -186,7 +181,6 @@ def test_bf16_and_gradient_checkpointing(family, tiny_config, tmp_path):
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=0.05) and losses["bf16"] != losses["plain"]
 
 
-@pytest.mark.criterion("P8")
 @pytest.mark.slow
 def test_torch_compile_changes_nothing(tiny_config, tmp_path):
     losses = []

@@ -62,10 +62,12 @@ def parted(text, folder):
 
 def arguments(text, folder, *more, **flags):
     common = dict(
-        train_data=text, output_dir=folder, preset="v3-xsmall", config_overrides=TINY, max_length=32, max_steps=4,
+        train_data=text, output_dir=folder, config_overrides=TINY, max_length=32, max_steps=4,
         per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm="true", validation_documents=10,
         cache_dir=text.parent / "cache",
     )  # fmt: skip
+    if "model" not in flags:
+        common |= dict(preset="v3-xsmall")
     if not {"tokenizer", "model"} & {*flags}:
         common |= dict(train_tokenizer="byte-level-bpe", vocab_size=300)
     return [*command_line(common | flags), *more]

@@ -3,9 +3,11 @@
 
     python tests/support/run_versions.py --python python3.11
     python tests/support/run_versions.py --only oldest --python python3.10 --torch 2.6.0 --mixins -- -x -n 2
+    python tests/support/run_versions.py --only newest --torch 2.14.1 -- -n 2
     python tests/support/run_versions.py --environment ~/venv310 --environment ~/venv313 -- tests/model/test_remote_code.py
 
 Oldest: transformers 5.4.0 and what pip chooses to go with it. Newest: the pins of constraints.txt. Latest: what pip chooses.
+Oldest and newest have the torch of constraints.txt, or that of `--torch`.
 `--environment` takes an environment as it is, and installs nothing. `--mixins` runs transformers' own model tests as well
 (tests/outside). What stands after "--" goes to pytest. The exit status is 1 if something fails in one of them.
 """
@@ -54,6 +56,18 @@ def requirements() -> list[str]:
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lists = config["options"]["install_requires"] + "\n" + config["options.extras_require"]["test"]
     return [line.strip() for line in lists.splitlines() if line.strip()]
+
+
+def what_to_install(name: str, torch: str) -> tuple[dict[str, str], list[str]]:
+    """Constraints and requirements of the oldest, newest or latest environment."""
+    if name == "latest":
+        return {}, requirements()
+    constraints, packages = {"transformers": OLDEST_TRANSFORMERS} if name == "oldest" else pins(), requirements()
+    if torch != pins()["torch"]:
+        # A build of torch for CUDA requires one version of triton, and before torch 2.8 an older one than setup.cfg does.
+        constraints.pop("triton", None)
+        packages = [re.sub(r"^triton[^;]*", "triton", line) for line in packages]
+    return constraints | {"torch": torch}, packages
 
 
 def interpreter(home: Path) -> str:
@@ -135,13 +149,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where the environments stay; default: a temporary one")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environments")
-    parser.add_argument("--torch", default=pins()["torch"], help="for the oldest environment (default: %(default)s)")
+    parser.add_argument("--torch", default=pins()["torch"], help="for oldest and newest (default: %(default)s)")
     parser.add_argument("--only", choices=("oldest", "newest", "latest"), help="one of the three (default: the first two)")
     parser.add_argument("--environment", type=Path, action="append", metavar="FOLDER", help="one that is there already")
     parser.add_argument("--mixins", action="store_true", help="transformers' own model tests as well")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
     options = parser.parse_args()
-    suites = {"oldest": {"transformers": OLDEST_TRANSFORMERS, "torch": options.torch}, "newest": pins(), "latest": {}}
     names = [] if options.environment else [options.only] if options.only else ["oldest", "newest"]
     results = []
     for home in options.environment or ():
@@ -151,8 +164,9 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            packages = [*requirements(), *(["parameterized"] if options.mixins else [])]
-            home = make_environment(name, suites[name], options.python, folder, packages)
+            constraints, packages = what_to_install(name, options.torch)
+            packages += ["parameterized"] if options.mixins else []
+            home = make_environment(name, constraints, options.python, folder, packages)
             results += run_tests(name, interpreter(home), options.pytest, options.mixins)
             print(table([HEADER, *(result.row() for result in results)]), flush=True)
     return 0 if all(result.succeeded for result in results) else 1

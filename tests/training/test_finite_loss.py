@@ -41,7 +41,6 @@ def trainer(request, tiny_config, shake, tmp_path):
     return build
 
 
-@pytest.mark.criterion("B7.3")
 def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
     """Trainer logged a loss of 0, trained on, and saved what was no model any more."""
     ours = trainer()
@@ -52,7 +51,6 @@ def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
     assert ours.state.global_step == 0 and saved(tmp_path) == []
 
 
-@pytest.mark.criterion("B7.3")
 def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(trainer, tmp_path):
     ours = trainer(learning_rate=1e30)
     with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high for 3 layers"):
@@ -123,7 +121,6 @@ for wrapper in ("ddp", "fsdp"):
 """
 
 
-@pytest.mark.criterion("P12")
 @pytest.mark.slow
 def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
     """Gradients are the mean over the processes: the other one stepped with them, and saved a checkpoint of NaN. Before the

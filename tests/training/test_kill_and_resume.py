@@ -62,7 +62,6 @@ def stopped(undisturbed, tmp_path):
     return folder
 
 
-@pytest.mark.criterion("P12")
 def test_a_checkpoint_that_lacks_any_file_or_half_of_it_is_not_resumed_from_as_another_one(stopped):
     """Each file in turn."""
     checkpoint = stopped / "checkpoint-6"
@@ -341,7 +340,6 @@ def test_what_is_measured_behind_the_training_stands_once_in_the_log(sign, tmp_p
         assert history == [*during, dict(eval_loss=3.0, step=2), dict(eval_mm_loss=4.0, step=2)]
 
 
-@pytest.mark.criterion("A16.1")
 @pytest.mark.slow
 def test_a_run_killed_while_it_writes_checkpoints_ends_as_an_undisturbed_one(tmp_path, monkeypatch):
     """New interpreters, each killed with SIGKILL a moment after a new checkpoint has appeared."""

@@ -4,8 +4,11 @@
 import json
 import time
 
+import glue_script
 import huggingface_hub
+import mlm_script
 import pytest
+from scripts import command_line, module_of
 
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.training.model_sources import announce_official, check_reachable, check_source
@@ -54,6 +57,36 @@ def test_a_hub_that_answers_is_asked_once_and_a_cached_model_or_a_folder_needs_n
     (cached / "config.json").write_text("{}", encoding="utf-8")
     check_source("someone/model", "--model", revision="v2", cache_dir=str(tmp_path))
     assert len(hub.requests) == 1
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    glue_script.write_material(folder)
+    mlm_script.write_text(folder / "text.txt")
+    return folder
+
+
+TOKENIZERS = dict(run_glue="tokenizer_name", run_mlm="tokenizer", run_rtd="tokenizer", prepare_corpus="tokenizer")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("source", ["typo_tok", "here/no/typo_tok"])
+@pytest.mark.parametrize("script", TOKENIZERS)
+def test_a_mistyped_tokenizer_is_named_with_its_flag(script, source, answers, files, hub, monkeypatch, tmp_path):
+    """It gave the Hub's own lines, which name neither."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    if not answers:
+        use_hub(monkeypatch, "http://127.0.0.1:9")
+    given = {TOKENIZERS[script]: source}
+    argv = {
+        "run_glue": lambda: glue_script.arguments(files, tmp_path / "run", "--do_train", **given),
+        "prepare_corpus": lambda: command_line(dict(train_data=files / "text.txt", output_dir=tmp_path / "run") | given),
+    }.get(script, lambda: mlm_script.arguments(files / "text.txt", tmp_path / "run", **given))()
+    with pytest.raises(SystemExit) as ended:
+        module_of(script).main(argv)
+    assert f"error: --{TOKENIZERS[script]} {source}: " in str(ended.value) and "\n" not in str(ended.value)
+    assert ended.value.code == 2 and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,6 @@ def test_new_runs_begin_in_folders_without_results(tmp_path):
             assert resume_checkpoint(tmp_path / name, resume) is None
 
 
-@pytest.mark.criterion("B5")
 @pytest.mark.parametrize("last", [True, "True", "true", "last", "auto"])
 def test_the_last_checkpoint_is_found(last, tmp_path):
     checkpoint(tmp_path, 9)
@@ -70,7 +69,6 @@ def test_several_seeds_begin_or_go_on_by_one_flag(tmp_path):
     assert first_checkpoint(args) is None and args.resume_from_checkpoint == "last"
 
 
-@pytest.mark.criterion("B5")
 def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
     newest = checkpoint(tmp_path, 9)
     # Incomplete checkpoints are passed over.
@@ -94,7 +92,6 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
             resume_checkpoint(folder, resume)
 
 
-@pytest.mark.criterion("P12")
 def test_a_state_of_another_step_is_not_taken_for_that_of_the_checkpoint(tmp_path):
     made = checkpoint(tmp_path, 4)
     (made / "trainer_state.json").write_text('{"global_step": 2}', encoding="utf-8")

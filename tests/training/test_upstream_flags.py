@@ -56,7 +56,6 @@ def line(flags):
     return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
-@pytest.mark.criterion("B1.1")
 @pytest.mark.parametrize("script", CORE)
 def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkeypatch, capsys):
     """Those that mean something here are taken with their values, and each of the others gets an answer of its own."""
@@ -77,7 +76,6 @@ def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkey
         assert value.capitalize() in found or value in found or float(value) in numbers, (name, value)
 
 
-@pytest.mark.criterion("B1.2")
 @pytest.mark.parametrize("script", PRETRAINING)
 @pytest.mark.parametrize("name", sorted({*REMOVED, *ELSEWHERE}))
 def test_pretraining_answers_flags_that_are_gone(name, script, monkeypatch, capsys):
@@ -111,7 +109,6 @@ OF_FINE_TUNING = {
 }  # fmt: skip
 
 
-@pytest.mark.criterion("B8")
 @pytest.mark.parametrize("script", [*FINE_TUNING, *PRETRAINING])
 def test_every_control_is_a_flag(script, monkeypatch):
     flags = dict(CONTROLS)
@@ -126,7 +123,6 @@ def test_every_control_is_a_flag(script, monkeypatch):
         assert values["lora"] is True and values["pad_to_multiple_of"] == 8 and values["sift_weight"] == 1
 
 
-@pytest.mark.criterion("B1.3")
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_every_script_prints_its_help(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])

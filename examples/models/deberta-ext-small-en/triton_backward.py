@@ -361,7 +361,7 @@ def disentangled_bwd_kernel_fold(
     """Gradients [H, R, D] of the terms' tables: each row gathers the offsets that read it, windows and far sums."""
     r, h, term = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     offs_d, offs_s = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
-    inside = (offs_s[:, None] < splits) & (offs_d[None, :] < D)
+    inside = offs_d[None, :] < D
     windows_ptr += ((term * H + h) * splits + offs_s[:, None]) * bands * (2 * BLOCK * D) + offs_d[None, :]
     start, stop = tl.load(bounds_ptr + r).to(tl.int32), tl.load(bounds_ptr + r + 1).to(tl.int32)
     acc = tl.zeros([BLOCK_D], tl.float32)
@@ -369,15 +369,19 @@ def disentangled_bwd_kernel_fold(
         # Two bands hold an offset: one in the lower half of its window, the band before it in the upper half.
         position = x - span + BLOCK - 1 + bands // 2 * BLOCK
         band, lane = position // BLOCK, position % BLOCK
-        lower = tl.load(windows_ptr + (band * 2 * BLOCK + lane) * D, mask=inside & (band < bands), other=0.0)
-        upper = tl.load(windows_ptr + (band * 2 * BLOCK - BLOCK + lane) * D, mask=inside & (band > 0), other=0.0)
+        # Not `inside & (band < bands)`: Triton 3.9's interpreter takes no mask that was joined with a scalar.
+        is_lower = (offs_s[:, None] < tl.where(band < bands, splits, 0)) & inside
+        is_upper = (offs_s[:, None] < tl.where(band > 0, splits, 0)) & inside
+        lower = tl.load(windows_ptr + (band * 2 * BLOCK + lane) * D, mask=is_lower, other=0.0)
+        upper = tl.load(windows_ptr + (band * 2 * BLOCK - BLOCK + lane) * D, mask=is_upper, other=0.0)
         acc += tl.sum(lower + upper, 0)
     if FAR:
         offs_f = tl.arange(0, FAR_SPLITS)
-        inside_far = (offs_f[:, None] < far_splits) & (offs_d[None, :] < D)
         far_ptr += ((term * 2 * H + h) * far_splits + offs_f[:, None]) * D + offs_d[None, :]
-        acc += tl.sum(tl.load(far_ptr, mask=inside_far & (start <= 2 * span) & (2 * span < stop), other=0.0), 0)
-        acc += tl.sum(tl.load(far_ptr + H * far_splits * D, mask=inside_far & (start == 0) & (stop > 0), other=0.0), 0)
+        is_last = (offs_f[:, None] < tl.where((start <= 2 * span) & (2 * span < stop), far_splits, 0)) & inside
+        is_first = (offs_f[:, None] < tl.where((start == 0) & (stop > 0), far_splits, 0)) & inside
+        acc += tl.sum(tl.load(far_ptr, mask=is_last, other=0.0), 0)
+        acc += tl.sum(tl.load(far_ptr + H * far_splits * D, mask=is_first, other=0.0), 0)
     grad_ptr = first_grad_ptr
     if term == 1:
         grad_ptr = second_grad_ptr

@@ -240,7 +240,7 @@ class TokenClassificationData:
         collator = TokenClassificationCollator(
             tokenizer,
             padding="max_length" if arguments.pad_to_max_length else True,
-            max_length=max_length,
+            max_length=max_length if arguments.pad_to_max_length else None,
             pad_to_multiple_of=arguments.pad_to_multiple_of,
         )
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")

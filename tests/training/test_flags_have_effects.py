@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every flag of every training script shapes the weights, is refused in a line before anything begins, or does neither on
+purpose.
+
+The tables name all flags, those of transformers' TrainingArguments too: one that a new version adds fails a test until it is
+in one of them. The slow test prints the whole table, scripts and flags.
+"""
+
+import dataclasses
+import re
+
+import pytest
+from flag_runs import FINE_TUNING, PRETRAINING, SIZES, FlagRuns, groups_of
+from transformers import Trainer, TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from hf_deberta_ext.training.arguments import RunArguments
+
+for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
+    pytest.importorskip(package)
+
+OTHER = "the folder of another model"
+# Flags that shape the weights -> a value that the runs of `FlagRuns` do not have. First those of Trainer.
+TRAINER = dict(
+    per_device_train_batch_size=2, num_train_epochs=2, max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant",
+    lr_scheduler_kwargs='{"num_cycles": 2}', warmup_steps=2, optim="adafactor", optim_args="momentum=0.9", weight_decay=0.5,
+    adam_beta1=0.5, adam_beta2=0.5, adam_epsilon=1e-3, optim_target_modules="all-linear", gradient_accumulation_steps=2,
+    average_tokens_across_devices="false", max_grad_norm=1e-4, label_smoothing_factor=0.1, bf16="true", fp16="true",
+    neftune_noise_alpha=5, load_best_model_at_end="true", seed=1, data_seed=1, dataloader_drop_last="true", label_names="x",
+    train_sampling_strategy="group_by_length", length_column_name="x",
+    accelerator_config='{"gradient_accumulation_kwargs": {"num_steps": 2}}',
+)  # fmt: skip
+EVALUATED = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end="true")
+# (name, value, flags beside which it has an effect, or loses it)
+TRAINER_BESIDE = [
+    ("lr_scheduler_kwargs", '{"num_cycles": 2}', dict(lr_scheduler_type="cosine_with_restarts")),
+    ("lr_scheduler_kwargs", '{"num_cycles": 2}', dict(lr_scheduler_type="constant")),
+    ("warmup_steps", 2, dict(lr_scheduler_type="constant")),
+    ("warmup_steps", 2, dict(published_optimizer="true")),
+    ("adam_beta1", 0.5, dict(optim="adafactor")),
+    ("adam_beta2", 0.5, dict(published_optimizer="true")),
+    ("adam_epsilon", 1e-3, dict(optim="sgd")),
+    ("optim_args", "momentum=0.9", dict(optim="sgd")),
+    ("data_seed", 1, dict(train_sampling_strategy="group_by_length")),
+    ("data_seed", 1, dict(train_sampling_strategy="sequential")),
+    ("length_column_name", "x", dict(train_sampling_strategy="group_by_length")),
+]
+EVALUATED_BESIDE = [
+    ("greater_is_better", "true", EVALUATED | dict(metric_for_best_model="loss")),
+]
+OWN_FINE_TUNING = dict(
+    model_type="stock", from_scratch="true", config_name=OTHER, config_overrides="hidden_dropout_prob=0.3",
+    tokenizer_name=OTHER, dtype="bfloat16", lora="true", lora_r=4, lora_alpha=32, lora_dropout=0.5,
+    lora_target_modules="query_proj", max_seq_length=8, max_train_samples=5, published_optimizer="true", sift_weight=1,
+    sift_preset="official", sift_learning_rate=0.5, sift_init_size=0.1, sift_steps=2, sift_radius=1e-3, sift_norm="linf",
+    sift_projection="clamp", sift_loss="mse", sift_form="adversarial", sift_same_dropout="false",
+    sift_detach_embeddings="true", sift_gradient_eps=1.0, sift_start_step=1, problem_type="regression",
+    label_all_tokens="true",
+)  # fmt: skip
+# With dropout, which the passes of a step may share.
+SIFT = dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")
+OWN_FINE_TUNING_BESIDE = [
+    *((name, value, dict(lora="true")) for name, value in OWN_FINE_TUNING.items() if name.startswith("lora_")),
+    *((name, value, SIFT) for name, value in OWN_FINE_TUNING.items() if name.startswith("sift_") and name not in SIFT),
+    ("sift_radius", 1e-3, dict(sift_weight=1, sift_projection="none")),
+    ("sift_loss", "mse", dict(sift_weight=1, sift_form="adversarial")),
+    ("doc_stride", 2, dict(max_seq_length=12)),
+]
+OWN_PRETRAINING = dict(
+    preset="base", config_overrides=f"{SIZES}0.3", published_optimizer="true", train_tokenizer="byte-level-bpe",
+    vocab_size=280, byte_fallback="true", lowercase="true", documents="line", packing="best_fit", max_length=16,
+    min_tokens=20, max_train_samples=5, shuffle_buffer=2, validation_documents=9, masking="ngram", masking_rate=0.3,
+    final_masking_rate=0.05, max_ngram=2, span_p=0.6, max_span=2, mask_share=0.5,
+    masking_policy="official", mlm_weight=0.5, sop_weight=0.5, nsp_weight=0.5, sbo_weight=0.5,
+    z_loss=0.1, embedding_sharing="nes", rtd_lambda=10, temperature=0.3, generator_layers=2,
+    generator_overrides="hidden_size=16", generator_model=OTHER, loss_without_special_tokens="true", stepping="decoupled",
+    discriminator_learning_rate=1e-3, discriminator_warmup_steps=2, discriminator_lr_scheduler_type="constant",
+    discriminator_max_grad_norm=0.01,
+)  # fmt: skip
+NEW_TOKENIZER = dict(tokenizer=None, train_tokenizer="unigram", vocab_size=300)
+FURTHER = dict(model=OTHER, tokenizer=None, preset=None, config_overrides=None)
+OWN_PRETRAINING_BESIDE = [
+    ("tokenizer", OTHER, {}),
+    ("tokenizer", OTHER, dict(train_tokenizer="byte-level-bpe")),
+    ("vocab_size", 280, dict(tokenizer=None, train_tokenizer="byte-level-bpe")),
+    ("byte_fallback", "true", NEW_TOKENIZER),
+    ("lowercase", "true", NEW_TOKENIZER),
+    ("random_share", 1.0, dict(mask_share=0.0)),
+    ("masking_policy", "official", dict(masking="ngram")),
+    ("masking_duplicates", 1, dict(num_train_epochs=2)),
+    ("max_ngram", 2, dict(masking="ngram", masking_rate=0.3)),
+    ("span_p", 0.6, dict(masking="span", masking_rate=0.3)),
+    ("max_span", 2, dict(masking="span", masking_rate=0.3)),
+    ("preset", "base", FURTHER),
+    ("config_overrides", "hidden_dropout_prob=0.1", FURTHER),
+    ("generator_model", OTHER, FURTHER),
+    ("discriminator_warmup_steps", 2, dict(lr_scheduler_type="constant")),
+    ("warmup_steps", 2, dict(lr_scheduler_type="constant", discriminator_lr_scheduler_type="linear")),
+]
+# Why the other flags are not tried -> their names.
+NOT_TRIED = {
+    "which model and data, columns and labels, by name": "model model_name_or_path task_name dataset_name "
+    "dataset_config_name train_data data_config train_split train_file text_column text_columns label_column "
+    "text_column_name label_column_name context_column question_column choice_columns answer_column language train_language "
+    "validation_share",
+    "what a script does; several settings by one name": "do_train do_eval do_predict output_dir overwrite_output_dir "
+    "seeds recipe streaming",
+    "how a run goes on": "resume_from_checkpoint resume_anyway ignore_data_skip restore_callback_states_from_checkpoint",
+    "they allow what is refused without them": "ignore_mismatched_sizes trust_remote_code version_2_with_negative "
+    "sift_layer_norm",
+    "logging": "logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node log_level "
+    "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id "
+    "include_num_input_tokens_seen debug skip_memory_metrics",
+    "evaluation": "eval_strategy eval_steps eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object "
+    "eval_accumulation_steps per_device_eval_batch_size prediction_loss_only include_for_metrics batch_eval_metrics "
+    "bf16_full_eval fp16_full_eval max_eval_samples max_predict_samples validation_file validation_data validation_split "
+    "test_file n_best_size max_answer_length null_score_diff_threshold return_entity_level_metrics eval_languages",
+    "saving": "metric_for_best_model save_only_model save_strategy save_steps save_on_each_node save_total_limit "
+    "enable_jit_checkpoint",
+    "the Hub": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision token "
+    "cache_dir license card_language model_revision revision data_revision",
+    "memory, speed and the machine: the same sums, perhaps in another order": "use_cpu tf32 activation_checkpointing "
+    "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
+    "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps "
+    "auto_find_batch_size full_determinism "
+    "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of max_file_bytes",
+    "several processes": "parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
+    "ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed local_rank",
+    "how rows reach the device": "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+    "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order",
+    "generation, which these models do not do": "use_cache",
+    "encoded rows have no columns but the model's": "remove_unused_columns",
+}
+ENTRIES = {
+    "Trainer": [*((name, value, {}) for name, value in TRAINER.items()), *TRAINER_BESIDE],
+    "fine-tuning": [*((name, value, {}) for name, value in OWN_FINE_TUNING.items()), *OWN_FINE_TUNING_BESIDE],
+    "pre-training": [*((name, value, {}) for name, value in OWN_PRETRAINING.items()), *OWN_PRETRAINING_BESIDE],
+}
+ONE_LABEL = "glue, one label"
+# Of these, alone beside the common flags of a run on one label.
+REFUSED = {
+    "lr_scheduler_kwargs", "optim_args", "optim_target_modules", "average_tokens_across_devices", "fp16",
+    "load_best_model_at_end", "length_column_name", "label_names",
+}  # fmt: skip
+WITHOUT = {
+    # A stream needs --max_steps, which replaces epochs, as in Trainer.
+    ("mlm, streaming", "num_train_epochs"),
+    # They have this value already.
+    ("glue, regression", "problem_type"),
+    ("rtd, decoupled", "stepping"),
+}
+SMOOTHED = {ONE_LABEL, "superglue, boolq", "superglue, copa", "race, 4 choices", "ner"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return FlagRuns(tmp_path_factory.mktemp("runs"))
+
+
+def effect(runs, kind, name, value, others):
+    """`FlagRuns.effect`; a line that refuses names the flag, or one of the others."""
+    value, others = (
+        (runs.other if value == OTHER else value),
+        {k: runs.other if v == OTHER else v for k, v in others.items()},
+    )
+    found = runs.effect(kind, name, value, others)
+    assert not found.startswith("refused") or any(
+        word in found for word in (name.removesuffix("_weight"), str(value), *others)
+    ), found
+    return found
+
+
+def flags_of_kind(kind):
+    return {field.name for group in groups_of(kind) for field in dataclasses.fields(group) if field.init}
+
+
+def test_every_flag_is_in_one_table():
+    tried = {name for entries in (*ENTRIES.values(), EVALUATED_BESIDE) for name, *_ in entries}
+    groups = [tried, *(names.split() for names in NOT_TRIED.values())]
+    named = [name for group in groups for name in group]
+    assert len(named) == len({*named})
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}.union(
+        *map(flags_of_kind, [*FINE_TUNING, *PRETRAINING])
+    )
+    assert known <= {*named}, "new flags: try them in TRAINER, or say in NOT_TRIED why not"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"), ENTRIES["Trainer"], ids=lambda value: " ".join(value) if isinstance(value, dict) else None
+)
+def test_flags_of_trainer_shape_the_weights_or_are_refused(name, value, others, runs):
+    found = effect(runs, ONE_LABEL, name, value, others)
+    assert found != "ignored"
+    if not others:
+        assert found.startswith("refused") == (name in REFUSED), found
+
+
+@pytest.mark.parametrize("kind", [*FINE_TUNING, *PRETRAINING])
+def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
+    """run_squad.py took it and trained without; a run on several labels did so behind a warning in its log."""
+    found = effect(runs, kind, "label_smoothing_factor", 0.1, {})
+    expected = "acts" if kind in SMOOTHED else "refused: "
+    assert found.startswith(expected)
+
+
+@pytest.mark.parametrize("name", [kind.value for kind in OptimizerNames])
+def test_an_optimizer_without_its_package_is_refused_before_anything_begins(name, tmp_path):
+    """As Trainer's own error, which came behind the first lines of the folder."""
+    args = TrainingArguments(str(tmp_path), optim=name, use_cpu=True)
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    except (ImportError, ValueError) as error:
+        if "model" not in str(error):
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                RunArguments(str(tmp_path), optim=name, use_cpu=True)
+            return
+    RunArguments(str(tmp_path), optim=name, use_cpu=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*FINE_TUNING, *PRETRAINING])
+def test_no_flag_of_any_script_is_ignored(kind, runs, capsys):
+    """Prints the table."""
+    flags, table = flags_of_kind(kind), {}
+    with capsys.disabled():
+        print(f"\n{kind}")
+    own = ENTRIES["fine-tuning" if kind in FINE_TUNING else "pre-training"]
+    for name, value, others in (*ENTRIES["Trainer"], *EVALUATED_BESIDE, *own):
+        if {name, *others} <= flags and (kind, name) not in WITHOUT:
+            line = " ".join(f"--{flag} {given}" for flag, given in {name: value, **others}.items())
+            try:
+                table[line] = effect(runs, kind, name, value, others)
+            except AssertionError as error:
+                table[line] = f"failed: {error}"
+            with capsys.disabled():
+                print(f"  {line}: {table[line]}", flush=True)
+    assert not [line for line, found in table.items() if found.startswith(("ignored", "failed"))]
