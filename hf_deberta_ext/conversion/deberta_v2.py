@@ -37,6 +37,7 @@ SAME_FIELDS = (
     "conv_kernel_size", "conv_act", "conv_groups", "pooler_dropout", "pooler_hidden_act", "cls_dropout",
     "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id",
 )  # fmt: skip
+FLOAT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout", "initializer_range")
 
 
 def save_as_deberta_v2(
@@ -92,6 +93,8 @@ def write_names_of_labels(config: DebertaV2Config, folder: Path):
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
     """The stock configuration of the same encoder. `legacy=False` makes transformers read `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
+    # transformers 5.4 refuses 0 where it expects 0.0.
+    same |= {name: float(same[name]) for name in FLOAT_FIELDS if same[name] is not None}
     if not config.relative_table_size:
         # The stock encoder would build a LayerNorm for the table that is not there.
         same["norm_rel_ebd"] = "none"

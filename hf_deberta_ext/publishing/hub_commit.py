@@ -120,8 +120,9 @@ class HubCommit:
         refs = self.steps.step(f"reading the branches of {self.repo_id}", self.refs, expected=REFS)
         branches = {ref.name: ref.target_commit for ref in refs.branches}
         head = branches.get(self.branch, branches.get("main"))
-        # huggingface_hub itself repeats requests for a list of files.
-        read_files = functools.partial(self.steps.step, f"reading the files of {self.repo_id}", waits=(), expected=FILES)
+        # huggingface_hub itself repeats requests for a list of files, but version 1 not that for its first page.
+        options = dict(waits=(1,), expected=FILES)
+        read_files = functools.partial(self.steps.step, f"reading the files of {self.repo_id}", **options)
         return Remote(
             exists=True,
             private=info.private,

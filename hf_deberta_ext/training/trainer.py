@@ -165,6 +165,9 @@ class RunTrainer(HubTrainer):
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
         follow_processes(self.args, checkpoint)
+        # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide it
+        # again, by the number of steps that the arguments had when the Trainer was made.
+        self.accelerator.gradient_accumulation_steps = 1
         if checkpoint is not None and not anyway:
             self._steps = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).max_steps
         if self.args.should_save:

@@ -16,7 +16,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.conversion.convert import convert
-from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2, to_deberta_v2_config
 
 PLAIN_LM = dict(emd_layers=1, emd_input="hidden")
 CASES = {
@@ -97,6 +97,13 @@ def test_features_without_a_place_are_named(head, overrides, message, tiny_confi
     with pytest.raises(ValueError, match=message):
         save_as_deberta_v2(head(tiny_config(**overrides)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rate_of_zero_is_written_as_a_float(tiny_config):
+    """transformers 5.4 refused `hidden_dropout_prob` = 0: it expects 0.0."""
+    config = to_deberta_v2_config(tiny_config(hidden_dropout_prob=0, attention_probs_dropout_prob=0, cls_dropout=0))
+    rates = (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.cls_dropout)
+    assert rates == (0, 0, 0) and all(isinstance(rate, float) for rate in rates)
 
 
 def test_existing_checkpoint_is_not_overwritten_unasked(tiny_config, tmp_path):

@@ -37,7 +37,7 @@ def test_run(architecture, stock_class, tmp_path):
     flags = (
         f"--train_data {tmp_path}/text.txt --documents line --validation_documents 8 --max_length 32 --masking token "
         "--train_tokenizer byte-level-bpe --vocab_size 300 --preset v3-xsmall --max_steps 2 --save_strategy no "
-        "--config_overrides num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,"
+        "--config_overrides num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64,"
         f"max_position_embeddings=32,position_buckets=8 --architecture {architecture} --output_dir {tmp_path}/run"
     )
     metrics = run_stock_mlm.main(flags.split())

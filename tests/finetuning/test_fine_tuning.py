@@ -316,7 +316,7 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
 
 
 def test_a_chosen_difference_is_that_of_the_seeds_that_go_on(folder_of, tmp_path):
-    argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--seeds", 1, 2, 3)
+    argv = (folder_of("ours"), tmp_path / "run", "--do_train", "--seeds", 1, 2, 3)
     run(*argv[:-2], **SAVING)
     with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)

@@ -59,8 +59,9 @@ def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
 def test_the_card_names_the_step_of_the_best_model(folder_of, tmp_path):
     """The figure ended at the last step's score, the card had that of an earlier one."""
     argv = ("--do_train", "--do_eval", "--load_best_model_at_end")
-    each = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, metric_for_best_model="loss")
-    run(folder_of("bert"), tmp_path / "run", *argv, max_steps=2, **each)
+    each = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+    best = dict(metric_for_best_model="loss", greater_is_better=True)
+    run(folder_of("ours"), tmp_path / "run", *argv, max_steps=2, **each, **best)
     assert "| steps | 2, the weights are those of step 1 |" in card_of(tmp_path / "run").text
 
 

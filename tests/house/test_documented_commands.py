@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripts import EXAMPLES, PAGES, ROOT, flags_of
+from transformers import TrainingArguments
 
 for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
     pytest.importorskip(package)
@@ -73,6 +74,9 @@ def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for program, argv in documented:
         assert program == "deberta-ext" or program in EXAMPLES, program
+        if "--fsdp" in argv and TrainingArguments.__dataclass_fields__["fsdp"].metadata.get("nargs") != "?":
+            # transformers 5.4 wants a value behind it, and the guide names the version that takes none.
+            continue
         try:
             flags_of(program, argv, monkeypatch)
         except SystemExit as refused:

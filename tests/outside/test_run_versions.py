@@ -51,6 +51,6 @@ def test_another_torch_than_the_pinned_brings_its_own_triton():
         assert [line for line in packages if line.startswith("triton")] == ['triton; platform_system == "Linux"']
     pinned = run_versions.pins()
     assert run_versions.what_to_install("newest", pinned["torch"]) == (pinned, run_versions.requirements())
-    oldest = {"transformers": run_versions.OLDEST_TRANSFORMERS, "torch": pinned["torch"]}
+    oldest = {name: pinned[name] for name in ("torch", "triton")} | {"transformers": run_versions.OLDEST_TRANSFORMERS}
     assert run_versions.what_to_install("oldest", pinned["torch"]) == (oldest, run_versions.requirements())
     assert run_versions.what_to_install("latest", "2.6.0") == ({}, run_versions.requirements())

@@ -62,7 +62,10 @@ def what_to_install(name: str, torch: str) -> tuple[dict[str, str], list[str]]:
     """Constraints and requirements of the oldest, newest or latest environment."""
     if name == "latest":
         return {}, requirements()
-    constraints, packages = {"transformers": OLDEST_TRANSFORMERS} if name == "oldest" else pins(), requirements()
+    constraints, packages = pins(), requirements()
+    if name == "oldest":
+        # A version of triton belongs to one of torch.
+        constraints = {"transformers": OLDEST_TRANSFORMERS, "triton": constraints["triton"]}
     if torch != pins()["torch"]:
         # A build of torch for CUDA requires one version of triton, and before torch 2.8 an older one than setup.cfg does.
         constraints.pop("triton", None)
