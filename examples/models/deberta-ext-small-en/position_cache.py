@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 __all__ = ["PositionCache", "has_hooks", "module_state", "same_values"]
 
@@ -47,7 +47,9 @@ def has_hooks(module: nn.Module | None) -> bool:
     """Return whether a forward hook sees the calls of a module or of one inside it."""
     if module is None:
         return False
-    return _has_any_global_hook() or any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    # torch 2.6 has no function for the hooks of all modules.
+    everywhere = _global_forward_hooks or _global_forward_pre_hooks
+    return bool(everywhere) or any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int, int]], object]:
