@@ -15,7 +15,18 @@ from .model.checkpoint_layouts import LoadingReport
 from .model.configuration_deberta_ext import DebertaExtConfig
 from .model.enhanced_mask_decoder import EnhancedMaskDecoder
 from .model.heads import HEADS
-from .model.modeling_deberta_ext import *  # noqa: F403
+from .model.modeling_deberta_ext import (
+    DebertaExtForEntityScoring,
+    DebertaExtForMaskedLM,
+    DebertaExtForMultipleChoice,
+    DebertaExtForPreTraining,
+    DebertaExtForQuestionAnswering,
+    DebertaExtForReplacedTokenDetection,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+    DebertaExtPreTrainedModel,
+)
 from .model.relative_position import RelativePosition
 from .model.replaced_token_detection import ReplacedTokenDetectionHead
 from .model.unpadding import PackedSequences
@@ -23,12 +34,14 @@ from .pretraining.span_boundary import SpanBoundaryHead
 from .replaced_attention import ReplacedAttention, replace_attention, restore_attention
 
 __all__ = [
-    "ATTENTION_BACKENDS", "DebertaExtConfig", "DisentangledSelfAttention", "EnhancedMaskDecoder", "LoadingReport",
+    "ATTENTION_BACKENDS", "DebertaExtConfig", "DebertaExtForEntityScoring", "DebertaExtForMaskedLM",
+    "DebertaExtForMultipleChoice", "DebertaExtForPreTraining", "DebertaExtForQuestionAnswering",
+    "DebertaExtForReplacedTokenDetection", "DebertaExtForSequenceClassification", "DebertaExtForTokenClassification",
+    "DebertaExtModel", "DebertaExtPreTrainedModel", "DisentangledSelfAttention", "EnhancedMaskDecoder", "LoadingReport",
     "PackedSequences", "RelativePosition", "ReplacedAttention", "ReplacedTokenDetectionHead", "SpanBoundaryHead",
     "__version__", "disentangled_attention_blocked", "disentangled_attention_eager", "disentangled_attention_sdpa",
     "replace_attention", "restore_attention",
 ]  # fmt: skip
-__all__ += modeling_deberta_ext.__all__
 
 transformers.AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
 for _head in HEADS.values():
