@@ -44,8 +44,8 @@ def model_forward(forward: Callable) -> Callable:
     @functools.wraps(forward)
     def wrapped(self, *args, **kwargs):
         if "document_ids" in parameters and kwargs.get("document_ids") is None:
-            packed_batch = [kwargs.pop(name, None) for name in OF_PACKED_BATCHES]
-            kwargs["document_ids"] = packed_document_ids(packed_batch[0], packed_batch[1], **kwargs)
+            packing = {name: kwargs.pop(name, None) for name in OF_PACKED_BATCHES}
+            kwargs["document_ids"] = packed_document_ids(packing["cu_seq_lens_q"], packing["cu_seq_lens_k"], **kwargs)
         self.check_adapters()
         return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
 

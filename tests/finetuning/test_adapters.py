@@ -140,7 +140,7 @@ def assert_survives(model, case: Case, base, folder, name="default"):
 
 
 def options_of(message: str) -> dict:
-    """What the refusal says to give."""
+    """Options of an adapter's configuration that a refusal asks for."""
     options = {"modules_to_save": re.findall(r"[\w.]+", re.search(r"modules_to_save=\[(.*)\]", message)[1])}
     if task := re.search(r"task_type='(\w+)'", message):
         options["task_type"] = task[1]

@@ -192,7 +192,7 @@ def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind,
 
 
 class TakesEmbeddings(nn.Module):
-    """What captum's `configure_interpretable_embedding_layer` puts in place of an embedding layer."""
+    """Stand-in for the layer that captum's `configure_interpretable_embedding_layer` puts in place of a table."""
 
     def __init__(self, replaced):
         super().__init__()

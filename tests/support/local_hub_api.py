@@ -158,9 +158,6 @@ class HubEndpoints:
 
     def _route(self, call: Call) -> Answer:
         method, path = call.method, call.path
-        # Spaces are repositories "spaces/user/name".
-        if path[:1] == ("spaces",) and len(path) > 3:
-            path = (f"spaces/{path[1]}", *path[2:])
         repo_id = "/".join(path[:2]).removesuffix(".git")
         if path == ("api", "validate-yaml"):
             problem = metadata_problem(call.json()["content"].encode())
@@ -168,9 +165,8 @@ class HubEndpoints:
             return Answer(400 if problem else 200, json.dumps({"errors": errors, "warnings": []}).encode())
         if path == ("api", "repos", "create"):
             return self._create_repo(call)
-        if path[0] == "api" and path[1] in ("models", "spaces") and len(path) >= 4:
-            name = "/".join(path[2:4]) if path[1] == "models" else "/".join(path[1:4])
-            return self._repo_api(call, name, *(path[4:] or ("revision",)))
+        if path[:2] == ("api", "models") and len(path) >= 4:
+            return self._repo_api(call, "/".join(path[2:4]), *(path[4:] or ("revision",)))
         if path[:1] == ("lfs",) and method == "PUT":
             return self._receive(call, path[1])
         if len(path) > 4 and path[1].endswith(".git") and path[2:5] == ("info", "lfs", "objects"):
@@ -207,17 +203,14 @@ class HubEndpoints:
             raise Refusal(401, "Invalid username or password.")
         wishes = call.json()
         owner = wishes.get("organization") or call.user.name
-        is_space = wishes.get("type") == "space"
-        if is_space and wishes.get("sdk") not in ("gradio", "docker", "static"):
-            raise Refusal(400, 'Invalid input: "sdk" must be one of gradio, docker, static')
-        repo_id = f"{'spaces/' if is_space else ''}{owner}/{wishes['name']}"
+        repo_id = f"{owner}/{wishes['name']}"
         url = f"{self.endpoint}/{repo_id}"
         if not (call.user.can_write and call.user.owns(repo_id)):
             raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
         if repo_id in self.repos:
             raise Refusal(409, f"You already created this model repo: {repo_id}", url=url)
         self.create_repo(repo_id, private=wishes.get("visibility") == "private" or bool(wishes.get("private")))
-        return Answer.of({"url": url, "name": repo_id, "id": repo_id.removeprefix("spaces/")})
+        return Answer.of({"url": url, "name": repo_id, "id": repo_id})
 
     def _model_info(self, call: Call, repo_id: str, repo: Repo, revision: str) -> Answer:
         commit, siblings = self._found(repo, revision), []
@@ -229,7 +222,7 @@ class HubEndpoints:
             siblings.append({"rfilename": path} | (blob if call.flag("blobs") else {}))
         card = card_metadata(commit.files.get("README.md", b""))
         about = {
-            "id": repo_id.removeprefix("spaces/"),
+            "id": repo_id,
             "author": repo_id.split("/")[-2],
             "sha": commit.oid,
             "private": repo.private,
