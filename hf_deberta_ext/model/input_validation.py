@@ -64,7 +64,7 @@ def packed_document_ids(
     Args:
         cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): [D + 1] from 0 to T, where each document ends; both equal.
         position_ids (`torch.Tensor`, *optional*): [1, T]; without cu_seq_lens_q and a mask, a document begins at each 0, as
-            in transformers.
+            in transformers, unless all are 0.
 
     Raises:
         ValueError: cu_seq_lens_q that do not fit the batch.
@@ -89,7 +89,8 @@ def packed_document_ids(
         return None
     begins = position_ids == 0
     restarts = bool(begins[0, :1].all()) and bool((begins[:, 1:] | (position_ids.diff() == 1)).all())
-    return begins.cumsum(1) if restarts and int(begins.sum()) > 1 else None
+    # Zeros only are no documents of one token each, but one document without positions.
+    return begins.cumsum(1) if restarts and 1 < int(begins.sum()) < begins.numel() else None
 
 
 def values_at_hand(x: torch.Tensor) -> bool:

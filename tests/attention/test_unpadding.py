@@ -427,6 +427,8 @@ def test_packed_batches_of_other_packages_equal_documents_alone(build, kind, for
             assert torch.allclose(output, model(document[None])[name][0], atol=1e-5)
         # Not a packed batch: one document, and a mask that says who is seen.
         one, mask = torch.arange(30)[None], torch.ones(1, 45, dtype=torch.long)
+        zeros = dict(input_ids=documents[3][None], position_ids=torch.zeros_like(one))
+        assert torch.allclose(model(**zeros)[name], model(**zeros, attention_mask=mask[:, :30])[name], atol=1e-5)
         assert torch.equal(model(documents[3][None], position_ids=one)[name], model(documents[3][None])[name])
         positions = batch.get("position_ids", flattened([5, 1, 9, 30])[0]["position_ids"])
         masked = model(batch["input_ids"], attention_mask=mask, position_ids=positions)[name][0]

@@ -47,6 +47,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
             position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
                 reads it; None counts from the first real token. Relative positions count from one token to the next.
+                In a single row without a mask, positions that restart at 0 begin another document.
             document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
                 one number > 0, padding 0. Documents do not see each other, and positions start anew in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
