@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ..model.checkpoint_files import free_name, read_json
+from ..files import free_name
+from ..model.checkpoint_files import read_json
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
 
+from ..files import format_size
 from ..model import remote_code
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
@@ -15,7 +16,6 @@ from ..model.checkpoint_files import (
     is_adapter_folder,
     read_json,
     read_tensors,
-    shown_size,
     tokenizer_files,
 )
 from ..model.heads import HEADS
@@ -248,7 +248,7 @@ def description_text(facts: dict[str, Any]) -> str:
     dtypes = facts.get("dtypes", {})
     names = ", ".join(dtypes) if len(dtypes) < 2 else ", ".join(f"{name} ({n} tensors)" for name, n in dtypes.items())
     for name, size in facts.get("weight_files", {}).items():
-        rows.append(("weights", f"{name}, {shown_size(size)}{', ' + names if names else ''}"))
+        rows.append(("weights", f"{name}, {format_size(size)}{', ' + names if names else ''}"))
     if base := facts.get("base_model"):
         rows.append(("base model", base))
     if "labels" in facts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..model.checkpoint_files import free_name
+from ..files import free_name
 from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
 from ..training.run_folder import (
     ARGUMENTS_FILE,

@@ -2,7 +2,6 @@
 # hf_deberta_ext model code
 """Files of a checkpoint: names, JSON, indices of shards, headers and weights, with one error for each kind of damage."""
 
-import itertools
 import json
 import math
 import os
@@ -21,8 +20,8 @@ from safetensors.torch import load_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
     "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "check_dtypes",
-    "checkpoint_step", "free_name", "header_tensor", "is_adapter_folder", "is_weight_file", "microsoft_weights",
-    "read_index", "read_json", "read_tensors", "read_weights", "shown_size", "stale_weights", "tokenizer_files",
+    "checkpoint_step", "header_tensor", "is_adapter_folder", "is_weight_file", "microsoft_weights",
+    "read_index", "read_json", "read_tensors", "read_weights", "stale_weights", "tokenizer_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -114,23 +113,6 @@ def checkpoint_step(folder: Path) -> int:
     """The step after which Trainer wrote a checkpoint, by the name of its folder; -1 for any other name."""
     number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(number[1]) if number else -1
-
-
-def free_name(place: Path) -> Path:
-    """NAME.old-1 beside a file or folder NAME, or the next number that is free."""
-    names = (place.with_name(f"{place.name}.old-{number}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
-
-
-def shown_size(size: int) -> str:
-    """ "812 B" or "1.2 MB": decimal, as on the Hub."""
-    if size < 1000:
-        return f"{size} B"
-    value, units = size / 1000, ["kB", "MB", "GB"]
-    # A value that would be rounded to 1000 takes the next unit.
-    while len(units) > 1 and value >= 999.95:
-        value, units = value / 1000, units[1:]
-    return f"{value:.1f} {units[0]}"
 
 
 def read_json(file: str | os.PathLike) -> dict[str, Any]:

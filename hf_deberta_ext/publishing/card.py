@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..model.checkpoint_files import free_name, read_json
+from ..files import free_name, replace_text
+from ..model.checkpoint_files import read_json
 from ..model.heads import HEADS
 from .card_checks import split_card
 from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
-from .facts import HALVES, REPORT_FILE, ModelFolder, RunFacts, read_folder, replace_text, shown_source
+from .facts import HALVES, REPORT_FILE, ModelFolder, RunFacts, read_folder, shown_source
 from .loading_code import AUTO_MODELS, loading_code, render_template, sample_texts
 from .results import (
     eval_results,

@@ -22,7 +22,7 @@ from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
 __all__ = [
-    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "replace_text", "shown_source",
+    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "shown_source",
 ]  # fmt: skip
 
 REPORT_FILE = "run_report.json"
@@ -107,15 +107,6 @@ class RunFacts:
     figure: str | None = None
     diverged: str | None = None
     limits: Sequence[str] = ()
-
-
-def replace_text(file: Path, text: str) -> Path:
-    """Write a file that has its old content or the new one, never a part; the text keeps its line ends."""
-    part = file.with_name(f".{file.name}.part")
-    with open(part, "w", encoding="utf-8", newline="") as stream:
-        stream.write(text)
-    os.replace(part, file)
-    return file
 
 
 @dataclass(frozen=True)

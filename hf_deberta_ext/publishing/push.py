@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 
 from .._version import __version__
-from ..model.checkpoint_files import shown_size
+from ..files import format_size
 from ..model.publishing import is_automatic_card
 from .card import write_model_card
 from .folder_checks import check_folder, token_problems
@@ -61,9 +61,9 @@ class PushReport:
     def __str__(self) -> str:
         counts = {change: sum(file.change == change for file in self.files) for change in CHANGES}
         summary = ", ".join(f"{count} {change}" for change, count in counts.items() if count) or "no files"
-        size = shown_size(sum(file.size for file in self.files if file.change in ("new", "changed")))
+        size = format_size(sum(file.size for file in self.files if file.change in ("new", "changed")))
         lines = [f"{self.repo_id}, branch {self.branch}: {summary}; {size} {'to send' if self.dry_run else 'sent'}"]
-        lines += [f"  {change:<9}  {shown_size(size):>8}  {name}" for change, size, name in self._rows()]
+        lines += [f"  {change:<9}  {format_size(size):>8}  {name}" for change, size, name in self._rows()]
         lines += [f"{path} not published: {reason}" for path, reason in self.left_out.items()]
         lines += [f"only on the Hub, and kept: {path}" for path in self.kept_on_hub]
         lines += [f"note: {note}" for note in self.notes]

@@ -13,7 +13,6 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..model.checkpoint_files import checkpoint_step, is_weight_file
-from ..publishing.facts import replace_text
 from .manifest import manifest_problem
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "readable_weights",
     "remove_folder",
     "remove_partial",
-    "replace_text",
     "replaced_folder",
     "replaced_model",
 ]

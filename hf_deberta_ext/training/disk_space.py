@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from transformers.utils import logging
 
-from ..model.checkpoint_files import checkpoint_step, shown_size
+from ..files import format_size
+from ..model.checkpoint_files import checkpoint_step
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +64,7 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None, again: str
         checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         whole = next((path for path in checkpoints if path != place and checkpoint_problem(path) is None), None)
         reason = os.strerror(code) if code else "the disk is full, or a file may not be so large"
-        room = f"{f'about {shown_size(needed)} are needed, ' if needed else ''}{shown_size(free)} are free"
+        room = f"{f'about {format_size(needed)} are needed, ' if needed else ''}{format_size(free)} are free"
         resume = f"go on with --resume_from_checkpoint {whole}" if whole else "start again without --resume_from_checkpoint"
         remedy = "Free space or choose" if code in (None, errno.ENOSPC, errno.EDQUOT) else "Choose"
         raise DiskError(
@@ -73,7 +74,7 @@ def disk_errors(place: Path, folder: Path, needed: int | None = None, again: str
 
 def write_text(file: Path, text: str):
     """`replace_text`, in a folder that is made, with the errors of a disk."""
-    from ..publishing.facts import replace_text
+    from ..files import replace_text
 
     with disk_errors(file, file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +101,6 @@ def warn_of_little_space(args: "TrainingArguments", size: int):
     if args.save_strategy != "no" and free < count * size:
         limit = "" if args.save_total_limit else " (and one more for each that follows, without --save_total_limit)"
         logger.warning(
-            f"{folder} has {shown_size(free)} free, and {count} checkpoints of about {shown_size(size)} each need "
-            f"{shown_size(count * size)}{limit}: free space, or choose another --output_dir"
+            f"{folder} has {format_size(free)} free, and {count} checkpoints of about {format_size(size)} each need "
+            f"{format_size(count * size)}{limit}: free space, or choose another --output_dir"
         )

@@ -14,7 +14,7 @@ from threading import Event
 import torch
 from xxhash import xxh3_128
 
-from ..publishing.facts import replace_text
+from ..files import replace_text
 
 __all__ = ["MANIFEST_FILE", "digest_of", "is_unfinished", "manifest_problem", "manifest_text", "saved_with_manifest"]
 

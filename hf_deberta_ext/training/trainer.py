@@ -18,6 +18,7 @@ from transformers import ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, has_length
 from transformers.utils import logging
 
+from ..files import replace_text
 from ..model.checkpoint_files import checkpoint_step
 from .batch_size import is_split_free
 from .checkpoints import (
@@ -27,7 +28,6 @@ from .checkpoints import (
     readable_checkpoint,
     remove_folder,
     remove_partial,
-    replace_text,
     replaced_model,
 )
 from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space, write_text

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_deberta_ext.files import format_size
 from hf_deberta_ext.model.checkpoint_files import (
     TOKENIZER_FILES,
     WEIGHT_FILES,
@@ -16,7 +17,6 @@ from hf_deberta_ext.model.checkpoint_files import (
     read_index,
     read_json,
     read_tensors,
-    shown_size,
     tokenizer_files,
 )
 
@@ -34,7 +34,7 @@ def header(content):
     ],
 )  # fmt: skip
 def test_sizes_are_decimal_with_one_digit_behind_the_point(size, shown):
-    assert shown_size(size) == shown
+    assert format_size(size) == shown
 
 
 def test_a_header_tells_shape_and_type():

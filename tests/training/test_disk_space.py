@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_pretraining import SIZES, build, train
 
-from hf_deberta_ext.model.checkpoint_files import shown_size
+from hf_deberta_ext.files import format_size
 from hf_deberta_ext.training import disk_space
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 from hf_deberta_ext.training.disk_space import DiskError, checkpoint_size, disk_errors
@@ -51,7 +51,7 @@ def test_a_first_checkpoint_that_cannot_be_written_blocks_nothing(size, wide, tm
     printed = capsys.readouterr().err
     line = printed.strip().splitlines()[-1]
     assert line.startswith(f"run.py: error: {tmp_path / 'checkpoint-2'} could not be written: ")
-    needed = shown_size(checkpoint_size(build(tmp_path).model))
+    needed = format_size(checkpoint_size(build(tmp_path).model))
     assert f"; about {needed} are needed, " in line and "hoose another --output_dir, then " in line
     assert line.endswith("then start again without --resume_from_checkpoint") and "Traceback" not in printed
     assert not [*tmp_path.glob("*checkpoint*")] and not [*tmp_path.glob(".*.part")]
@@ -137,7 +137,7 @@ def test_a_disk_that_the_checkpoints_will_not_fit_on_is_warned_of_before_the_fir
         monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
         assert not said
         train(tmp_path / str(free), save_total_limit=limit, max_steps=2)
-    assert len(said) == 1 and f"{count} checkpoints of about {shown_size(size)} each" in said[0]
+    assert len(said) == 1 and f"{count} checkpoints of about {format_size(size)} each" in said[0]
 
 
 def test_the_size_of_a_checkpoint_is_that_of_weights_and_two_moments(wide, tmp_path):

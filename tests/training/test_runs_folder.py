@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_deberta_ext.files import replace_text
 from hf_deberta_ext.finetuning.run_folders import first_checkpoint
 from hf_deberta_ext.training import checkpoints as whole_files
 from hf_deberta_ext.training.checkpoints import (
@@ -17,7 +18,6 @@ from hf_deberta_ext.training.checkpoints import (
     has_weights,
     remove_folder,
     remove_partial,
-    replace_text,
     replaced_folder,
     replaced_model,
 )
