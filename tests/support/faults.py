@@ -288,7 +288,6 @@ DAMAGED = {
     "cut.jsonl.gz": lambda: gzip.compress(LINE * 50)[:-9],
     "bit.csv.gz": lambda: one_bit(gzip.compress(TABLE)),
     "not.csv.gz": lambda: TABLE,
-    "bomb.jsonl.gz": lambda: gzip.compress(LINE * 1_000_000),
 }
 
 
@@ -365,10 +364,9 @@ FAULTS += [
     )
     for name, (words, *damage) in STARTS.items()
 ]  # fmt: skip
-LIMIT = {"bomb.jsonl.gz": " max_file_bytes=1000000"}
 FAULTS += [
     Fault(
-        f"data: {name}", f"{flag}=material/{name}{LIMIT.get(name, '')}", (written, name), name, scripts=scripts, new=True,
+        f"data: {name}", f"{flag}=material/{name}", (written, name), name, scripts=scripts, new=True,
     )
     for scripts, flag in ((TEXTS, "train_data"), (GLUE, "train_file"))
     for name in DAMAGED
@@ -485,6 +483,6 @@ FAULTS += [
 SHORT = {
     "--max_grad_norm=0.1", "--logging_steps=2", "model.safetensors: one bit", "optimizer.pt: 40 % zeros",
     "optimizer, schedule and generators of step 2", "data: one letter", "learning rate 100", "new run, no tokenizer",
-    "new run, weights int64", "data: bomb.jsonl.gz", "a second start beside the resumed run", "files of limited size",
+    "new run, weights int64", "data: cut.jsonl.gz", "a second start beside the resumed run", "files of limited size",
     "behind SIGTERM",
 }  # fmt: skip
