@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
-from ..model.checkpoint_layouts import check_files, check_names
+from ..model.checkpoint_layouts import check_files
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
@@ -208,9 +208,10 @@ def load_model(
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    check_names(source, info)
-    quantized = getattr(config, "quantization_config", None) is not None
-    check_files(source, quantized=quantized, **model_args.model_download())
+    if config.model_type != DebertaExtConfig.model_type:
+        # This package's models have done it.
+        quantized = getattr(config, "quantization_config", None) is not None
+        check_files(source, quantized=quantized, **model_args.model_download())
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel
@@ -270,14 +271,13 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     if targets is None or not {*targets} <= linear:
         wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
         raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
-    head = {
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    }
-    # Weights of the body that the checkpoint lacks, such as BERT's pooler behind masked-language modelling.
-    body = f"{model.base_model_prefix}."
-    head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
+    body, head = f"{model.base_model_prefix}.", set()
+    for name, _ in model.named_parameters():
+        # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.
+        if not name.startswith(body):
+            head.add(name.split(".")[0])
+        elif name in new_weights:
+            head.add(body + name.split(".")[1])
     config = LoraConfig(
         task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
         lora_dropout=model_args.lora_dropout, target_modules=list(targets),
