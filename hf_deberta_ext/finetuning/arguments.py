@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..data.files import HELD_BYTES
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
@@ -55,7 +56,7 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
-        check_metadata(language=self.card_language, flag="--card_language")
+        check_languages(as_list(self.card_language), "--card_language")
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -101,7 +102,6 @@ class ModelArguments(HubArguments):
     )
 
     def __post_init__(self):
-        check_metadata(license=self.license)
         if self.from_scratch and self.lora:
             raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
         if self.lora_r < 1:

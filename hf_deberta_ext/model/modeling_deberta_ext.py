@@ -46,7 +46,6 @@ from .official_configurations import from_official  # noqa: F401
 from .position_cache import PositionCache  # noqa: F401
 from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
-from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
 from .remote_code import copy_code  # noqa: F401
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection  # noqa: F401

@@ -31,14 +31,13 @@ from .input_validation import (
     takes_embeddings,
     values_at_hand,
 )
-from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
 __all__ = ["DebertaExtPreTrainedModel", "attention_masks", "cls_states", "in_eval_mode"]
 
 PUSH_ARGUMENTS = (
-    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
+    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags",
 )  # fmt: skip
 
 
@@ -294,13 +293,9 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
 
         With `push_to_hub`, arguments of `push_to_hub` are among `kwargs`, and `repo_id`: default is the folder's name.
         """
-        publishing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         # True would write v1's fused layout, which Trainer's resume does not convert back.
         kwargs["save_original_format"] = False
-        again = dict(kwargs)
-        if push_to_hub and kwargs.get("state_dict") is not None:
-            # Saving empties it.
-            again["state_dict"] = dict(kwargs["state_dict"])
         super().save_pretrained(save_directory, *args, **kwargs)
         if not kwargs.get("is_main_process", True):
             return
@@ -310,11 +305,21 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
             # there as well.
             copy_code(folder.parent, self.config.name_or_path, yielding=True)
         if push_to_hub:
-            # transformers would write a card that says nothing, and leave old weights there.
-            token = again.pop("token", None)
-            push_model(self, publishing.pop("repo_id", folder.name), token=token, **publishing, saving=again)
+            self.push_to_hub(pushed.pop("repo_id", folder.name), **pushed)
 
-    push_to_hub = push_model
+    def push_to_hub(self, repo_id: str, **options):
+        """Publish weights, configuration, code and card in one commit; returns `huggingface_hub.CommitInfo`.
+
+        Args:
+            repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
+            options: of `hf_deberta_ext.publishing.push`, for example `tokenizer`, `private`, `revision`; where that package
+                is not installed, of `PreTrainedModel.push_to_hub`.
+        """
+        try:
+            from hf_deberta_ext.publishing import push
+        except ImportError:
+            return super().push_to_hub(repo_id, **options)
+        return push(self, repo_id, **options).commit
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
@@ -124,7 +125,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         args.accelerator_config.dispatch_batches = False
         if args.accelerator_config.split_batches:
             raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
-    check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
+    check_languages(as_list(data_args.card_language), "--card_language")
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     tokenizer_options(model_args)
     if nodes > 1 and model_args.train_tokenizer is not None:

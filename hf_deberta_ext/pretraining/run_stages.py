@@ -16,8 +16,7 @@ from ..data.columns import first
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
-from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder

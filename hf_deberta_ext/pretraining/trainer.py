@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from transformers import EvalPrediction
 
-from ..publishing.results import MAX_PERPLEXITY
 from ..training.arguments import RunArguments
 from ..training.distributed import check_sharding
 from ..training.flags import option
@@ -23,7 +22,8 @@ from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
-
+# Stands for all larger perplexities, of models that have learned nothing.
+MAX_PERPLEXITY = 1e6
 # Arguments of Trainer that would change the result silently, or fail at the first evaluation.
 NEEDED = {
     "remove_unused_columns": (False, "masks are drawn from columns that no model reads"),

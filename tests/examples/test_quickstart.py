@@ -8,12 +8,12 @@ from pathlib import Path
 
 import docstring_corpus
 import pytest
+from hf_deberta_ext.publishing.card_checks import card_problems
 from scripts import module_of
 from transformers import pipeline
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_byte_level_bpe
-from hf_deberta_ext.publishing.card_checks import card_problems
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("accelerate")

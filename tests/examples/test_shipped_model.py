@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
+from hf_deberta_ext.publishing.folder_checks import check_folder
+from hf_deberta_ext.publishing.published_files import published_files
 from safetensors.torch import load_file
 from transformers import pipeline
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
-from hf_deberta_ext.publishing.folder_checks import check_folder
-from hf_deberta_ext.publishing.published_files import published_files
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-ext-small-en"
 

@@ -5,13 +5,13 @@ import json
 import os
 
 import pytest
+from hf_deberta_ext.publishing.card_checks import card_problems
 from huggingface_hub import ModelCard
 from toy_task import datasets, flags, read, run
 
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.publishing.card_checks import card_problems
 
 
 def card_of(folder):

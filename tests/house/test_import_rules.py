@@ -28,8 +28,8 @@ EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples
 # transformers itself requires all of these.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}
 # May be imported inside of a try statement, where transformers does not demand them.
-OPTIONAL = {"triton"}
-# The rooms that a room may import, besides itself and _version. Every room may import files.py and model/, which import no other.
+OPTIONAL = {"hf_deberta_ext", "triton"}
+# The rooms that a room may import, besides itself and _version. All may import files.py and model/, which import none.
 # "" is hf_deberta_ext/__init__.py, "tokenization" the file of that name.
 ALLOWED = {
     "__main__": {"commands"},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_deberta_ext.publishing.card_checks import missing_metadata
 from huggingface_hub import ModelCard
 
 from hf_deberta_ext import (
@@ -24,7 +25,6 @@ from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificati
 from hf_deberta_ext.model.presets import PRESETS
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.publishing import card_problems
-from hf_deberta_ext.publishing.card_checks import missing_metadata
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_cards"
 # Preset -> card, in the order of the table of all cards.

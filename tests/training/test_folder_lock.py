@@ -9,11 +9,11 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from hf_deberta_ext.publishing.published_files import published_files
 from scripts import module_of
 from small_pretraining import build, train
 
 from hf_deberta_ext.finetuning.run_folders import begin_folder, begin_seed
-from hf_deberta_ext.publishing.published_files import published_files
 from hf_deberta_ext.training import folder_lock
 from hf_deberta_ext.training.folder_lock import LOCK_FILE, lock_folder, locked_folder, unlock_folders
 from hf_deberta_ext.training.run_folder import claim_folder, resume_checkpoint
