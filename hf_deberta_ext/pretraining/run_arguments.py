@@ -211,7 +211,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
-    check_source(model_args.model, "--model", **download(model_args))
+    check_source(model_args.model, "--model")
     announce_official(model_args.model, **download(model_args))
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
 
