@@ -50,7 +50,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
     """
     source = model_args.config_name or model_args.model_name_or_path
     fields, hub = overrides(model_args.config_overrides), model_args.model_download()
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path", **hub)
+    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
     arguments = hub | fields
     try:
         if is_read_as_ours(source, model_args):
@@ -138,7 +138,7 @@ def load_tokenizer_for(
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 
     if config.model_type in DEBERTA:
-        with named_tokenizer(source, flag, **hub):
+        with named_tokenizer(source, flag):
             try:
                 tokenizer = load_tokenizer(source, **arguments)
             except OSError as error:
@@ -150,7 +150,7 @@ def load_tokenizer_for(
                     raise error from None
         check_tokenizer(tokenizer, config)
         return tokenizer
-    with named_tokenizer(source, flag, **hub):
+    with named_tokenizer(source, flag):
         tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:

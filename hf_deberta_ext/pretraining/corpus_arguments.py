@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from ..data.files import STREAMED_BYTES
 from ..data.languages import language_problem
-from ..training.flags import LEAVE_OUT, option
+from ..training.flags import option
 from .corpus import DOCUMENTS, has_columns
 from .packing import MODES
 from .prepared_corpus import is_prepared
 
 __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus", "tokenizer_options"]
 
+LEAVE_OUT = "leave it out"
 # Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",

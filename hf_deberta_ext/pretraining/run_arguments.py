@@ -210,7 +210,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
     download = model_args.model_download()
-    check_source(model_args.model, "--model", **download)
+    check_source(model_args.model, "--model")
     announce_official(model_args.model, **download)
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 

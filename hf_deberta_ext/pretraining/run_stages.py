@@ -13,6 +13,7 @@ import numpy as np
 from transformers import TrainingArguments
 
 from ..data.columns import first
+from ..files import replace_text
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
@@ -21,10 +22,10 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
-from ..training.disk_space import write_text
+from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
-from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder
+from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes
 from ..training.trainer import RunTrainer
 from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
@@ -114,7 +115,7 @@ def begin(
     arguments: dict[str, Any],
     checkpoint: str | None,
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Begin the folder of the run, read the documents, and load or train the tokenizer.
+    """Lock the folder of the run, read the documents, and load or train the tokenizer.
 
     Args:
         arguments (`dict`): that a resumed run must repeat. The digest of a stream is added; `RunTrainer` has others.
@@ -122,21 +123,20 @@ def begin(
     Returns:
         documents to train on, held-out documents, the tokenizer and facts about it.
     Raises:
-        ValueError: the tokenizer does not fit the model, and as `begin_run` and `corpora`.
+        ValueError: the tokenizer does not fit the model, another run works in the folder, and as `corpora`.
     """
     if model_args.train_tokenizer is None:
         source, flag, options = model_args.model, "--model", model_args.model_download()
         if model_args.tokenizer is not None:
             source, flag, options = model_args.tokenizer, "--tokenizer", model_args.download()
-        with named_tokenizer(source, flag, **options):
+        with named_tokenizer(source, flag):
             tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
         facts = {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
         if is_prepared(*data_args.train_data):
             check_same_tokenizer(data_args.train_data[0], source, tokenizer)
     if args.should_save:
-        claim_folder(args.output_dir, is_new=checkpoint is None)
-        begin_run(args.output_dir, arguments, checkpoint, args.resume_anyway)
+        lock_folder(args.output_dir)
     corpus, held_out = corpora(data_args, model_args)
     if data_args.streaming:
         arguments["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)
@@ -325,7 +325,7 @@ def report_run(
         versions=versions(),
         resumed_anyway=accepted_changes(folder),
     )
-    write_text(Path(folder, REPORT_FILE), json.dumps(run_report, indent=2) + "\n")
+    replace_text(Path(folder, REPORT_FILE), json.dumps(run_report, indent=2) + "\n")
     write_run_card(folder, run_facts(trainer, *flags, run_report=run_report, reports=reports, **facts))
 
 

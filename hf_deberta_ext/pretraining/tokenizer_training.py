@@ -21,7 +21,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from tqdm.auto import tqdm
 
 from ..tokenization import PreTrainedTokenizerFast, finish, tokenizer_from_vocab_and_merges
-from ..training.progress import SECONDS
 
 __all__ = ["tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"]
 
@@ -220,7 +219,7 @@ def _cut_text(text: str) -> Iterator[str]:
 
 def count_words(texts: Iterator[str], normalizer: normalizers.Normalizer, show_progress: bool) -> Counter[str]:
     splitter, words = word_splitter(), Counter()
-    for text in tqdm(texts, desc="Counting words", unit=" texts", delay=SECONDS, disable=not show_progress):
+    for text in tqdm(texts, desc="Counting words", unit=" texts", delay=3, disable=not show_progress):
         for part in _cut_text(text):
             words.update([word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(part))])
     return words

@@ -71,6 +71,7 @@ class RunArguments(TrainingArguments):
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
+        "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
         "load_best_model_at_end": (
             "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
             lambda args: args.eval_strategy != "no",
