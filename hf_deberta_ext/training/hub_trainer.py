@@ -116,7 +116,7 @@ class HubTrainer(Trainer):
                     skip_checks=True,
                 ).commit
             except Exception as error:
-                logger.warning(f"{message}: the push to {self.hub_model_id} failed, and the training goes on: {error}")
+                logger.warning(f"{message}: the push to {self.hub_model_id} failed: {error}")
                 raise
             finally:
                 # Of a checkpoint.

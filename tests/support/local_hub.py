@@ -84,9 +84,9 @@ class LocalHub:
         repo.commit({".gitattributes": b"", **(files or {})}, "initial commit")
         return repo
 
-    def fail(self, match: str, status: int, message: str = "injected by the test", times: float = 1, body: bytes = b""):
-        """Answer the next requests whose "METHOD path" contains `match` with an error."""
-        self._faults.append({"match": match, "times": times, "answer": (status, body or message.encode())})
+    def fail(self, match: str, status: int, message: str = "injected by the test", times: int | None = 1, body: bytes = b""):
+        """Answer the next requests (None: all) whose "METHOD path" contains `match` with an error."""
+        self._faults.append({"match": match, "times": times or 10**9, "answer": (status, body or message.encode())})
 
     def before(self, match: str, action: Callable[[], object]):
         """Call `action` before the next such request is answered."""
