@@ -105,20 +105,20 @@ CHANGES = [
     (dict(optim_target_modules="all-linear"), "optim_target_modules = 'all-linear', begun with None"),
     (dict(neftune_noise_alpha=5.0), "neftune_noise_alpha = 5.0, begun with None"),
     (dict(mlm_weight=0.5), "mlm_weight = 0.5, begun with 1.0"),
-    (dict(change=lambda trainer: trainer.train_dataset.rows.pop()), "data_digest = '11 rows, .*', begun with '12 rows, "),
+    (dict(change=lambda run: run.train_dataset.rows.pop()), "data_digest = '11 rows, .*', begun with '12 rows, "),
     (
-        dict(change=lambda trainer: trainer.train_dataset.rows[7]["labels"].add_(1)),
+        dict(change=lambda run: run.train_dataset.rows[7]["labels"].add_(1)),
         "data_digest = '12 rows, .*', begun with ",
     ),
     (dict(change=change("model.config.hidden_dropout_prob", 0.0)), r"config.hidden_dropout_prob = 0.0, begun with 0.2"),
     (
-        dict(change=lambda trainer: trainer.model.set_attn_implementation("eager")),
+        dict(change=lambda run: run.model.set_attn_implementation("eager")),
         "attn_implementation = 'eager', begun with",
     ),
-    (dict(change=lambda trainer: trainer.model.deberta.embeddings.requires_grad_(False)), "trained_parameters = .*, begun "),
+    (dict(change=lambda run: run.model.deberta.embeddings.requires_grad_(False)), "trained_parameters = .*, begun "),
     (
         dict(change=change("data_collator", DataCollatorWithPadding(None))),
-        "data_collator = 'DataCollatorWithPadding', begun ",
+        "data_collator = 'DataCollatorWithPadding', ",
     ),
     (dict(change=change("data_collator.options", MaskingOptions(rate=0.3))), "data_collator.options = {.*'rate': 0.3,.*}, "),
 ]
