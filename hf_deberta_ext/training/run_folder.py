@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..files import replace_text
 from ..model.checkpoint_files import checkpoint_step, is_adapter_folder, read_json
-from .batch_size import is_split_free, near_divisors
+from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial
 from .folder_lock import LOCK_FILE
 
@@ -121,7 +121,7 @@ def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | No
     if rest:
         raise ValueError(
             f"{processes} processes with {args.train_batch_size} examples each cannot share the {batch} examples of a step "
-            f"that this run began with: take {near_divisors(batch // args.train_batch_size, processes)} processes"
+            "that this run began with: take a number of processes that divides them"
         )
     if accumulation != args.gradient_accumulation_steps and args.process_index == 0:
         logger.warning(
