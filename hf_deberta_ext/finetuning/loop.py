@@ -88,8 +88,8 @@ def prepare(
         data = read(data_args, model_args)
         check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args)
-        if hasattr(data, "use_label_order"):
-            data.use_label_order(config.label2id)
+        if hasattr(data, "use_config"):
+            data.use_config(config)
         set_fields(config, data.config_fields())
         prefix_space = getattr(data, "needs_prefix_space", False)
         tokenizer = load_tokenizer_for(config, model_args, prefix_space=prefix_space)

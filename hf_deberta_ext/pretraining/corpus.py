@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers.utils import logging
 
 from .._version import __version__
-from ..data.files import HELD_BYTES, KINDS, STREAMED_BYTES, file_kind, read_lines, read_rows
+from ..data.files import KINDS, file_kind, read_lines, read_rows
 from ..data.hub import load_hub_dataset
 from .prepared_corpus import MANIFEST_FILE, halved
 
@@ -49,7 +49,6 @@ def load_corpus(
     revision: str | None = None,
     token: str | bool | None = None,
     num_proc: int | None = None,
-    max_file_bytes: int = STREAMED_BYTES,
 ) -> "Dataset | IterableDataset":
     """Text of files, folders and Hub data sets as a data set with the one column "text": a document a row, in order.
 
@@ -59,13 +58,12 @@ def load_corpus(
             name of a data set on the Hub.
         documents: a document of plain text: the lines between blank lines ("blank_line"), each line that is not blank
             ("line"), or a file ("file"). Line ends become "\\n", a byte order mark is dropped. A document is held in memory,
-            and so is a .json file that is one array and a .parquet.gz file: each has at most `HELD_BYTES` (2 GiB).
+            and so is a .json file that is one array.
         text_column (`str`): the column of the text in JSON, tables and Hub data sets; null is an empty document.
         name, split, revision, token: as in `datasets.load_dataset`, for Hub data sets only; files are used whole.
         streaming (`bool`): read while iterating, row by row; nothing is written to disk.
         cache_dir: where the Arrow files go; default is the cache of datasets. Changed files are read anew.
         num_proc (`int`, *optional*): processes that read; a file is read by one of them. Not for streaming.
-        max_file_bytes (`int`): how many a file may have, decompressed.
     Returns:
         `datasets.Dataset`, with `streaming` `datasets.IterableDataset`.
     Raises:
@@ -95,7 +93,7 @@ def load_corpus(
         raise ValueError("sources is empty, expected at least one file, folder or data set name")
     # The first document of the first file of each kind, so that a wrong column is refused before hours of reading.
     first_files = {file_kind(file[0]): file for group in reversed(groups) if isinstance(group, list) for file in group[::-1]}
-    reading = dict(documents=documents, text_column=text_column, max_file_bytes=max_file_bytes)
+    reading = dict(documents=documents, text_column=text_column)
     for file in first_files.values():
         next(file_documents([file], **reading), None)
     options = dict(streaming=streaming, cache_dir=None if cache_dir is None else os.fspath(cache_dir), num_proc=num_proc)
@@ -269,7 +267,7 @@ def _check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
 
 
 def file_documents(
-    files: list[File], documents: str, text_column: str, max_file_bytes: int, version: str = __version__
+    files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
     """The rows of all files; one list argument, which datasets shares out among processes and workers.
 
@@ -279,10 +277,10 @@ def file_documents(
     for path, _, _ in files:
         try:
             if file_kind(path) == "text":
-                for text in plain_documents(path, documents, max_file_bytes):
+                for text in plain_documents(path, documents):
                     yield {"text": text}
                 continue
-            for place, row in read_rows(path, [text_column], max_file_bytes):
+            for place, row in read_rows(path, [text_column]):
                 if text_column not in row:
                     raise ValueError(_no_column(place, text_column, row))
                 if not isinstance(row[text_column], str | None):
@@ -292,24 +290,19 @@ def file_documents(
             raise ValueError(f"{path} needs more memory than there is: part its documents") from error
 
 
-def plain_documents(path: str, documents: str, max_file_bytes: int) -> Iterator[str]:
+def plain_documents(path: str, documents: str) -> Iterator[str]:
     """The documents of a text file; arguments and errors as in `load_corpus`."""
     document: list[str] = []
-    size = 0
-    for number, line in read_lines(path, max_file_bytes):
+    for _, line in read_lines(path):
         line = line.rstrip("\r\n")
         blank = not line.strip()
         if documents == "file" or (documents == "blank_line" and not blank):
             document.append(line)
-            size += len(line) + 1
-            if size > HELD_BYTES:
-                cure = "part it by blank lines, or give --documents line"
-                raise ValueError(f"the document at line {number} of {path} has more than {HELD_BYTES} bytes: {cure}")
         elif documents == "line" and not blank:
             yield line
         elif document:
             yield "\n".join(document)
-            document, size = [], 0
+            document = []
     if document:
         yield "\n".join(document)
 

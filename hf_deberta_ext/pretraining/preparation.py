@@ -47,7 +47,7 @@ from datatrove.utils.lid import FastTextLID
 from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-from ..data.files import STREAMED_BYTES, file_kind, read_rows
+from ..data.files import file_kind, read_rows
 from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
 from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
 
@@ -226,7 +226,7 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
-            rows = file_documents([(path, size, changed)], "line", "text", STREAMED_BYTES)
+            rows = file_documents([(path, size, changed)], "line", "text")
         else:
             rows = (row for _, row in read_rows(path))
         for text in strings_of(rows):
