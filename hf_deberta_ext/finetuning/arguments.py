@@ -14,6 +14,7 @@ from ..publishing.card_metadata import check_metadata
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
+from ..training.hub_arguments import HubArguments
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -39,8 +40,6 @@ class DataArguments:
     max_eval_samples: int | None = option(None, "evaluate on the first so many examples of each set")
     max_predict_samples: int | None = option(None, "predict on the first so many examples of each set")
     preprocessing_num_workers: int | None = option(None, "processes that tokenise")
-    cache_dir: str | None = option(None, "where downloads are kept")
-    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     data_revision: str | None = option(None, "of the data set on the Hub")
     card_language: list[str] = option(
         list, "ISO codes of the data's languages, for the model card; default: those of a known data set"
@@ -65,8 +64,8 @@ class DataArguments:
 
 
 @dataclass
-class ModelArguments:
-    """Flags of the model. The folder of downloads, and the token for them, are in `DataArguments`."""
+class ModelArguments(HubArguments):
+    """Flags of the model, and of all downloads."""
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
@@ -77,7 +76,6 @@ class ModelArguments:
     config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
     config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")
     tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: that of the model")
-    model_revision: str | None = option(None, "of the model on the Hub")
     trust_remote_code: bool = option(False, "run the code that is in the model's repository")
     ignore_mismatched_sizes: bool = option(
         False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"

@@ -12,6 +12,7 @@ from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..publishing.card_metadata import check_metadata
 from ..training.flags import option, overrides
+from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .masking import POLICIES, UNITS, MaskingOptions
@@ -27,14 +28,13 @@ __all__ = [
     "check_arguments",
     "check_length",
     "config_overrides",
-    "download",
     "masking_options",
     "model_config",
 ]
 
 
 @dataclass
-class ModelArguments(TokenizerArguments):
+class ModelArguments(TokenizerArguments, HubArguments):
     """Model and tokenizer: from scratch, or from a checkpoint."""
 
     model: str | None = option(
@@ -45,9 +45,6 @@ class ModelArguments(TokenizerArguments):
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
-    revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
-    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
-    cache_dir: str | None = option(None, "for downloads and packed data")
     license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
     needs: ClassVar = {
@@ -211,15 +208,10 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
-    check_source(model_args.model, "--model", **download(model_args))
-    announce_official(model_args.model, **download(model_args))
-    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
-
-
-def download(model_args: ModelArguments) -> dict[str, str]:
-    """Arguments of `from_pretrained` for the Hub, those that were given."""
-    names = ("revision", "token", "cache_dir")
-    return {name: getattr(model_args, name) for name in names if getattr(model_args, name) is not None}
+    download = model_args.model_download()
+    check_source(model_args.model, "--model", **download)
+    announce_official(model_args.model, **download)
+    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 
 
 def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):

@@ -32,7 +32,7 @@ from .dynamic_masking import NumberedExamples, NumberedStream
 from .packing import PackingReport, pack
 from .prepared_corpus import PreparedRows, is_prepared, most_lanes, read_manifest
 from .report import CURVES_FILE
-from .run_arguments import DataArguments, MaskingArguments, ModelArguments, download, tokenizer_options
+from .run_arguments import DataArguments, MaskingArguments, ModelArguments, tokenizer_options
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
@@ -126,11 +126,10 @@ def begin(
         ValueError: the tokenizer does not fit the model, and as `begin_run` and `corpora`.
     """
     if model_args.train_tokenizer is None:
-        options = download(model_args)
+        source, flag, options = model_args.model, "--model", model_args.model_download()
         if model_args.tokenizer is not None:
-            options.pop("revision", None)
-        source = model_args.tokenizer or model_args.model
-        with named_tokenizer(source, "--model" if model_args.tokenizer is None else "--tokenizer", **options):
+            source, flag, options = model_args.tokenizer, "--tokenizer", model_args.download()
+        with named_tokenizer(source, flag, **options):
             tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
         facts = {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)

@@ -66,6 +66,7 @@ REMOVED = {
 # Subjects of --help by the name of the class of flags, or of one that it extends, in the order shown.
 SUBJECTS = {
     "ModelArguments": "model",
+    "HubArguments": "model",
     "TokenizerArguments": "model",
     "DataArguments": "data",
     "CorpusArguments": "data",

@@ -8,7 +8,6 @@ import random
 import re
 from csv import field_size_limit
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -197,8 +196,8 @@ def test_files_of_named_sets(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(tmp_path):
     """hub(name, config, splits): `read_hub` with a cache of its own."""
-    arguments = SimpleNamespace(cache_dir=str(tmp_path / "cache"), token=None, data_revision=None)
-    return lambda name, config=None, splits=None: read_hub(name, config, splits or {"train": ["train"]}, arguments)
+    cache = str(tmp_path / "cache")
+    return lambda name, config=None, splits=None: read_hub(name, config, splits or {"train": ["train"]}, cache_dir=cache)
 
 
 def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path, hub):

@@ -126,7 +126,7 @@ def hub(monkeypatch):
     """hub[data set, configuration] = splits; answers in place of the Hub."""
     content = {}
 
-    def read_hub(name, config, splits, arguments):
+    def read_hub(name, config, splits, **download):
         loaded = content[name, config]
         found = {ours: next((theirs for theirs in names if theirs in loaded), None) for ours, names in splits.items()}
         return {ours: Dataset.from_list(loaded[theirs]) for ours, theirs in found.items() if theirs}

@@ -388,7 +388,7 @@ def test_a_start_that_counts_bytes_is_understood_where_the_text_stands_twice(tmp
 def test_names_and_negatives_of_the_hub_and_of_task_names(monkeypatch, tmp_path):
     asked = []
 
-    def read_hub(name, config, splits, arguments):
+    def read_hub(name, config, splits, **download):
         from datasets import Dataset
 
         asked.append((name, config))

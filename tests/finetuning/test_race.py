@@ -14,6 +14,7 @@ from task_files import DATA, needs_data, write_lines
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import choice_rows, fill_blank
 from hf_deberta_ext.finetuning.tasks.race import race_level, read_raw_race
+from hf_deberta_ext.training.hub_arguments import HubArguments
 
 ROW = {
     "example_id": "high7.txt",
@@ -142,10 +143,8 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
     card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
     (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
-    arguments = MultipleChoiceArguments(
-        task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high", cache_dir=str(tmp_path / "cache")
-    )
-    data = read_multiple_choice(arguments)
+    arguments = MultipleChoiceArguments(task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high")
+    data = read_multiple_choice(arguments, HubArguments(cache_dir=str(tmp_path / "cache")))
     assert [row["group"] for row in data.questions["validation"]] == ["high"]
     assert (data.name, data.num_train, data.num_evaluation) == ("race", 0, 1)
 

@@ -36,7 +36,7 @@ def run_texts(model, folder, *argv, **given):
 def hub(monkeypatch):
     """Every data set of the Hub has these rows."""
 
-    def read_hub(name, config, splits, arguments):
+    def read_hub(name, config, splits, **download):
         return {ours: texts(9 if ours == "train" else 3) for ours in splits}
 
     monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)

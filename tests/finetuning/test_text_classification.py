@@ -13,6 +13,7 @@ from task_files import TINY_BERT, write_lines
 
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.training.hub_arguments import HubArguments
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
@@ -185,8 +186,8 @@ def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     folder.mkdir()
     rows_ = Dataset.from_list(rows(1, 0)).cast_column("label", ClassLabel(names=["no", "yes"]))
     rows_.to_parquet(folder / "train.parquet")
-    flags = dict(dataset_name=str(folder), cache_dir=str(tmp_path / "cache"))
-    ours = TextClassificationData(TextClassificationArguments(**flags))
+    flags = dict(dataset_name=str(folder))
+    ours = TextClassificationData(TextClassificationArguments(**flags), HubArguments(cache_dir=str(tmp_path / "cache")))
     assert ours.labels.names == ("no", "yes")
     assert (ours.dataset, ours.num_train, ours.num_evaluation) == (str(folder), 2, 0)
 

@@ -135,8 +135,8 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
     features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-x", "I-x"]))})
     asked = []
 
-    def stored(name, config, splits, arguments):
-        asked.append((name, config, arguments.data_revision))
+    def stored(name, config, splits, **download):
+        asked.append((name, config, download.get("revision")))
         rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, features=features)
         return {"train": rows, "validation": rows}
 

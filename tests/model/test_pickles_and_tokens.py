@@ -36,7 +36,6 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     commands,
 )
-from hf_deberta_ext.finetuning.arguments import DataArguments as TaskDataArguments
 from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
 from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
@@ -156,7 +155,7 @@ WAYS = {
 def load_for_task(folder: Path, base: Path):
     """As the fine-tuning scripts do; the configuration of an adapter's model is that of its base."""
     config, model_args = AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
-    return load_model(model_args, TaskDataArguments(), config, AutoModelForSequenceClassification)
+    return load_model(model_args, config, AutoModelForSequenceClassification)
 
 
 def official_beside(folder: Path) -> Path:

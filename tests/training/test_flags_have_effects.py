@@ -118,7 +118,7 @@ NOT_TRIED = {
     "saving": "metric_for_best_model save_only_model save_strategy save_steps save_on_each_node save_total_limit "
     "enable_jit_checkpoint",
     "the Hub": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision token "
-    "cache_dir license card_language model_revision revision data_revision",
+    "cache_dir license card_language model_revision data_revision",
     "memory, speed and the machine: the same sums, perhaps in another order": "use_cpu tf32 activation_checkpointing "
     "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
     "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps "

@@ -15,6 +15,7 @@ from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, named_files, read_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
@@ -112,6 +113,7 @@ class TextClassificationData:
 
     Args:
         data_args (`TextClassificationArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
         ValueError: there is nothing to read; a file, column, text or label is wrong; says where, and what to do.
     """
@@ -119,8 +121,8 @@ class TextClassificationData:
     pipeline = "text-classification"
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(self, data_args: TextClassificationArguments):
-        self.data_args = data_args
+    def __init__(self, data_args: TextClassificationArguments, hub: HubArguments | None = None):
+        self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
         self.dataset, tables = self.read_tables()
@@ -304,9 +306,10 @@ class TextClassificationData:
             splits = {(kind, name): (config, (split,)) for kind in sets for name, (config, split) in sets[kind].items()}
         if data_args.dataset_name or data_args.dataset_config_name:
             splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
+        download = self.hub.download(data_args.data_revision)
         for config in {config: None for config, _ in splits.values()}:
             names = {key: names for key, (of, names) in splits.items() if of == config}
-            for (kind, name), rows in read_hub(hub, config, names, data_args).items():
+            for (kind, name), rows in read_hub(hub, config, names, **download).items():
                 tables[kind, name] = (rows, f"{' of '.join(filter(None, (kind, name)))} of {hub}")
         return hub, {key: tables[key] for key in splits if key in tables}
 

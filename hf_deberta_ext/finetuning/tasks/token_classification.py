@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from ...data.files import FLAGS, read_files
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
@@ -136,6 +137,7 @@ class TokenClassificationData:
 
     Args:
         data_args (`TokenClassificationArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
         ValueError: nothing to read, a missing column, a cell that is None or of another type, more or fewer labels than
             words, a number without a name, a label that the data to train on does not have.
@@ -145,7 +147,7 @@ class TokenClassificationData:
     auto_class = AutoModelForTokenClassification
     needs_prefix_space = True
 
-    def __init__(self, data_args: TokenClassificationArguments):
+    def __init__(self, data_args: TokenClassificationArguments, hub: HubArguments | None = None):
         self.data_args, self.name = data_args, data_args.task_name or self.pipeline
         columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
 
@@ -165,7 +167,7 @@ class TokenClassificationData:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
 
-        files, self.dataset = read_splits(data_args, HUB, from_file, from_hub)
+        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_hub)
         self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
         train = self.sets.get("train")
         labelled = [sentences for sentences in self.sets.values() if sentences.tags is not None]
