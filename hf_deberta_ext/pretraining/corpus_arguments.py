@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 
-from ..data.files import STREAMED_BYTES
 from ..data.languages import language_problem
 from ..training.flags import LEAVE_OUT, option
 from .corpus import DOCUMENTS, has_columns
@@ -59,9 +58,6 @@ class CorpusArguments:
     validation_documents: int | None = option(
         None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
     )
-    max_file_bytes: int = option(
-        STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"
-    )
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
@@ -76,7 +72,7 @@ def check_corpus(arguments: CorpusArguments):
     if not arguments.train_data:
         raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
     smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
-    smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
+    smallest |= dict(num_proc=1, max_train_samples=1, max_eval_samples=1)
     for name, least in smallest.items():
         value = getattr(arguments, name, None)
         if value is not None and value < least:

@@ -59,7 +59,7 @@ def corpora(
     """
     common = dict(
         documents=data_args.documents, text_column=data_args.text_column, name=data_args.data_config,
-        cache_dir=model_args.cache_dir, token=model_args.token, max_file_bytes=data_args.max_file_bytes,
+        cache_dir=model_args.cache_dir, token=model_args.token,
     )  # fmt: skip
     if data_args.validation_data:
         held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
