@@ -15,8 +15,6 @@ datasets = pytest.importorskip("datasets")
 
 from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
 from hf_deberta_ext.pretraining.corpus import load_corpus, texts  # noqa: E402
-from hf_deberta_ext.pretraining.run_arguments import DataArguments, ModelArguments  # noqa: E402
-from hf_deberta_ext.pretraining.run_stages import corpora  # noqa: E402
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
 # No cell of .tsv can hold a tab or a line end.
@@ -162,17 +160,6 @@ def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeyp
     assert next(iter(corpus)) == {"text": "document 0"}
     assert len(read) < 20
     assert not (tmp_path / "cache").exists()
-
-
-def test_documents_are_held_out_as_datasets_would_also_from_several_sources(write, tmp_path):
-    """Without its lists of 10 million numbers, which took 1 GB."""
-    paths = [write(f"{n}.jsonl", [f"{n} {number}" for number in range(30)]) for n in range(2)]
-    model_args = ModelArguments(cache_dir=str(tmp_path / "cache"))
-    train, held_out = corpora(DataArguments([*map(str, paths)], validation_documents=7), model_args)
-    split = load_corpus(paths, cache_dir=tmp_path / "cache").train_test_split(test_size=7, seed=0)
-    assert rows(train) == rows(split["train"]) and rows(held_out) == rows(split["test"])
-    again = corpora(DataArguments([*map(str, paths)], validation_documents=7), model_args)[0]
-    assert again._fingerprint == train._fingerprint != held_out._fingerprint
 
 
 # Prints by how many bytes the peak of memory grows from the first file to the second, which is 30 times as long.

@@ -331,8 +331,8 @@ def test_a_bucket_of_s3_is_read_as_a_local_folder(prepared, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(packing="best_fit"), "was packed with --packing full_sentences --max_length 32, not with --packing best_fit"),
-        (dict(max_length=64), "not with --packing full_sentences --max_length 64"),
+        (dict(packing="best_fit"), "not with {'packing': 'best_fit', 'max_length': 32}"),
+        (dict(max_length=64), "'max_length': 64}: give those"),
         (dict(streaming="true"), "--streaming is for text"),
         (dict(validation_documents=3), "--validation_documents is for text"),
         (dict(train_tokenizer="unigram"), "--train_tokenizer is for text"),
