@@ -147,7 +147,7 @@ def run(args: PreparationArguments) -> dict:
 
 @contextlib.contextmanager
 def in_folder(folder: str) -> Iterator[None]:
-    """Context in which one preparation writes into a folder."""
+    """Lock the folder of a preparation, if it is local."""
     if "://" in folder:
         yield
         return
