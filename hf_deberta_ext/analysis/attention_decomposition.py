@@ -225,7 +225,7 @@ def _project(
     ]
     try:
         with in_eval_mode(encoder):
-            encoder(**inputs, packed=False)
+            encoder(**inputs, may_pack=False)
             # Layers that share their attention are calls of one module.
             attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
             K_r, Q_r = attention.project_positions(rel_embeddings)

@@ -292,5 +292,5 @@ def _logits_at(model, tokenizer, rows: torch.Tensor, position: torch.Tensor) -> 
     labels = torch.full_like(rows, -100).scatter(1, position, 0).to(_device(model))
     rows = rows.to(labels.device)
     with in_eval_mode(model), torch.no_grad():
-        logits, *_ = model.predict(rows, torch.ones_like(rows), None, None, None, False, False, None, labels, sparse=True)
-    return logits.float()
+        predicted = model.predict(rows, torch.ones_like(rows), labels=labels, masked_only=True)
+    return predicted.logits.float()

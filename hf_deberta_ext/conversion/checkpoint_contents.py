@@ -223,10 +223,10 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     """
     folder = fetch(source, revision=revision, weights=weights)
     contents = CheckpointContents(source, folder)
-    file = configuration_file(folder).get("_configuration_file", "config.json")
-    if not (folder / file).is_file():
+    file = Path(configuration_file(folder) or folder / "config.json")
+    if not file.is_file():
         raise OSError(f"{source} has no config.json")
-    contents.config = {"model_type": MICROSOFT} | read_json(folder / file)
+    contents.config = {"model_type": MICROSOFT} | read_json(file)
     read_weight_headers(contents)
     if contents.is_official or contents.is_ours:
         compare_with_classes(contents)

@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
-from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
@@ -208,9 +207,6 @@ def load_model(
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    check_names(source, info)
-    quantized = getattr(config, "quantization_config", None) is not None
-    check_files(source, quantized=quantized, **model_args.model_download())
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel
