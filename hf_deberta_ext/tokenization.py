@@ -128,7 +128,8 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder"
+            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
+            "give --tokenizer_name"
         )
     _add_recorded_tokens(tokenizer, _recorded_tokens(state, config, added))
     if spm is None and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
