@@ -39,7 +39,7 @@ ALLOWED = {
     "commands": {
         "", "analysis", "conversion", "data", "demo", "native", "pretraining", "publishing", "tokenization", "training",
     },
-    "conversion": {"tokenization", "training"},
+    "conversion": {"tokenization"},
     "data": set(),
     "files": set(),
     "demo": {"analysis", "tokenization"},
