@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     new_figure(1)
     model = inputs = None
     if names != ["curves"]:
-        model = load_model(arguments)
+        model = load_model(arguments.model, arguments.revision)
         inputs = tokenize_text(model, arguments)
     numbers, figures = {}, {}
     for name in names:
