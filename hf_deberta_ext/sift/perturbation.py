@@ -126,14 +126,16 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
     """
     norms = {path: module for path, module in model.named_modules() if "norm" in type(module).__name__.lower()}
     if name is None:
+        kind = "over its embeddings"
         matches = [path for path in norms if path.split(".")[-2:-1] == ["embeddings"]]
     else:
+        kind = f"named {name!r}"
         matches = [path for path in norms if f".{path}".endswith(f".{name}")]
     if len(matches) != 1:
         listed = ", ".join([*(matches or norms)][:8])
         raise ValueError(
-            f"expected one LayerNorm {name or 'over the embeddings'} in {type(model).__name__}, got {len(matches)}; name "
-            f"the one that δ is added in front of, layer_norm=... (--sift_layer_norm): {listed}"
+            f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm {kind}; name the one that δ is added in front of, "
+            f"layer_norm=... (--sift_layer_norm). It has: {listed}"
         )
     return matches[0], norms[matches[0]]
 

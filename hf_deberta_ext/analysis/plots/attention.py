@@ -19,8 +19,6 @@ TITLES = {
     "p2p": "position to position, p2p",
 }
 LINE_COLOURS = {"c2p": COLOURS[0], "p2c": COLOURS[1], "p2p": COLOURS[2], "total": "black"}
-# As many heads as panels of lines are readable.
-MAX_PANELS = 16
 # As many tokens as labels along an axis are readable; of more tokens, every second or third has a label.
 MAX_LABELS = 96
 
@@ -37,8 +35,6 @@ def plot_attention(
         tokens (`list[str]`): the N tokens, as the vocabulary spells them.
         path (`Path` or `list[Path]`): where to write.
         head (`int`, *optional*): None is the mean over all heads.
-    Returns:
-        `path`.
     Raises:
         ValueError: there is no such head.
     """
@@ -69,9 +65,7 @@ def plot_attention(
     parts_bar.set_label("part of the logit", fontsize=9)
     for bar in (attention_bar, parts_bar):
         bar.ax.tick_params(labelsize=8)
-    heads = f"head {head}"
-    if head is None:
-        heads = f"mean of {len(decomposition.c2c)} heads"
+    heads = f"mean of {len(decomposition.c2c)} heads" if head is None else f"head {head}"
     figure.suptitle(f"layer {decomposition.layer}, {heads}", fontsize=11)
     return save_figure(figure, path)
 
@@ -81,14 +75,10 @@ def plot_position_profile(
 ) -> Path | list[Path]:
     """Draw what position adds to the logits by the distance of query and key: a panel for each head, all on one scale.
 
-    More than 16 heads are drawn as a map with a row for each head instead.
-
     Args:
         profile (`PositionProfile`): the result of `position_profile`.
         path (`Path` or `list[Path]`): where to write.
         heads (`list[int]`, *optional*): which heads to draw; None is all of them.
-    Returns:
-        `path`.
     """
     if heads is None:
         heads = range(len(profile.total))
@@ -97,13 +87,28 @@ def plot_position_profile(
     for name in ("c2p", "p2c", "p2p"):
         values = getattr(profile, name)
         if values is not None:
-            lines[name] = values[heads].numpy()
+            lines[name] = values.numpy()
     if len(lines) > 1:
-        lines["total"] = profile.total[heads].numpy()
-    draw = _draw_profile_maps
-    if len(heads) <= MAX_PANELS:
-        draw = _draw_profile_lines
-    figure = draw(lines, profile.distances.numpy(), heads)
+        lines["total"] = profile.total.numpy()
+    columns = min(4, len(heads))
+    rows = math.ceil(len(heads) / columns)
+    figure = new_figure(max(2.6 * columns + 0.8, 4.6), 1.9 * rows + 1.2)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axes in panels[len(heads) :]:
+        axes.set_visible(False)
+    for index, head in enumerate(heads):
+        axes = panels[index]
+        axes.axhline(0, color="0.6", linewidth=0.6)
+        axes.axvline(0, color="0.6", linewidth=0.6)
+        for name, values in lines.items():
+            axes.plot(profile.distances, values[head], color=LINE_COLOURS[name], label=name, linewidth=1.2)
+        axes.set_title(f"head {head}", fontsize=9, pad=3)
+        axes.spines[["top", "right"]].set_visible(False)
+        # A panel with none below it has the numbers, also in the row before the last.
+        axes.tick_params(labelsize=8, labelbottom=index + columns >= len(heads))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=9, frameon=False)
+    figure.supylabel("mean logit", fontsize=10)
     figure.supxlabel("distance i − j, query − key (> 0: the key comes first)", fontsize=10)
     figure.suptitle(f"layer {profile.layer}: what position adds to the logits", fontsize=11)
     return save_figure(figure, path)
@@ -125,46 +130,3 @@ def _label_tokens(axes, tokens: Sequence[str], size: float, *, across: bool, dow
     if down:
         axes.set_yticklabels(labels, **style)
         axes.set_ylabel("query", fontsize=9)
-
-
-def _draw_profile_lines(lines: dict, distances, heads: Sequence[int]):
-    """Draw a panel for each head, with a line for each term and for their sum."""
-    columns = min(4, len(heads))
-    rows = math.ceil(len(heads) / columns)
-    figure = new_figure(max(2.6 * columns + 0.8, 4.6), 1.9 * rows + 1.2)
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes in panels[len(heads) :]:
-        axes.set_visible(False)
-    for index, head in enumerate(heads):
-        axes = panels[index]
-        axes.axhline(0, color="0.6", linewidth=0.6)
-        axes.axvline(0, color="0.6", linewidth=0.6)
-        for name, values in lines.items():
-            axes.plot(distances, values[index], color=LINE_COLOURS[name], label=name, linewidth=1.2)
-        axes.set_title(f"head {head}", fontsize=9, pad=3)
-        axes.spines[["top", "right"]].set_visible(False)
-        # A panel with none below it has the numbers, also in the row before the last.
-        axes.tick_params(labelsize=8, labelbottom=index + columns >= len(heads))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=9, frameon=False)
-    figure.supylabel("mean logit", fontsize=10)
-    return figure
-
-
-def _draw_profile_maps(lines: dict, distances, heads: Sequence[int]):
-    """Draw a map for each term and for their sum, with a row for each head."""
-    size = min(max(0.13 * len(heads), 1.6), 4.0)
-    figure = new_figure(8.4, (size + 0.35) * len(lines) + 1.0)
-    panels = figure.subplots(len(lines), 1, sharex=True, squeeze=False)[:, 0]
-    limit = max(float(abs(values).max()) for values in lines.values())
-    edges = (distances[0] - 0.5, distances[-1] + 0.5, len(heads) - 0.5, -0.5)
-    step = math.ceil(len(heads) / (size / 0.16))
-    style = dict(cmap="PuOr_r", vmin=-limit, vmax=limit, extent=edges, aspect="auto", interpolation="nearest")
-    for axes, (name, values) in zip(panels, lines.items(), strict=True):
-        image = axes.imshow(values, **style)
-        axes.set_title(name, fontsize=9, pad=3)
-        axes.set_yticks(range(0, len(heads), step), heads[::step])
-        axes.tick_params(labelsize=8)
-    figure.supylabel("head", fontsize=10)
-    figure.colorbar(image, ax=list(panels), shrink=0.8).set_label("mean logit", fontsize=9)
-    return figure

@@ -54,8 +54,6 @@ def plot_curves(
             panel with all runs and the metrics "loss" and "eval_loss".
         log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
         baselines (`dict[str, dict[str, float]]`, *optional*): for a metric, values by name to draw as lines across.
-    Returns:
-        `path`.
     Raises:
         ValueError: none of the runs of a panel logged any of its metrics.
     """

@@ -24,8 +24,6 @@ def plot_embedding_similarity(
         similarities (`dict[str, dict[str, float]]`): by the name of a run ("NES", "ES", "GDES", ...): the values of
             `average_cosine_similarity` for "generator" and "discriminator", or for one of them.
         path (`Path` or `list[Path]`): where to write.
-    Returns:
-        `path`.
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
@@ -64,8 +62,6 @@ def plot_comparison(
         path (`Path` or `list[Path]`): where to write.
         label (`str`): the label of the axis of the scores.
         baselines (`dict[str, float]`, *optional*): scores to draw as lines across, by name.
-    Returns:
-        `path`.
     """
     figure = new_figure(max(4.6, 1.1 * len(scores) + 1.6))
     axes = figure.subplots()
@@ -98,8 +94,6 @@ def plot_minimal_pairs(
     Args:
         accuracies (`dict[str, dict[str, float]]`): by way of scoring ("pll", "word frequency") and phenomenon, in [0, 1].
         path (`Path` or `list[Path]`): where to write.
-    Returns:
-        `path`.
     """
     first = next(iter(accuracies.values()))
     names = sorted(first, key=first.__getitem__)

@@ -15,9 +15,11 @@ __all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens
 # How vocabularies spell the space before a word: SentencePiece, and byte-level BPE, whose first word has none.
 SPACES = ("▁", "Ġ")
 # Fonts for letters that matplotlib's own font lacks; those that are not installed are skipped.
-FONTS = """Noto Sans CJK SC, Noto Sans CJK JP, Noto Sans SC, Noto Sans JP, Noto Sans Devanagari, Noto Sans Thai,
-    WenQuanYi Zen Hei, PingFang SC, Hiragino Sans, Apple SD Gothic Neo, Microsoft YaHei, Yu Gothic, Malgun Gothic,
-    Arial Unicode MS, Droid Sans Fallback, Nirmala UI, Leelawadee UI"""
+FONTS = (
+    "Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans SC,Noto Sans JP,Noto Sans Devanagari,Noto Sans Thai,WenQuanYi Zen Hei,"
+    "PingFang SC,Hiragino Sans,Apple SD Gothic Neo,Microsoft YaHei,Yu Gothic,Malgun Gothic,Arial Unicode MS,"
+    "Droid Sans Fallback,Nirmala UI,Leelawadee UI"
+)
 # A row of tokens wider than this, in letters, is broken.
 ROW_WIDTH = 62
 # Letters on the colour of a larger probability are white.
@@ -40,9 +42,8 @@ def installed_fonts() -> list[str]:
     """List matplotlib's own font, and the installed fonts of other scripts."""
     from matplotlib.font_manager import fontManager
 
-    installed = {font.name for font in fontManager.ttflist}
-    wanted = [name.strip() for name in FONTS.split(",")]
-    return ["DejaVu Sans", *(name for name in wanted if name in installed)]
+    installed = fontManager.get_font_names()
+    return ["DejaVu Sans", *(name for name in FONTS.split(",") if name in installed)]
 
 
 def plot_replacement_probabilities(tokens: Sequence[Any], path: str | Path | Sequence[str | Path]) -> Path | list[Path]:
@@ -52,23 +53,19 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: str | Path | Seq
         tokens (`list[TokenScore]`): of one text, as returned by `token_replacement_probabilities`, or any objects with
             `token` and `probability`. A word's pieces are drawn without a gap between them.
         path (`Path` or `list[Path]`): where to write.
-    Returns:
-        `path`.
     Raises:
-        ValueError: there are no tokens, or a probability is not in [0, 1].
+        ValueError: there are no tokens.
     """
     if not tokens:
         raise ValueError("there is nothing to draw: the text has no tokens")
-    for number, token in enumerate(tokens):
-        if not 0 <= token.probability <= 1:
-            name = f"token {number}, {token.token!r}"
-            raise ValueError(f"the probability of {name}, must be in [0, 1], got {token.probability}")
-    labels = readable_tokens([token.token for token in tokens])
-    cells = _layout([token.token for token in tokens], labels)
+    spelt = [token.token for token in tokens]
+    labels = readable_tokens(spelt)
+    cells = _layout(spelt, labels)
     width = max(24, max(x + size for x, _, size in cells))
     rows = cells[-1][1] + 1
     figure = new_figure(0.125 * width + 0.5, 0.62 * rows + 1.3)
 
+    import numpy as np
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
@@ -77,14 +74,12 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: str | Path | Seq
     axes = figure.subplots()
     fonts = installed_fonts()
     # The half of a map with two ends: white, as a text is, where nothing looks replaced.
-    colours = ScalarMappable(Normalize(0, 1), ListedColormap([colormaps["PuOr"](0.5 + i / 510) for i in range(256)]))
+    colours = ScalarMappable(Normalize(0, 1), ListedColormap(colormaps["PuOr"](np.linspace(0.5, 1, 256))))
     for token, label, (x, row, size) in zip(tokens, labels, cells, strict=True):
         colour = colours.to_rgba(token.probability)
         axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
         style = dict(ha="center", va="center", parse_math=False)
-        letters = "black"
-        if token.probability > DARK:
-            letters = "white"
+        letters = "white" if token.probability > DARK else "black"
         axes.text(x + size / 2, row + 0.31, label, fontsize=10, color=letters, fontfamily=fonts, **style)
         axes.text(x + size / 2, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
     axes.set_xlim(-0.2, width + 0.2)
