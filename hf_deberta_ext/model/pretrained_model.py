@@ -20,7 +20,6 @@ from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_validation import check_labels, is_traced, values_at_hand
-from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
@@ -236,9 +235,7 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
-            # transformers would write a card that says nothing, and leave old weights there.
-            token = kwargs.pop("token", None)
-            push_model(self, publishing.pop("repo_id", Path(save_directory).name), token=token, **publishing, saving=kwargs)
+            self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
 
     def push_to_hub(self, repo_id: str, **options):
         """Publish weights, configuration, code and card in one commit; returns `huggingface_hub.CommitInfo`.

@@ -123,7 +123,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
-    check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
+    check_languages(as_list(data_args.card_language), "--card_language")
     tokenizer_options(model_args)
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:

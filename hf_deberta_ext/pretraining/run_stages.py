@@ -21,9 +21,10 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
+from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
-from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder, read_json
+from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, read_json
 from ..training.trainer import RunTrainer
 from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream

@@ -12,10 +12,10 @@ from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
     Tensor,
-    read_index,
     read_json,
     read_tensors,
     tokenizer_files,
+    weight_files,
 )
 from ..model.heads import HEADS
 from .results import measured_metrics
@@ -229,22 +229,11 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
     if run is None:
         kept, names = read_json(place / REPORT_FILE).get("card", {}), {entry.name for entry in fields(RunFacts)}
         run = RunFacts(**{name: kept[name] for name in names & kept.keys()})
-    tensors = weight_tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
-    return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
-
-
-def weight_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tensors of the first file that is there, if it is a .safetensors or the index of several."""
-    found = [name for name in names if (folder / name).is_file()]
-    if not found or ".safetensors" not in found[0]:
-        return {}
-    files = {found[0]}
-    if found[0].endswith(".json"):
-        files = {*read_index(folder / found[0]).values()}
     tensors: dict[str, Tensor] = {}
-    for file in sorted(files):
-        tensors |= read_tensors(folder / file)
-    return tensors
+    for file in weight_files(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES):
+        if file.suffix == ".safetensors":
+            tensors |= read_tensors(file)
+    return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
 
 
 def shown_source(source: str | os.PathLike) -> str:

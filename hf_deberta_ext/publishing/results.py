@@ -14,6 +14,7 @@ __all__ = [
     "measured_metrics",
     "number_of_examples",
     "objectives_table",
+    "replaced_token_table",
     "results_table",
     "summarise_seeds",
     "summary_table",
@@ -185,6 +186,12 @@ def objectives_table(
             cells.append(f"{value:,}" if isinstance(value, int) else shown_metric(column, value, digits))
         rows.append(cells)
     return markdown_table(*rows)
+
+
+def replaced_token_table(metrics: Mapping[str, float]) -> str:
+    """Return the result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
+    parts = {"generator": "generator, masked tokens", "discriminator": "discriminator, all tokens"}
+    return objectives_table(metrics, parts, ("loss", "perplexity", "accuracy", "precision", "recall", "targets"))
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:

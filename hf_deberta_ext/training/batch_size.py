@@ -72,7 +72,9 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
     if len(given) == 2:
         return {}
     if batch % processes:
-        raise ValueError(f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: give both --{both}")
+        raise ValueError(
+            f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: give both --{both}"
+        )
     share = batch // processes
     for name, value in given.items():
         if value < 1:

@@ -9,7 +9,6 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from hf_deberta_ext.publishing.published_files import published_files
 from scripts import module_of
 from small_pretraining import build, train
 
