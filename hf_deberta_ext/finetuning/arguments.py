@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
@@ -53,7 +54,7 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
-        check_metadata(language=self.card_language, flag="--card_language")
+        check_languages(as_list(self.card_language), "--card_language")
 
     def padding(self, max_length: int) -> dict[str, Any]:
         """Return the options of transformers' data collators that pad rows.
@@ -110,7 +111,6 @@ class ModelArguments(HubArguments):
     )
 
     def __post_init__(self):
-        check_metadata(license=self.license)
         if self.from_scratch and self.lora:
             raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
         if self.lora_r < 1:

@@ -9,7 +9,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
-from hf_deberta_ext.training.flags import REMOVED, option
+from hf_deberta_ext.training.flags import option
 
 pytest.importorskip("accelerate")
 
@@ -114,17 +114,6 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         assert all(f"  {name}" in section for name in names), subject
     # Spellings with hyphens are taken, and not shown.
     assert not re.search(r"--\w+-", shown)
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
-    if f"--{name}" in known_flags():
-        pytest.skip(f"this transformers still has --{name}")
-    with pytest.raises(ValueError, match=f"--{name} is gone from transformers") as error:
-        parsed(flags(tmp_path, f"--{name}=1"))
-    instead = re.findall(r"--\w+", str(error.value).partition("transformers:")[2])
-    assert {*instead} <= known_flags()
-    assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
 
 
 @pytest.mark.parametrize(
