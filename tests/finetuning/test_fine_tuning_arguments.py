@@ -92,26 +92,23 @@ def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--help", "--help_all"])
-def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
+def test_help_shows_the_first_paragraph_and_the_flags(flag, capsys):
     with pytest.raises(SystemExit) as ended:
         parsed([flag])
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "A test." in shown and "Not shown" not in shown
-    subjects = {
-        "recipe": ["--recipe"],
-        "model": ["--model_name_or_path", "--model_type"],
-        "data": ["--train_file", "--toy_column", "--label_names"],
-        "run": ["--output_dir", "--overwrite_output_dir"],
-        "SiFT": ["--sift_weight"],
-        "LoRA": ["--lora_r"],
-    }
-    if flag == "--help_all":
-        subjects["Trainer"] = ["--weight_decay", "--lr_scheduler_type"]
-    else:
-        assert "--weight_decay" not in shown and "\nTrainer:" not in shown
-    for subject, names in subjects.items():
-        section = shown.split(f"\n{subject}:\n")[1].split("\n\n")[0]
-        assert all(f"  {name}" in section for name in names), subject
+    for name in (
+        "recipe",
+        "model_name_or_path",
+        "model_type",
+        "train_file",
+        "toy_column",
+        "output_dir",
+        "sift_weight",
+        "lora_r",
+    ):
+        assert f"  --{name}" in shown, name
+    assert ("--weight_decay" in shown) == (flag == "--help_all")
     # Spellings with hyphens are taken, and not shown.
     assert not re.search(r"--\w+-", shown)
 
@@ -130,7 +127,6 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         (["--recipe", "v3-huge", "--task_name", "sst2"], "--recipe 'v3-huge' is unknown; there are base"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
-        (["--license", "MIT"], r"--license: the Hub knows no license 'MIT': is it mit\?"),
         (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be 0 or a positive number, got -1"),
@@ -143,7 +139,6 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         (["--label_smoothing_factor", 3], r"--label_smoothing_factor must be in \[0, 1\), got 3"),
         (["--report_to", "clearml"], "--report_to clearml: no such tracker is installed"),
         (["--qqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqq"),
-        (["--evaluation_strategy", "epoch", "--no-cuda"], r"--eval_strategy; .*--use_cpu"),
     ],
 )
 def test_wrong_values_and_flags_are_refused_by_name(more, message, tmp_path):
@@ -176,13 +171,10 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
         ("a.json", "{", "is no json"),
         ("a.yaml", "a: [", "is no yaml"),
         ("a.json", "[1]", "must hold flags by name, got list"),
-        ("a.json", '{"no_cuda": true}', "--no_cuda is gone"),
-        (None, "", "cannot be read"),
     ],
 )
 def test_damaged_files_of_flags_are_refused(name, text, message, tmp_path):
-    file = tmp_path / (name or "missing.json")
-    if name:
-        file.write_text(text, encoding="utf-8")
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parsed([str(file)])
