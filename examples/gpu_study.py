@@ -309,7 +309,7 @@ def write_launches(rows: list[dict], folder: Path) -> str:
     """Write triton_launches.py with the fastest parameters of each kernel and length; return a table of them."""
     from gpu_stages import triton_launches
 
-    from hf_deberta_ext.publishing.results import markdown_table
+    from hf_deberta_ext.analysis.results import markdown_table
 
     cells, table = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")], dict(triton_launches.LAUNCHES)
     for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):

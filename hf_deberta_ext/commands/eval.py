@@ -162,7 +162,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
     """Heading, table and notes in Markdown."""
-    from ..publishing.results import markdown_table
+    from ..analysis.results import markdown_table
 
     counts: dict[str, int] = {}
     for pair in pairs:

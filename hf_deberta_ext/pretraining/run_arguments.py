@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from transformers import TrainingArguments
 
 from ..data.languages import check_languages
+from ..files import as_list
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.facts import as_list
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
