@@ -95,6 +95,7 @@ def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
     with ExitOnUserError(f"{PROGRAM} {name}", expected=EXPECTED, show_traceback=arguments.debug):
         try:
             with contextlib.nullcontext() if arguments.debug else _quiet():
+                check_model(arguments)
                 status = module.run(arguments)
             # Here and not at the exit, where nothing could be done about a reader that has gone.
             sys.stdout.flush()
@@ -104,6 +105,14 @@ def _run(module: ModuleType, name: str, arguments: argparse.Namespace) -> int:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+
+
+def check_model(arguments: argparse.Namespace):
+    """Find out at once that a model is neither a folder nor to be had from the Hub."""
+    if isinstance(model := getattr(arguments, "model", None), str):
+        from ..training.model_sources import check_reachable
+
+        check_reachable(model, revision=getattr(arguments, "revision", None))
 
 
 @contextlib.contextmanager

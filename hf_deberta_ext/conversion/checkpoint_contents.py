@@ -40,6 +40,7 @@ from ..model.joint_checkpoints import SHAPES
 from ..model.modeling_deberta_ext import DebertaExtModel, DebertaExtPreTrainedModel
 from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
 from ..model.presets import PRESETS
+from ..training.model_sources import check_reachable
 
 __all__ = ["HEADS", "CheckpointContents", "fetch", "read_contents"]
 
@@ -176,6 +177,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise OSError(f"there is no folder {source}")
     try:
+        check_reachable(source, revision=revision)
         patterns = [*SMALL_FILES, *(["[0-9]_*/*"] if weights else [])]
         folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
         if weights:

@@ -64,11 +64,15 @@ class RunArguments(TrainingArguments):
         "adam_beta2": ("with this --optim", partial(changes_optimizer, name="adam_beta2")),
         "adam_epsilon": ("with this --optim", partial(changes_optimizer, name="adam_epsilon")),
         "optim_args": ("with this --optim", partial(changes_optimizer, name="optim_args")),
-        "optim_target_modules": ("without an --optim of GaLore or APOLLO", lambda args: args.optim.value.startswith(LOW_RANK)),
+        "optim_target_modules": (
+            "without an --optim of GaLore or APOLLO (galore_adamw, ...)",
+            lambda args: args.optim.value.startswith(LOW_RANK),
+        ),
         "warmup_steps": (
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
+        "seed": ("with --seeds", lambda args: not getattr(args, "seeds", None)),
         "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
         "load_best_model_at_end": (
             "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
@@ -117,7 +121,7 @@ class RunArguments(TrainingArguments):
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
         missing = {*self.report_to} - {*get_available_reporting_integrations()}
         if missing:
-            raise ValueError(f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none")
+            raise ValueError(f"--report_to {' '.join(sorted(missing))}: no such tracker is installed (--report_to none)")
         if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
             logger.warning(
                 "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
@@ -144,7 +148,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among those that are `certain`."""
+        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among the `certain` ones."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True
