@@ -67,7 +67,7 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
 
 
 # What may differ when a preparation goes on.
-FREE = ("output_dir", "executor", "workers", "executor_options", "max_file_bytes")
+FREE = ("output_dir", "executor", "workers", "executor_options")
 CONTENTS = dict(
     groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"
 )
@@ -131,7 +131,7 @@ def run(args: PreparationArguments) -> dict:
 
         # 3. Stages
         stages = preparation.prepare(
-            args.output_dir, groups, reading=dict(documents=args.documents, max_file_bytes=args.max_file_bytes, **common),
+            args.output_dir, groups, reading=dict(documents=args.documents, **common),
             filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
             packing=packing, held_out=args.validation_documents, manifest=manifest,
         )  # fmt: skip
@@ -147,7 +147,7 @@ def run(args: PreparationArguments) -> dict:
 
 @contextlib.contextmanager
 def in_folder(folder: str) -> Iterator[None]:
-    """Context in which one preparation writes into a folder."""
+    """Lock the folder of a preparation, if it is local."""
     if "://" in folder:
         yield
         return

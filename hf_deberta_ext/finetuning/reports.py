@@ -17,8 +17,7 @@ from ..data.files import named_files, shown_files
 from ..files import replace_text
 from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
-from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
 from ..training.batch_size import hardware_facts
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes

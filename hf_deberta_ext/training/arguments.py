@@ -65,7 +65,7 @@ class RunArguments(TrainingArguments):
         "adam_epsilon": ("with this --optim", partial(changes_optimizer, name="adam_epsilon")),
         "optim_args": ("with this --optim", partial(changes_optimizer, name="optim_args")),
         "optim_target_modules": (
-            "without an --optim of GaLore or APOLLO (galore_adamw, ...)",
+            "without an --optim of GaLore or APOLLO",
             lambda args: args.optim.value.startswith(LOW_RANK),
         ),
         "warmup_steps": (
@@ -121,7 +121,9 @@ class RunArguments(TrainingArguments):
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
         missing = {*self.report_to} - {*get_available_reporting_integrations()}
         if missing:
-            raise ValueError(f"--report_to {' '.join(sorted(missing))}: no such tracker is installed (--report_to none)")
+            raise ValueError(
+                f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none"
+            )
         if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
             logger.warning(
                 "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"

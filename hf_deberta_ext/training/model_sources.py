@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
 
-__all__ = ["announce_official", "check_reachable", "check_source", "named_tokenizer"]
+__all__ = ["announce_official", "check_source", "named_tokenizer"]
 
 logger = logging.get_logger(__name__)
 
@@ -42,24 +41,6 @@ def named_tokenizer(source: str, flag: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(f"{flag} {source}: {error}") from error
-
-
-def check_reachable(source: str, *, revision: str | None = None):
-    """Check with one request that the Hub answers, unless `source` is a path or in the cache.
-
-    Without a network, the Hub's client tries each file six times, in half a minute.
-
-    Raises:
-        OSError: there is no connection.
-    """
-    if Path(source).exists() or isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str):
-        return
-    try:
-        get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), timeout=10)
-    except Exception as error:
-        # Any answer is left to who loads. The types are of a package that changes with the client's version.
-        if isinstance(error, ConnectionError) or type(error).__name__.startswith("Connect"):
-            raise OSError(f"there is no folder {source}, and the Hub cannot be reached ({error})") from error
 
 
 def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool = False, **download: Any) -> bool:

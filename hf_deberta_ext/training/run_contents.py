@@ -76,8 +76,8 @@ def attention_backend(config: Any, device: torch.device) -> str | None:
     name = getattr(config, "_attn_implementation", None)
     if name is not None or getattr(config, "model_type", None) != "deberta-ext":
         return name
-    call = dict(dtype=torch.float32, head_size=config.hidden_size // config.num_attention_heads, needs_grad=True)
-    return choose_backend(None, device=device, dropout_p=config.attention_probs_dropout_prob, **call)[0]
+    head_size = config.hidden_size // config.num_attention_heads
+    return choose_backend(None, device, torch.float32, head_size)[0]
 
 
 def examples_digest(dataset: Any) -> str | None:

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     commands,
 )
-from hf_deberta_ext.finetuning.arguments import DataArguments as TaskDataArguments
 from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
 from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
@@ -157,7 +155,7 @@ WAYS = {
 def load_for_task(folder: Path, base: Path):
     """As the fine-tuning scripts do; the configuration of an adapter's model is that of its base."""
     config, model_args = AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
-    return load_model(model_args, TaskDataArguments(), config, AutoModelForSequenceClassification)
+    return load_model(model_args, config, AutoModelForSequenceClassification)
 
 
 def official_beside(folder: Path) -> Path:
@@ -210,14 +208,15 @@ def test_a_checkpoint_with_pickled_code_is_not_resumed_from(case, stopped_run, t
     poison(checkpoint / name, tmp_path / "ran")
     # Whoever changes a file can also write a manifest that fits.
     write_manifest(checkpoint)
+    refused = pytest.raises(Exception, match=r"Weights only load failed|pickled objects")
     if case == "train(True)":
-        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        with refused:
             build(folder, max_steps=4).train(True)
     elif case == "training_args.bin":
         # Nothing reads it.
         train(folder, resume_checkpoint(folder, "last"), max_steps=4)
     else:
-        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        with refused:
             train(folder, checkpoint, max_steps=4)
     assert not (tmp_path / "ran").exists()
 
