@@ -109,7 +109,7 @@ def run_facts(
         sets = dict(known.evaluation)
     if from_hub and data.name == "xnli":
         # Its configurations are languages.
-        language = language or [*dict.fromkeys([*known.train[:1], *(config for config, _ in known.evaluation.values())])]
+        language = language or [*dict.fromkeys([known.train[""][0], *(config for config, _ in known.evaluation.values())])]
     longest, labels = longest_row(prepared.task.train), getattr(data, "label_counts", {})
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]
