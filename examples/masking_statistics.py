@@ -33,11 +33,9 @@ from hf_deberta_ext.pretraining import (
     MaskingVocabulary,
     NumberedExamples,
     RowGenerator,
-    choose,
-    replace,
     train_tokenizer,
-    units,
 )
+from hf_deberta_ext.pretraining.masking import choose, replace, units
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.batch_size import versions
 from hf_deberta_ext.training.distributed import spread_seed

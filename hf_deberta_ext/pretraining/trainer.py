@@ -211,7 +211,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the whole step."""
+        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the step."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
