@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..data.languages import language_problem
-from ..training.flags import LEAVE_OUT, option
+from ..training.flags import option
 from .corpus import DOCUMENTS, has_columns
 from .packing import MODES
 from .prepared_corpus import is_prepared
@@ -16,16 +16,15 @@ ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",
     "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
     "line_by_line": "--documents line",
-    "low_cpu_mem_usage": LEAVE_OUT,
+    "low_cpu_mem_usage": "leave it out",
     "model_type": "--preset",
-    "overwrite_output_dir": f"{LEAVE_OUT}: a new run has a new --output_dir",
-    "pad_to_max_length": f"{LEAVE_OUT}: a batch is padded to its longest row",
+    "overwrite_output_dir": "leave it out: a new run has a new --output_dir",
+    "pad_to_max_length": "leave it out: a batch is padded to its longest row",
     "torch_dtype": "--bf16 for computing in half precision; parameters are trained in float32",
-    "trust_remote_code": f"{LEAVE_OUT}: models are this package's",
+    "trust_remote_code": "leave it out: models are this package's",
     "validation_split_percentage": "--validation_documents",
     "whole_word_mask": "--masking word",
 }
-
 SMALLEST = dict(
     max_length=8,
     min_tokens=1,

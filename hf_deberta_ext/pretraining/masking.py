@@ -12,7 +12,6 @@ them, also across [UNK], [SEP] and line breaks. Its random tokens are drawn from
 included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are masked as words are.
 """
 
-import json
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -63,7 +62,7 @@ class MaskingVocabulary:
         """Read the vocabulary of a byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##) tokenizer.
 
         Raises:
-            ValueError: it has no mask or pad token, no ordinary token, or marks words in none of these ways.
+            ValueError: it has no mask or pad token, or marks words in none of these ways.
         """
         for name in ("mask", "pad"):
             if getattr(tokenizer, f"{name}_token_id") is None:
@@ -85,8 +84,6 @@ class MaskingVocabulary:
                 if i not in added:
                     starts[i], ends[i] = token_borders(token, marker)
         ordinary = (~special).nonzero()[:, 0]
-        if len(ordinary) == 0:
-            raise ValueError(f"the tokenizer has special tokens only ({len(vocab)} of them): nothing can be masked")
         ids = (tokenizer.mask_token_id, tokenizer.pad_token_id)
         every_id = torch.tensor(sorted(vocab.values()))
         for i in (*ids, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id):
@@ -97,16 +94,7 @@ class MaskingVocabulary:
 
 
 def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
-    """Return "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece), from the tokenizer's parts or its vocabulary."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        if state["model"]["type"] == "WordPiece":
-            return state["model"]["continuing_subword_prefix"]
-        components = json.dumps([state["pre_tokenizer"], state["decoder"]])
-        for component, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
-            if f'"{component}"' in components:
-                return marker
+    """Return the most frequent mark of words: "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece)."""
     counts = {marker: sum(token.startswith(marker) for token in vocab) for marker in ("Ġ", "▁", "##")}
     marker = max(counts, key=counts.get)
     if not counts[marker]:

@@ -48,8 +48,6 @@ from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpu
 from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
 
 __all__ = [
-    "EXECUTORS",
-    "QUALITY",
     "document_filters",
     "evaluation_files",
     "grouped_sources",
@@ -57,7 +55,6 @@ __all__ = [
     "ngram_hashes",
     "prepare",
     "run_stages",
-    "text_hashes",
 ]
 
 EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}

@@ -28,7 +28,6 @@ from .prepared_corpus import SHARDS, TOKENIZER, tokenizer_folder, write_manifest
 from .tokenizer_training import train_tokenizer
 
 __all__ = [
-    "WORK",
     "Counted",
     "ReadDocuments",
     "ReadPart",

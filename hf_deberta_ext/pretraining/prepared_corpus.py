@@ -21,18 +21,7 @@ from xxhash import xxh3_64_hexdigest
 from ..training.digests import json_digest
 from .packing import PackingReport
 
-__all__ = [
-    "PreparedRows",
-    "ShardOrder",
-    "halved",
-    "is_prepared",
-    "load_manifest",
-    "manifest_text",
-    "most_lanes",
-    "read_manifest",
-    "tokenizer_folder",
-    "write_manifest",
-]
+__all__ = ["PreparedRows", "ShardOrder", "is_prepared", "load_manifest", "manifest_text", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER = "tokenizer"

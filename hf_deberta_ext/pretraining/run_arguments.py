@@ -20,17 +20,7 @@ from .packing import PAIR_MODES
 from .prepared_corpus import read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
-__all__ = [
-    "ELSEWHERE",
-    "DataArguments",
-    "MaskingArguments",
-    "ModelArguments",
-    "check_arguments",
-    "check_length",
-    "config_overrides",
-    "masking_options",
-    "model_config",
-]
+__all__ = ["ELSEWHERE", "DataArguments", "MaskingArguments", "ModelArguments", "check_arguments", "model_config"]
 
 
 @dataclass

@@ -37,15 +37,7 @@ from .tokenizer_training import tokenizer_report, train_tokenizer
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "begin",
-    "fit_to_tokenizer",
-    "numbered_examples",
-    "report_run",
-    "run_facts",
-    "set_attention",
-    "train_and_evaluate",
-]
+__all__ = ["begin", "fit_to_tokenizer", "numbered_examples", "report_run", "set_attention", "train_and_evaluate"]
 
 
 def corpora(

@@ -120,7 +120,7 @@ def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenize
     assert unit_list(tokenizers["▁"], text, whole_words=False) == expected
     text = "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]"
     assert unit_list(tokenizers["##"], text) == [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1]
-    # The vocabulary tells the kind where the parts of the tokenizer do not.
+    # The vocabulary tells the kind.
     for words in (["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]):
         tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
         assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
@@ -443,8 +443,6 @@ def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="needs a tokenizer with a mask_token"):
         MaskingVocabulary.from_tokenizer(tokenizer)
-    with pytest.raises(ValueError, match="special tokens only"):
-        MaskingVocabulary.from_tokenizer(finish(Tokenizer(models.WordPiece(vocabulary_of([]), unk_token="[UNK]"))))
 
 
 @pytest.mark.parametrize(
