@@ -3,7 +3,7 @@
 
     # the docstrings of Python's standard library, 100,000 tokens, ten epochs: half a minute
     python examples/masking_statistics.py
-    # any text, one document a line, with a tokenizer of your own
+    # any text, one document a line, with your tokenizer
     python examples/masking_statistics.py --texts articles.txt --tokenizer microsoft/deberta-v3-base --tokens 500000
 
 Print a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept

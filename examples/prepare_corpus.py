@@ -19,7 +19,7 @@ A tiny one, in seconds:
     python examples/prepare_corpus.py --train_data zen.txt --documents line --validation_documents 3 \\
         --train_tokenizer byte-level-bpe --vocab_size 300 --max_length 64 --output_dir prepared
 
-datatrove runs the stages. A preparation that was stopped goes on with the same command: tasks that are finished are not run
+datatrove runs the stages. A preparation that was stopped is resumed by the same command: tasks that are finished are not run
 again. The shards depend on the data and the flags, not on --workers or the executor. The output folder holds the
 shards, tokenizer/, manifest.json (`deberta-ext info prepared` shows it) and work/, which may be removed at the end. A file
 is read by one task, and a shard is made of --part_bytes of text.
@@ -66,7 +66,7 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
     executor_options: str | None = option(None, "other arguments of the executor: partition=cpu,time=24:00:00")
 
 
-# What may differ when a preparation goes on.
+# Flags that may differ when a preparation is resumed.
 FREE = ("output_dir", "executor", "workers", "executor_options")
 CONTENTS = dict(
     groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"

@@ -25,8 +25,8 @@ A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives added
         --train_tokenizer byte-level-bpe --vocab_size 300 --packing segment_pair --masking span --sop_weight 1 \\
         --sbo_weight 1 --preset electra-small --config_overrides num_hidden_layers=2 --max_length 64 --output_dir tiny
 
-A run that was stopped goes on with the same command and `--resume_from_checkpoint last`; on the same CPU, with as many
-threads, its weights are those of a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2
+A run that was stopped is resumed by the same command and `--resume_from_checkpoint last`; on the same CPU, with as many
+threads, its weights equal the weights of a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2
 examples/run_mlm.py ...` trains on two processes. The output folder holds model, tokenizer, README.md (the model card),
 curves.png, all_results.json, run_arguments.json (what a resumed run must repeat), run_report.json (tokenizer, packing,
 duration) and checkpoints.

@@ -63,10 +63,10 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 @dataclass
 class JointModelArguments:
     embedding_sharing: str | None = option(
-        None, "default: that of a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
+        None, "default: as in a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
     )
-    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: that of a joint --model, or 50")
-    temperature: float | None = option(None, "of the samples; default: that of a joint --model, or 1")
+    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: as in a joint --model, or 50")
+    temperature: float | None = option(None, "of the samples; default: as in a joint --model, or 1")
     generator_layers: int | None = option(None, "default: half of the discriminator's")
     generator_overrides: str | None = option(None, "fields in which the generator differs: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(
@@ -160,7 +160,7 @@ def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) ->
         fields["rtd_special_tokens"] = False
     source = joint_args.generator_model
     if source is not None and model_args.model is None:
-        raise ValueError("--generator_model needs --model, the discriminator or masked language model beside it")
+        raise ValueError("--generator_model needs --model, a discriminator or masked language model")
     if source is not None and generator:
         raise ValueError(f"{source} says what the generator is: leave --generator_layers and --generator_overrides out")
     if model_args.model is not None:

@@ -41,7 +41,7 @@ class TokenizerArguments:
     """The tokenizer: a given one, or trained."""
 
     tokenizer: str | None = option(
-        None, "folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
+        None, "folder or Hub id; default: the tokenizer of --model, or of prepared data", aliases=["--tokenizer_name"]
     )
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
     vocab_size: int = option(32000, "of --train_tokenizer")

@@ -67,7 +67,7 @@ class SharedEpoch:
 
 
 class NumberedExamples(SharedEpoch, Dataset):
-    """A data set whose rows have their number ("example") and that of the pass over the data ("epoch").
+    """A data set whose rows have their number ("example") and the number of the pass over the data ("epoch").
 
     Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
     which a run is resumed; there `EpochCallback` does.
@@ -95,17 +95,17 @@ class NumberedStream(SharedEpoch, IterableDataset):
     Block i of `block` examples is of lane i % lanes. It goes to process i % processes, and there to worker
     i // processes % workers, which read no other lane where processes x workers divides the number of lanes; else a lane is
     read by several of them. So the numbers, the order and the examples depend on neither. A row that has an "example"
-    number within its lane keeps it: static masks of a stream that is shuffled anew need one, as an example has another
+    number within its lane keeps it: static masks of a shuffled stream need one, as an example has another
     place in each epoch.
 
     Args:
         lanes (iterables of `dict`, such as `datasets.IterableDataset`): one or several, which can be read again for each
-            epoch. Their own `set_epoch`, which may shuffle anew, is called, too.
+            epoch. Their own `set_epoch`, which may shuffle again, is called, too.
         endless (`bool`): when a lane is read, begin its next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
         block (`int`): neighbouring examples of one lane, which go to one worker: the batch size of a process.
         process, processes (`int`): the examples of other processes are None, where accelerate's `IterableDatasetShard`
-            takes those of this one. Several need an endless stream.
+            takes the examples of this one. Several need an endless stream.
     Raises:
         TypeError: a lane is an iterator, which can be read only once.
         ValueError: the stream is `endless` and a lane has no row; comes while iterating.
@@ -171,7 +171,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 class EpochCallback(TrainerCallback):
     """Set the epoch of `NumberedExamples` where accelerate does not.
 
-    `DataLoaderShard.set_epoch` sets that of the sampler or the data set; with several processes, or when a resumed run
+    `DataLoaderShard.set_epoch` sets the epoch of the sampler or the data set; with several processes, or when a resumed run
     skips examples, it finds the sampler.
     """
 
@@ -187,9 +187,9 @@ class MaskingCollator:
     Args:
         vocabulary (`MaskingVocabulary`): of the tokenizer that encoded the examples.
         options (`MaskingOptions`): what is masked.
-        seed (`int`): of all masks, but for those of examples that are `fixed`.
-        duplicates (`int`, *optional*): None masks anew in each epoch (dynamic); 1 always alike (static); 10 is RoBERTa's
-            description of BERT's static masking, ten masks for each example, which recur every ten epochs.
+        seed (`int`): of all masks, except masks of examples that are `fixed`.
+        duplicates (`int`, *optional*): None draws new masks in each epoch (dynamic); 1 the same (static); 10 is static
+            masking of BERT as RoBERTa describes it: ten masks for each example, which recur every ten epochs.
         sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
             "sentence_labels" says which (1; ALBERT section 3.1).
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.

@@ -112,7 +112,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
     text = _text(token, marker)
-    # Byte-level BPE splits before a word and its space, and after line breaks, which stay alone.
+    # Byte-level BPE splits before a word and its space, and after line breaks.
     line_break = text.isspace() and text[-1] != " "
     return text[:1].isspace() or _is_punctuation(text.strip()), line_break
 
@@ -208,7 +208,7 @@ class RowGenerator:
     """Uniform random numbers for each row of a batch, from its own seed: SplitMix64 (Steele, Lea and Flood 2014).
 
     A number depends on the seed of its row, its column and the number of calls before, not on other rows or the width.
-    The seeds must be unrelated, such as those of `spread_seed`.
+    The seeds must be unrelated, such as `spread_seed` gives.
     """
 
     def __init__(self, seeds: Sequence[int]):
@@ -284,7 +284,7 @@ def choose(
     """Choose what is masked: whole units until the share `options.rate` of a row's tokens is reached.
 
     The last unit is taken or not, whichever comes nearer to the rate; at least one is taken. So the last n-gram or span
-    is cut short, and the mean length of the others is a little above that of all.
+    is cut short, and the mean length of the others is a little above the mean of all.
 
     Args:
         unit_ids (`torch.LongTensor`): [B, N], from `units`.
@@ -348,7 +348,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     for _ in range(2):
         laid = lengths * is_laid
         starts, ends = _lay_out(laid, gap, U, draws) + turn, laid.cumsum(1)
-        # The n-th unit that the spans cover is in span k, the first that ends behind it.
+        # The n-th unit that the spans cover is in span k, the first that ends after it.
         k = torch.searchsorted(ends, places.expand_as(ends).contiguous(), right=True).clamp(max=width - 1)
         order = (starts.gather(1, k) + places - (ends - laid).gather(1, k)) % U.clamp(min=1)
         owners = (k + 1) * (places < ends[:, -1:])

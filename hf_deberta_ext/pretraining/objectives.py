@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the objectives of masked-language pre-training in one table, and the model that is trained on any sum of them.
 
-A new objective is a line of `OBJECTIVES` with its functions in a file of its own. The flag of its weight, evaluations,
+A new objective is a line of `OBJECTIVES` with its functions in another file. The flag of its weight, evaluations,
 curves, cards and what a resumed run must repeat are read from the table.
 """
 
@@ -83,10 +83,10 @@ class MultiObjectiveOutput(ModelOutput):
 
 
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
-    """`DebertaExtForMaskedLM` with the heads of other objectives beside it.
+    """`DebertaExtForMaskedLM` with the heads of other objectives.
 
     Saved folders are masked language models: every Auto class reads them, and leaves out the heads that it does not know.
-    Boundary states and the pooled state of [CLS] are those of the last layer, which fine-tuning reads too, not of the
+    Boundary states and the pooled state of [CLS] come from the last layer, which fine-tuning reads too, not from the
     Enhanced Mask Decoder. The pooler (`pooler.dense`) has the name and form of sequence classification's, which thus
     starts from it.
 
@@ -172,7 +172,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
 
 
 def pair_objectives(objectives: Sequence[str]) -> list[str]:
-    """Return those of `objectives` that need pairs of segments."""
+    """Return the objectives that need pairs of segments."""
     return [name for name in objectives if OBJECTIVES[name].reads_pairs]
 
 

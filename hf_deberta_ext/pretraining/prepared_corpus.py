@@ -3,7 +3,7 @@
 
 A shard is an Arrow file of `datasets`, memory-mapped; its digest is compared when it is opened. The order of an epoch
 permutes the shards, deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of
-lane i % lanes. A process, and each of its workers, takes batches at regular distances: it reads lanes of its own.
+lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
 """
 
 import json
@@ -68,7 +68,7 @@ def is_prepared(*folders: str | os.PathLike) -> bool:
         if any(Path(folder, SHARDS[0]).glob("*.arrow")):
             return True
         content = manifest_content(folder)
-        # Text may lie beside a manifest of another program.
+        # Text may come with a manifest of another program.
         if content is not None and ("://" in folder or b'"finished"' in content[:1000]):
             return True
     return False
@@ -237,13 +237,13 @@ def halved(lanes: int) -> int:
 
 
 class ShardOrder(Sampler):
-    """The rows of each epoch in random order, in batches of which each is of one lane.
+    """The rows of each epoch in random order; each batch is of one lane.
 
-    The order depends on these arguments and the epoch alone. Where processes x workers divide `lanes`, each lane, and
+    The order only depends on these arguments and the epoch. Where processes x workers divide `lanes`, each lane, and
     nearly each record batch, is read by one worker of one process.
 
     Args:
-        examples (`NumberedExamples`): of `PreparedRows`; of their order, that of `ORDERED_ROWS` rows is in memory at most.
+        examples (`NumberedExamples`): of `PreparedRows`; the order of at most `ORDERED_ROWS` rows is in memory.
         batch (`int`): rows of a batch.
         lanes (`int`): halved while there are not `rows.buffer` rows for each.
     """

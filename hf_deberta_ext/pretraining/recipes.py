@@ -143,7 +143,7 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 
-# Fields of a recipe that are flags of the same name, and those of them that only replaced token detection has.
+# Fields of a recipe that are flags of the same name, and the ones that only replaced token detection has.
 ABOUT = ("description", "source", "batch", "half_precision", "trains_mlm")
 FLAGS = tuple(field.name for field in fields(Recipe) if field.name not in ABOUT)
 RTD_FLAGS = ("embedding_sharing", "stepping", "rtd_lambda")

@@ -412,7 +412,7 @@ def test_languages_are_told_by_a_file_of_ones_own(prepare_corpus, tmp_path):
     manifest = prepare_corpus.main(argv)
     assert manifest["dropped"]["other languages"] == 3 and manifest["report"]["documents"] == 3
     for wrong, said in [
-        (dict(languages="fr", language_model=language_model), "knows no language 'fr' of --languages, but de, en"),
+        (dict(languages="fr", language_model=language_model), "has no language 'fr' of --languages, but __label__de"),
         (dict(languages="en", language_model=tmp_path / "none.bin"), "none.bin"),
         (dict(language_model=language_model), "--language_model has nothing to tell: give --languages"),
     ]:

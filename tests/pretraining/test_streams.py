@@ -124,8 +124,8 @@ def test_held_out_documents_are_in_no_lane(tmp_path):
 @pytest.mark.parametrize(
     "name, workers, line",
     [
-        ("", 2, "stream: 8 files for 4 processes and workers, 1 of which read each"),
-        ("0.jsonl", 0, "stream: 1 files for 2 processes and workers, 2 of which read each"),
+        ("", 2, "stream: 8 files for 4 processes and workers, each file is read by 1"),
+        ("0.jsonl", 0, "stream: 1 files for 2 processes and workers, each file is read by 2"),
     ],
 )
 def test_a_line_says_how_often_files_are_read(name, workers, line, files, tokenizer, capsys):
