@@ -17,7 +17,15 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 from . import sentence_pairs, span_boundary
 
-__all__ = ["OBJECTIVES", "MultiObjectiveMaskedLM", "Objective", "count_targets", "pair_objectives", "row_statistics"]
+__all__ = [
+    "OBJECTIVES",
+    "MultiObjectiveMaskedLM",
+    "MultiObjectiveOutput",
+    "Objective",
+    "count_targets",
+    "pair_objectives",
+    "row_statistics",
+]
 
 Batch = Mapping[str, torch.Tensor | None]
 
