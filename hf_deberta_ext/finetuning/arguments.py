@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..data.files import HELD_BYTES
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
@@ -33,7 +33,6 @@ class DataArguments:
     validation_file: list[str] = option(list, "files to evaluate on")
     test_file: list[str] = option(list, "files to predict on; labels are not needed")
     max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
-    max_file_bytes: int = option(HELD_BYTES, "most of a data file, decompressed: a small .gz may hold more than memory does")
     pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
     pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
     max_train_samples: int | None = option(None, "train on the first so many examples")
@@ -49,13 +48,13 @@ class DataArguments:
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
         for name in (
-            "max_seq_length", "max_file_bytes", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
+            "max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
             "max_predict_samples", "preprocessing_num_workers",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
-        check_metadata(language=self.card_language, flag="--card_language")
+        check_languages(as_list(self.card_language), "--card_language")
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -101,7 +100,6 @@ class ModelArguments(HubArguments):
     )
 
     def __post_init__(self):
-        check_metadata(license=self.license)
         if self.from_scratch and self.lora:
             raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
         if self.lora_r < 1:

@@ -88,8 +88,8 @@ def prepare(
         data = read(data_args, model_args)
         check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args)
-        if hasattr(data, "use_label_order"):
-            data.use_label_order(config.label2id)
+        if hasattr(data, "use_config"):
+            data.use_config(config)
         set_fields(config, data.config_fields())
         prefix_space = getattr(data, "needs_prefix_space", False)
         tokenizer = load_tokenizer_for(config, model_args, prefix_space=prefix_space)
@@ -113,7 +113,7 @@ def prepare(
     model = build_model(prepared, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
-            begin_folder(args, repeated_arguments((data_args, model_args), args), checkpoint)
+            begin_folder(args, repeated_arguments((data_args, model_args), args))
     return dataclasses.replace(prepared, model=model)
 
 
@@ -252,7 +252,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         seed_args.seed, seed_args.output_dir = seed, str(folder)
         with args.main_process_first(local=False, desc="making the folder"):
             if args.should_save:
-                begin_seed(seed_args, repeated_arguments((prepared.data_args, prepared.model_args), seed_args))
+                begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
         if is_finished(folder):
             results[seed] = complete_run(seed_run)

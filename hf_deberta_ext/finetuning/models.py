@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
-from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
@@ -50,7 +49,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
     """
     source = model_args.config_name or model_args.model_name_or_path
     fields, hub = overrides(model_args.config_overrides), model_args.model_download()
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path", **hub)
+    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
     arguments = hub | fields
     try:
         if is_read_as_ours(source, model_args):
@@ -138,7 +137,7 @@ def load_tokenizer_for(
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 
     if config.model_type in DEBERTA:
-        with named_tokenizer(source, flag, **hub):
+        with named_tokenizer(source, flag):
             try:
                 tokenizer = load_tokenizer(source, **arguments)
             except OSError as error:
@@ -150,7 +149,7 @@ def load_tokenizer_for(
                     raise error from None
         check_tokenizer(tokenizer, config)
         return tokenizer
-    with named_tokenizer(source, flag, **hub):
+    with named_tokenizer(source, flag):
         tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
@@ -208,9 +207,6 @@ def load_model(
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    check_names(source, info)
-    quantized = getattr(config, "quantization_config", None) is not None
-    check_files(source, quantized=quantized, **model_args.model_download())
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel

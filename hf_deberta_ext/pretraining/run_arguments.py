@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
@@ -112,7 +113,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
-    check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
+    check_languages(as_list(data_args.card_language), "--card_language")
     tokenizer_options(model_args)
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
@@ -206,7 +207,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
     download = model_args.model_download()
-    check_source(model_args.model, "--model", **download)
+    check_source(model_args.model, "--model")
     announce_official(model_args.model, **download)
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 

@@ -16,15 +16,15 @@ from ..files import replace_text
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
-from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
+from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
-from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, begin_run, claim_folder, read_json
+from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, read_json
 from ..training.trainer import RunTrainer
 from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
 from .dynamic_masking import NumberedExamples, NumberedStream
@@ -111,7 +111,7 @@ def begin(
     arguments: dict[str, Any],
     checkpoint: str | None,
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Begin the folder of the run, read the documents, and load or train the tokenizer.
+    """Lock the folder of the run, read the documents, and load or train the tokenizer.
 
     Args:
         arguments (`dict`): that a resumed run must repeat. The digest of a stream is added; `RunTrainer` has others.
@@ -119,21 +119,20 @@ def begin(
     Returns:
         documents to train on, held-out documents, the tokenizer and facts about it.
     Raises:
-        ValueError: the tokenizer does not fit the model, and as `begin_run` and `corpora`.
+        ValueError: the tokenizer does not fit the model, another run works in the folder, and as `corpora`.
     """
     if model_args.train_tokenizer is None:
         source, flag, options = model_args.model, "--model", model_args.model_download()
         if model_args.tokenizer is not None:
             source, flag, options = model_args.tokenizer, "--tokenizer", model_args.download()
-        with named_tokenizer(source, flag, **options):
+        with named_tokenizer(source, flag):
             tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
         facts = {"source": source}
         check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
         if data_args.is_prepared:
             check_same_tokenizer(data_args.train_data[0], source, tokenizer)
     if args.should_save:
-        claim_folder(args.output_dir, is_new=checkpoint is None)
-        begin_run(args.output_dir, arguments, checkpoint, args.resume_anyway)
+        lock_folder(args.output_dir)
     corpus, held_out = corpora(data_args, model_args)
     if data_args.streaming:
         arguments["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)

@@ -11,12 +11,10 @@ from toy_task import datasets, flags, read, run
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.publishing.card_checks import card_problems
 
 
 def card_of(folder):
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert card_problems(text, folder) == []
     return ModelCard(text)
 
 

@@ -123,7 +123,7 @@ NOT_TRIED = {
     "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
     "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps "
     "auto_find_batch_size full_determinism "
-    "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of max_file_bytes",
+    "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of",
     "several processes": "parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
     "ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed local_rank",
     "how rows reach the device": "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "

@@ -334,7 +334,7 @@ def read_multiple_choice(
     def from_file(file, split):
         flag = FLAGS[split]
         read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=flag, max_file_bytes=arguments.max_file_bytes)
+        rows = read(file, source=flag)
         return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
 
     def from_hub(rows, place, split):

@@ -89,9 +89,7 @@ class QuestionAnsweringData:
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
         tables, self.dataset = read_splits(
             data_args, hub, HUB,
-            read_file=lambda file, split: read_question_file(
-                file, columns, flag=FLAGS[split], max_file_bytes=data_args.max_file_bytes
-            ),
+            read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
             read_rows=lambda rows, place, split: Table(rows, columns, place),
         )  # fmt: skip
         self.sets = {
