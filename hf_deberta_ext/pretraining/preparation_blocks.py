@@ -208,7 +208,7 @@ class WriteRows(PipelineStep):
 
 
 class ShardWriter:
-    """Make the content of an Arrow file, as `datasets.Dataset.from_file` reads it, of columns of rows."""
+    """Make the content of an Arrow stream of columns of rows."""
 
     def __init__(self, largest_id: int):
         ids = pa.uint16() if largest_id < 2**16 else pa.int32()

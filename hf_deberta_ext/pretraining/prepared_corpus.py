@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read prepared corpora: folders of shards of packed rows with a manifest, in the order of a training.
 
-A shard is an Arrow file of `datasets`, memory-mapped; its digest is compared when it is opened. The order of an epoch
+A shard is an Arrow file, memory-mapped; its digest is compared when it is opened. The order of an epoch
 permutes the shards, deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of
 lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
 """
@@ -196,8 +196,12 @@ class PreparedRows(Dataset):
             self.ends = self.ends.clip(max=limit)
         self.report = PackingReport(**manifest["report"])
         self.digest = f"{len(self)} rows, {manifest['digest']}"
-        # Number of a shard -> its data set.
+        # Number of a shard -> its table.
         self.opened: dict[int, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker has other memory maps.
+        return self.__dict__ | {"opened": {}}
 
     def __len__(self) -> int:
         return int(self.ends.max(initial=0))
@@ -208,11 +212,13 @@ class PreparedRows(Dataset):
         shard = int(np.searchsorted(self.ends, i, side="right"))
         if shard not in self.opened:
             self.opened[shard] = self.open_shard(shard)
-        return self.opened[shard][i - int(self.starts[shard])]
+        table = self.opened[shard]
+        row = {name: table[name][i - int(self.starts[shard])] for name in table.column_names}
+        return {name: cell(value) for name, value in row.items()}
 
     def open_shard(self, shard: int) -> Any:
-        """Return the data set of a shard; a remote one is copied to the cache before."""
-        from datasets import Dataset
+        """Return the table of a shard, memory-mapped; a remote one is copied to the cache before."""
+        import pyarrow as pa
 
         url = file = f"{self.root}/{self.shards[shard]['file']}"
         if "://" in url:
@@ -221,7 +227,14 @@ class PreparedRows(Dataset):
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
             raise ValueError(f"the shard {file} is not the one that was prepared: remove it, and copy {url} again")
-        return Dataset.from_file(str(file)).with_format("numpy")
+        return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+
+
+def cell(value: Any) -> Any:
+    """Return a number, or a list of them as an array."""
+    if hasattr(value, "values"):
+        return value.values.to_numpy().astype(np.int64)
+    return value.as_py()
 
 
 def most_lanes(args: Any) -> int:

@@ -192,26 +192,6 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
         assert torch.equal(weights[start][head], models[start].state_dict()[head].float())
 
 
-def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_path, capsys):
-    flags = dict(recipe="official-xsmall", max_steps=1, per_device_train_batch_size=16, max_train_samples=32, use_cpu="true")
-    given = arguments(text, tmp_path / "run", **flags, learning_rate=1e-3, max_length=32)
-    run_rtd.main(given)
-    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    for line in (
-        "max_steps 1 your flag, recipe: 1,000,000",
-        "learning_rate 0.001 your flag, recipe: 0.0003",
-        "stepping decoupled recipe",
-        "rtd_lambda 10.0 recipe",
-        "batch: 16 per device x 4 accumulation steps x 1 processes = 64",
-    ):
-        assert line in printed, line
-    fixed = json.loads((tmp_path / "run" / "run_arguments.json").read_text(encoding="utf-8"))
-    assert (fixed["stepping"], fixed["learning_rate"], fixed["warmup_steps"]) == ("decoupled", 1e-3, 0.01)
-    assert (fixed["recipe"], fixed["weight_decay"], fixed["max_length"]) == ("official-xsmall", 0.01, 32)
-    assert DebertaExtForPreTraining.from_pretrained(tmp_path / "run").config.rtd_lambda == 10
-    assert "| recipe | official-xsmall |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
