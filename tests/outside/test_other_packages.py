@@ -4,7 +4,6 @@
 Everything runs twice: in this process, with the package, and in one that cannot import it.
 """
 
-import copy
 import os
 from pathlib import Path
 
