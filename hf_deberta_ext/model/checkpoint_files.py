@@ -179,14 +179,15 @@ def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
 
 
 @contextmanager
-def damage_named(file: str | os.PathLike) -> Iterator[None]:
-    """Turn errors of weights that cannot be read into a ValueError that names them; torch's advises to run pickled code."""
+def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn errors of weights that cannot be read, and `more`, into a ValueError that names them; torch's own error advises
+    to run pickled code."""
     try:
         yield
-    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+    except (SafetensorError, pickle.UnpicklingError, EOFError, *more) as error:
         raise ValueError(
-            f"the weights of {file} are damaged, or hold pickled objects that are not tensors; they are not run. "
-            f"Download or save them again ({type(error).__name__}: {str(error).partition('.')[0]})"
+            f"{file} is truncated or damaged, or holds pickled objects that are not tensors; they are not run. Download or "
+            f"save it again ({type(error).__name__}: {str(error).partition('.')[0]})"
         ) from error
 
 
@@ -196,7 +197,7 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: the file is damaged.
     """
-    with damage_named(file):
+    with damage_named(str(file), RuntimeError):
         if str(file).endswith(".safetensors"):
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -209,7 +210,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged.
     """
     tensors = {}
-    with damage_named(file):
+    with damage_named(str(file), RuntimeError):
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():

@@ -217,7 +217,7 @@ def test_recipe_sets_and_prints_its_settings_and_flags_win(run_rtd, text, tmp_pa
     [
         (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which nothing judges here"),
         (dict(generator_model="somewhere"), "--generator_model needs --model"),
-        (dict(generator_overrides="depth=3"), "no field 'depth'"),
+        (dict(generator_overrides="depth=3"), "depth is no field of a generator"),
         (dict(generator_overrides="hidden_size"), "--generator_overrides takes name=value"),
         (dict(generator_layers=0), "num_hidden_layers"),
         (dict(embedding_sharing="all", generator_layers=1), "embedding_sharing = 'all'"),
