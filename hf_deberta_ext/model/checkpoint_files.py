@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,9 @@ from transformers.utils import cached_file
 
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
-    "TOKENIZER_PATTERNS", "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "WEIGHT_PATTERNS", "Tensor", "checkpoint_step",
+    "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "Tensor", "checkpoint_step",
     "damage_named", "header_tensor", "is_adapter_folder", "is_weight_file", "microsoft_weights", "optional_file",
-    "read_index", "read_json", "read_tensors", "read_weights", "stale_weights", "tokenizer_files",
+    "read_index", "read_json", "read_tensors", "read_weights", "tokenizer_files", "weight_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -37,20 +37,9 @@ GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.
 UNREADABLE_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx")
 # Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
-# All that belongs to weights and tokenizers, for publishing: whole files, shards, variants (model.fp16.safetensors).
-WEIGHT_PATTERNS = (
-    "model.safetensors", "model[.-]*.safetensors", "model.safetensors.index.json", "model.*.safetensors.index.json",
-    "pytorch_model.bin", "pytorch_model[.-]*.bin", "pytorch_model.bin.index.json", "pytorch_model.*.bin.index.json",
-    ADAPTER_CONFIG_FILE, *ADAPTER_WEIGHT_FILES,
-)  # fmt: skip
-TOKENIZER_PATTERNS = (
-    *TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "sentencepiece.bpe.model",
-    "sentencepiece.model", "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 # A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded on request alone.
 MODEL_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 ADAPTER_FILES = re.compile(r"adapter_(config\.json|model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?)")
-ONNX_DATA = re.compile(r"(.*\.onnx)[._]data")
 # safetensors' names of the types -> torch's.
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
           "I16": "int16", "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
@@ -69,26 +58,6 @@ def is_adapter_folder(folder: str | os.PathLike) -> bool:
     return Path(folder, ADAPTER_CONFIG_FILE).is_file() and not has_model
 
 
-def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
-    """Files in a repository that would be loaded instead of the `new` ones, or together with them, folder by folder.
-
-    For a model: its earlier shards, index or whole file, and an adapter, which would be applied to it. For an adapter: an
-    older adapter. For a graph of ONNX: its earlier data file.
-    """
-    new, stale = {*new}, []
-    for path in sorted({*published} - new):
-        folder, slash, name = path.rpartition("/")
-        if (data := ONNX_DATA.fullmatch(path)) and data[1] in new:
-            stale.append(path)
-            continue
-        siblings = {file.removeprefix(folder + slash) for file in new if file.rpartition("/")[0] == folder}
-        is_adapter = ADAPTER_CONFIG_FILE in siblings
-        has_model = not is_adapter and any(map(MODEL_WEIGHTS.fullmatch, siblings))
-        if ((has_model or is_adapter) and ADAPTER_FILES.fullmatch(name)) or (has_model and MODEL_WEIGHTS.fullmatch(name)):
-            stale.append(path)
-    return stale
-
-
 def microsoft_weights(folder: str | os.PathLike) -> str | None:
     """Return the name of the weights that Microsoft's trainer wrote into a folder, pytorch.model-NNNNNN.bin, or None.
 
@@ -102,6 +71,17 @@ def microsoft_weights(folder: str | os.PathLike) -> str | None:
     if len(names) > 1:
         raise ValueError(f"{folder} holds {', '.join(names)}: keep only the weights that are meant")
     return names[0]
+
+
+def weight_files(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
+    """Return the weights in a local folder that would be loaded: one file, or all shards of an index; [] without any."""
+    for name in (microsoft_weights(folder), *names):
+        if name is None or not (folder / name).is_file():
+            continue
+        if not name.endswith(".json"):
+            return [folder / name]
+        return [folder / shard for shard in sorted({*read_index(folder / name).values()})]
+    return []
 
 
 def tokenizer_files(folder: str | os.PathLike) -> list[str]:

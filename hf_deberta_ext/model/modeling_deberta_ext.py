@@ -23,6 +23,7 @@ from .attention import DisentangledSelfAttention  # noqa: F401
 from .attention_backends import choose_backend  # noqa: F401
 from .attention_blocked import disentangled_attention_blocked  # noqa: F401
 from .attention_eager import disentangled_attention_eager  # noqa: F401
+from .attention_inputs import AttentionInputs  # noqa: F401
 from .attention_native import disentangled_attention_native  # noqa: F401
 from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
 from .base_model import DebertaExtModel
@@ -46,7 +47,6 @@ from .official_configurations import from_official  # noqa: F401
 from .position_cache import PositionCache  # noqa: F401
 from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
-from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
 from .remote_code import copy_code  # noqa: F401
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection  # noqa: F401

@@ -20,14 +20,13 @@ from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import DeltaEmbedding
 from .enhanced_mask_decoder import LMTransform
 from .input_validation import check_labels, is_traced, values_at_hand
-from .publishing import push_model
 from .relative_position import RelativePosition
 from .unpadding import PackedSequences
 
 __all__ = ["DebertaExtPreTrainedModel", "attention_masks", "batch_shape", "cls_states", "in_eval_mode"]
 
 PUSH_ARGUMENTS = (
-    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "revision", "create_pr", "tags",
+    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags",
 )  # fmt: skip
 
 
@@ -93,10 +92,9 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
         # Weights come to their device after this check; what a call needs is checked when it is made.
         check_backend(requested_attention)
         head_size = self.config.hidden_size // self.config.num_attention_heads
-        call = dict(dtype=torch.float32, head_size=head_size)
-        if backend_unavailable(requested_attention, device=torch.device("cpu"), **call) is not None:
+        if backend_unavailable(requested_attention, torch.device("cpu"), torch.float32, head_size) is not None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            choose_backend(requested_attention, served="this model here", device=device, **call)
+            choose_backend(requested_attention, device, torch.float32, head_size, served="this model here")
         return requested_attention
 
     def attention_backends(self) -> dict[str, tuple[str, str]]:
@@ -232,16 +230,26 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
 
         With `push_to_hub`, arguments of `push_to_hub` are among `kwargs`, and `repo_id`: default is the folder's name.
         """
-        publishing = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         # True would write v1's fused layout, which Trainer's resume does not convert back.
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
-            # transformers would write a card that says nothing, and leave old weights there.
-            token = kwargs.pop("token", None)
-            push_model(self, publishing.pop("repo_id", Path(save_directory).name), token=token, **publishing, saving=kwargs)
+            self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
 
-    push_to_hub = push_model
+    def push_to_hub(self, repo_id: str, **options):
+        """Publish weights, configuration, code and card in one commit; returns `huggingface_hub.CommitInfo`.
+
+        Args:
+            repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
+            options: of `hf_deberta_ext.publishing.push`, for example `tokenizer`, `private`, `revision`; where that package
+                is not installed, of `PreTrainedModel.push_to_hub`.
+        """
+        try:
+            from hf_deberta_ext.publishing import push
+        except ImportError:
+            return super().push_to_hub(repo_id, **options)
+        return push(self, repo_id, **options).commit
 
 
 @contextmanager
