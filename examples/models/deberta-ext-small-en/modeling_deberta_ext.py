@@ -23,6 +23,7 @@ from .attention import DisentangledSelfAttention  # noqa: F401
 from .attention_backends import choose_backend  # noqa: F401
 from .attention_blocked import disentangled_attention_blocked  # noqa: F401
 from .attention_eager import disentangled_attention_eager  # noqa: F401
+from .attention_inputs import AttentionInputs  # noqa: F401
 from .attention_native import disentangled_attention_native  # noqa: F401
 from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
 from .base_model import DebertaExtModel

@@ -106,10 +106,9 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
         # Weights come to their device after this check; what a call needs is checked when it is made.
         check_backend(requested_attention)
         head_size = self.config.hidden_size // self.config.num_attention_heads
-        call = dict(dtype=torch.float32, head_size=head_size)
-        if backend_unavailable(requested_attention, device=torch.device("cpu"), **call) is not None:
+        if backend_unavailable(requested_attention, torch.device("cpu"), torch.float32, head_size) is not None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            choose_backend(requested_attention, served="this model here", device=device, **call)
+            choose_backend(requested_attention, device, torch.float32, head_size, served="this model here")
         return requested_attention
 
     def set_attn_implementation(self, attn_implementation: str | dict | None, *args, **kwargs):
