@@ -29,8 +29,8 @@ EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples
 # transformers itself requires all of these.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}
 # May be imported inside of a try statement, where transformers does not demand them.
-OPTIONAL = {"triton"}
-# The rooms that a room may import, besides itself and _version. Every room may import files.py and model/, which import no other.
+OPTIONAL = {"hf_deberta_ext", "triton"}
+# The rooms that a room may import, besides itself and _version. All may import files.py and model/, which import none.
 # "" is hf_deberta_ext/__init__.py, "tokenization" the file of that name.
 ALLOWED = {
     "__main__": {"commands"},
@@ -39,7 +39,7 @@ ALLOWED = {
     "commands": {
         "", "analysis", "conversion", "data", "demo", "native", "pretraining", "publishing", "tokenization", "training",
     },
-    "conversion": {"tokenization", "training"},
+    "conversion": {"tokenization"},
     "data": set(),
     "files": set(),
     "demo": {"analysis", "tokenization"},
@@ -159,6 +159,9 @@ def test_model_files_carry_the_mark_that_saving_looks_for(name):
 def test_parts_of_the_package_import_only_the_parts_below_them(file):
     part, imported = part_of(file), parts_imported(file) - {"_version"}
     assert "commands" not in imported or part in ("commands", "__main__")
+    if file.name == "pretrained_model.py":
+        # push_to_hub, in a try statement: a saved model works without the package.
+        imported -= {"publishing"}
     if part in ("", "model", "_version"):
         assert part == "" or imported <= {part}
     else:
