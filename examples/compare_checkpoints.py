@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tunes several checkpoints on one or more tasks of text classification, with several seeds and learning rates each,
-and compares their scores with one another and with baselines without pre-training.
+"""Fine-tune several checkpoints on one or more tasks of text classification, with several seeds and learning rates each, and
+compare their scores with one another and with baselines without pre-training.
 
     python examples/compare_checkpoints.py --checkpoints "MLM=mlm" "GDES=gdes/discriminator" --random "untrained=mlm" \\
         --tasks sst2 mrpc stsb cola rte --data_folder glue --seeds 1 2 3 --learning_rates 1e-4 3e-4 5e-4 --output_dir scores
@@ -9,13 +9,13 @@ and compares their scores with one another and with baselines without pre-traini
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label \\
         --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir mine
 
-Each checkpoint is fine-tuned as by run_glue.py, all of whose flags are taken (--max_steps, --recipe, ...): its runs, models
-and cards are in output_dir/TASK/NAME. The scores are those after the last epoch. Of several learning rates, the table has
-that with the best mean on the validation data, and the means of the others beside it. Rows of similar length are trained on
-together. On a CPU small models gain by `--jobs 2`: two fine-tunings at a time, in processes with half of the threads each.
+Each checkpoint is fine-tuned as by run_glue.py, whose flags are all accepted (--max_steps, --recipe, ...): its runs, models
+and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. Of several learning rates, the table has
+the one with the best mean on the validation data, followed by the means of the others. Rows of similar length are trained on
+together. On a CPU small models train faster with `--jobs 2`: two processes at a time, with half of the threads each.
 
-Writes results.json after each checkpoint, then table.md and a figure for each task. The same command again goes on where it
-was stopped; checkpoints, tasks and rates can be added, and other settings need another folder.
+Writes results.json after each checkpoint, then table.md and a figure for each task. The same command again resumes; you can
+add checkpoints, tasks and rates, but other settings need another folder.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import queue
 import statistics
 import subprocess
 import sys
@@ -66,34 +65,26 @@ class Run(NamedTuple):
 
 
 def main(argv: list[str] | None = None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        epilog="All other flags are those of run_glue.py: python examples/run_glue.py --help_all",
-    )  # fmt: skip
-    parser.add_argument(
-        "--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the first is compared with"
-    )
-    parser.add_argument("--random", nargs="+", default=[], help="NAME=FOLDER: its architecture with random weights")
-    parser.add_argument("--tasks", nargs="+", default=[], help="of GLUE, in place of --task_name or files")
-    parser.add_argument(
-        "--data_folder",
-        type=Path,
-        help="has TASK/train.* and TASK/validation.*, such as .tsv or .jsonl.gz; default: the Hub",
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", default=["1", "2", "3"], help="of new weights, dropout and order; default: 1 2 3"
-    )
-    parser.add_argument("--learning_rates", nargs="+", default=[], help="all are tried with all seeds")
-    parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time, which share the threads; default: 1")
-    parser.add_argument("--output_dir", type=Path, required=True)
+    more = "All other flags are those of run_glue.py: python examples/run_glue.py --help_all"
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False, epilog=more)
+    add = parser.add_argument
+    add("--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the others are compared with the first")
+    add("--random", nargs="+", default=[], help="NAME=FOLDER: its architecture with random weights")
+    add("--tasks", nargs="+", default=[], help="tasks of GLUE, in place of --task_name or files")
+    add("--data_folder", type=Path, help="with TASK/train.* and TASK/validation.*, .tsv or .jsonl.gz; default: the Hub")
+    add("--seeds", nargs="+", default=["1", "2", "3"], help="seeds of new weights, dropout and order; default: 1 2 3")
+    add("--learning_rates", nargs="+", default=[], help="all are tried with all seeds")
+    add("--jobs", type=int, default=1, help="number of processes, which share the threads; default: 1")
+    add("--output_dir", type=Path, required=True)
     args, flags = parser.parse_known_args(argv)
-    if args.jobs < 1:
-        parser.error(f"--jobs must be at least 1, got {args.jobs}")
     with ExitOnUserError() as program:
         sources = read_sources(args)
         runs = []
         for task in args.tasks or [""]:
-            task_flags = [*MORE_EPOCHS.get(task, ()), *flags, *(data_flags(task, args.data_folder) if task else [])]
+            task_flags = [*MORE_EPOCHS.get(task, ()), *flags]
+            if task:
+                task_flags += data_flags(task, args.data_folder)
             for name, source in sources.items():
                 for rate in args.learning_rates or [""]:
                     run_flags = fine_tuning_flags(source, args, task_flags, args.output_dir / task / name, rate)
@@ -115,7 +106,7 @@ def main(argv: list[str] | None = None):
 
 
 def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """{name: {folder, random, fingerprint}} of --checkpoints and --random.
+    """Read {name: {folder, random, fingerprint}} of --checkpoints and --random.
 
     Raises:
         ValueError: nothing to compare, an entry that is not NAME=FOLDER, or a repeated name.
@@ -127,9 +118,10 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             if not (equals and name and folder) or Path(name).name != name:
                 raise ValueError(f"--{option} takes NAME=FOLDER, got {entry!r}")
             if name in sources:
-                raise ValueError(f"two checkpoints are named {name!r}: give each a name of its own")
-            files = [file for file in Path(folder).glob("*") if file.name in ("config.json", "tokenizer.json", "spm.model")]
-            files += Path(folder).glob("*.safetensors")
+                raise ValueError(f"two checkpoints are named {name!r}: give each another name")
+            files = []
+            for pattern in ("config.json", "tokenizer.json", "spm.model", "*.safetensors"):
+                files += Path(folder).glob(pattern)
             sources[name] = dict(folder=folder, random=option == "random", fingerprint=digest(files))
     if not sources:
         raise ValueError("there is nothing to fine-tune: give --checkpoints NAME=FOLDER ...")
@@ -137,7 +129,7 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def data_flags(task: str, folder: Path | None) -> list[str]:
-    """Flags of run_glue.py for a task of --tasks."""
+    """Return flags of run_glue.py for a task of --tasks."""
     flags = ["--task_name", task]
     if folder is not None:
         for split in ("train", "validation"):
@@ -147,14 +139,16 @@ def data_flags(task: str, folder: Path | None) -> list[str]:
     return flags
 
 
-def fine_tuning_flags(
-    source: dict[str, Any], args: argparse.Namespace, flags: list[str], folder: Path, rate: str
-) -> list[str]:
-    """Flags of run_glue.py that fine-tune a checkpoint."""
-    folder = folder / f"rate-{rate}" if rate else folder
-    argv = [*DEFAULTS, *flags, "--model_name_or_path", source["folder"], "--output_dir", str(folder)]
-    argv += [*(["--learning_rate", rate] if rate else []), *(["--from_scratch"] if source["random"] else [])]
-    return [*argv, "--do_train", "--do_eval", "--seeds", *args.seeds, "--resume_from_checkpoint", "auto"]
+def fine_tuning_flags(source: dict[str, Any], args: argparse.Namespace, flags: list[str], folder: Path, rate: str):
+    """Return flags of run_glue.py that fine-tune a checkpoint."""
+    argv = [*DEFAULTS, *flags, "--model_name_or_path", source["folder"]]
+    if rate:
+        folder = folder / f"rate-{rate}"
+        argv += ["--learning_rate", rate]
+    if source["random"]:
+        argv.append("--from_scratch")
+    argv += ["--output_dir", str(folder), "--do_train", "--do_eval"]
+    return [*argv, "--seeds", *args.seeds, "--resume_from_checkpoint", "auto"]
 
 
 def prepare_run(flags: list[str]) -> PreparedRun:
@@ -164,35 +158,29 @@ def prepare_run(flags: list[str]) -> PreparedRun:
 
 
 def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
-    """Train all seeds of the runs by run_glue.py, some at a time, each in a process of its own.
+    """Train all seeds of the runs by run_glue.py, `jobs` processes at a time.
 
     Raises:
         ChildProcessError: a process failed; it has said why.
     """
-    rows: queue.Queue[int] = queue.Queue()
-    for row in range(jobs):
-        rows.put(row)
+    threads = max(1, torch.get_num_threads() // jobs)
 
-    def fine_tune(run: Run):
+    def fine_tune(number: int, run: Run):
         folder = Path(run.prepared.args.output_dir)
         if all(is_finished(folder / f"seed-{seed}") for seed in run.prepared.args.seeds):
             return
         # The process locks its folder itself.
         unlock_folders(folder)
-        row = rows.get()
-        # tqdm's own variables: a line on the terminal for each process.
-        settings = dict(TQDM_POSITION=row, TQDM_DESC=run.name, OMP_NUM_THREADS=max(1, torch.get_num_threads() // jobs))
         command = [sys.executable, Path(__file__).with_name("run_glue.py"), *run.flags]
-        environment = os.environ | {name: str(value) for name, value in settings.items()}
+        # tqdm's own variables: a line on the terminal for each process.
+        settings = dict(TQDM_POSITION=str(number % jobs), TQDM_DESC=run.name, OMP_NUM_THREADS=str(threads))
         # Its tables are printed here, in order.
-        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
-        rows.put(row)
+        done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.DEVNULL)
         if done.returncode:
             raise ChildProcessError(f"fine-tuning {run.name} in {folder} ended with exit status {done.returncode}")
 
     with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(fine_tune, runs):
-            pass
+        list(pool.map(fine_tune, range(len(runs)), runs))
 
 
 def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
@@ -219,55 +207,66 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
 
 
 def digest(files: list[Path]) -> str | None:
-    """SHA-256 of the contents of files; None without files, as of a Hub id."""
+    """Compute the SHA-256 of the contents of files; None without files, as of a Hub id."""
+    if not files:
+        return None
     sha = hashlib.sha256()
     for file in sorted(files):
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 sha.update(block)
-    return sha.hexdigest()[:16] if files else None
+    return sha.hexdigest()[:16]
 
 
 def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
     """Write table.md, a row for each baseline and checkpoint of each task, and a figure for each task."""
     lines = [("task", "metrics", "classifier", "learning rate", "score", f"difference from {runs[0].name}")]
     for task in dict.fromkeys(run.task for run in runs):
-        of_task, baselines = [run for run in runs if run.task == task], results["baselines"][task]
-        prepared, scores = of_task[0].prepared, results["scores"][task]
-        # All metrics in a cell; the task's own chooses the rate and is compared.
-        metrics = [key for key in scores[of_task[0].name][of_task[0].rate] if key.startswith("eval_") and key != "eval_loss"]
-        own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
-        titles = [key.removeprefix("eval_") for key in metrics]
-        first = max(100 * scores[run.name][run.rate][own]["mean"] for run in of_task if run.name == runs[0].name)
-        first_cells = (task or prepared.data.name, " / ".join(titles).replace("_", " "))
-        for name, values in baselines.items():
-            gap = f"{100 * values[own.removeprefix('eval_')] - first:+.2f}"
-            lines.append((*first_cells, name, "", " / ".join(f"{100 * values[title]:.2f}" for title in titles), gap))
-        compared: dict[str, list[float]] = {}
-        for name in dict.fromkeys(run.name for run in of_task):
-            means = {run.rate: 100 * scores[name][run.rate][own]["mean"] for run in of_task if run.name == name}
-            best = max(means, key=means.__getitem__)
-            others = ", ".join(f"{rate}: {mean:.2f}" for rate, mean in means.items() if rate != best)
-            percent = {key: [100 * value for value in scores[name][best][key]["values"]] for key in metrics}
-            compared[name] = percent[own]
-            gap = difference(percent[own], compared[runs[0].name]) if len(compared) > 1 else ""
-            cell = " / ".join(map(spread, percent.values()))
-            lines.append((*first_cells, name, f"{best} ({others})" if others else best, cell, gap))
-        lines_across = {name: 100 * values[own.removeprefix("eval_")] for name, values in baselines.items()}
-        label = f"{first_cells[0]}: {own.removeprefix('eval_').replace('_', ' ')} (%)"
-        plot_comparison(compared, folder / f"{task or 'results'}.png", label=label, baselines=lines_across)
+        lines += task_rows(task, [run for run in runs if run.task == task], results, folder)
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
-        "the last epoch. Of several learning rates, the one with the best mean on these very validation rows, and the means "
-        "of the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided); it "
-        "knows of the seeds alone: the validation rows, the same for all, are a sample too."
+        "the last epoch. Of several learning rates, the one with the best mean on these validation rows, and the means of "
+        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It only "
+        "reflects variation across seeds: the validation rows, the same for all, are a sample too."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")
 
 
+def task_rows(task: str, runs: list[Run], results: dict[str, Any], folder: Path) -> list[tuple[str, ...]]:
+    """Return the rows of a task, and draw its figure."""
+    prepared, scores, baselines = runs[0].prepared, results["scores"][task], results["baselines"][task]
+    # All metrics in a cell; the task's own chooses the rate and is compared.
+    metrics = [key for key in scores[runs[0].name][runs[0].rate] if key.startswith("eval_") and key != "eval_loss"]
+    own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
+    titles = [key.removeprefix("eval_") for key in metrics]
+    first_cells = (task or prepared.data.name, " / ".join(titles).replace("_", " "))
+    rows = []
+    compared: dict[str, list[float]] = {}
+    for name in dict.fromkeys(run.name for run in runs):
+        means = {run.rate: 100 * scores[name][run.rate][own]["mean"] for run in runs if run.name == name}
+        best = max(means, key=means.__getitem__)
+        others = ", ".join(f"{rate}: {mean:.2f}" for rate, mean in means.items() if rate != best)
+        percent = {key: [100 * value for value in scores[name][best][key]["values"]] for key in metrics}
+        compared[name] = percent[own]
+        gap = difference(percent[own], compared[runs[0].name]) if len(compared) > 1 else ""
+        cell = " / ".join(map(spread, percent.values()))
+        rows.append((*first_cells, name, f"{best} ({others})" if others else best, cell, gap))
+    first = statistics.mean(compared[runs[0].name])
+    lines_across, baseline_rows = {}, []
+    for name, values in baselines.items():
+        lines_across[name] = 100 * values[own.removeprefix("eval_")]
+        cell = " / ".join(f"{100 * values[title]:.2f}" for title in titles)
+        baseline_rows.append((*first_cells, name, "", cell, f"{lines_across[name] - first:+.2f}"))
+    label = f"{first_cells[0]}: {own.removeprefix('eval_').replace('_', ' ')} (%)"
+    plot_comparison(compared, folder / f"{task or 'results'}.png", label=label, baselines=lines_across)
+    return baseline_rows + rows
+
+
 def spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from .sentence_scoring import token_replacement_probabilities
 __all__ = ["FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_text"]
 
 FIGURES = {
-    "attention": "the attention map and its parts c2c, c2p, p2c; of generator and discriminator, the latter's",
+    "attention": "the attention map and its parts c2c, c2p, p2c; of a joint model, of the discriminator",
     "position_profile": "what position adds to the logits of each head, by distance",
     "replacement_probabilities": "how likely each token was replaced; needs the head of replaced token detection",
     "embedding_similarity": "how alike the word embeddings are; needs a generator and a discriminator",
@@ -40,7 +40,7 @@ PARTS = ("generator", "discriminator")
 
 @dataclass
 class ExplainedModel:
-    """A loaded model: its encoder, the halves that only some models have, and the place of its tokenizer."""
+    """A loaded model: its encoder, the halves that only some models have, and the source of its tokenizer."""
 
     name: str
     tokenizer: str
@@ -54,38 +54,38 @@ class FigureUnavailableError(ValueError):
     """A figure that the model cannot provide."""
 
 
-def load_model(arguments: argparse.Namespace) -> ExplainedModel:
-    """Load the model of --model: a single model, a joint one, or a folder with a generator and a discriminator."""
-    source, folder = arguments.model, Path(arguments.model)
-    name = folder.resolve().name if folder.is_dir() else source
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--model {source} is a file: give the folder that it lies in")
-    folders = [folder / part for part in PARTS]
-    if not (folder / "config.json").is_file() and all((part / "config.json").is_file() for part in folders):
-        generator, _ = _load_with_encoder(DebertaExtForMaskedLM, str(folders[0]))
-        discriminator, _ = _load_with_encoder(DebertaExtForReplacedTokenDetection, str(folders[1]))
-        return ExplainedModel(name, str(folders[1]), discriminator, discriminator, generator)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"{source} has no config.json: it is no folder of a model")
-    revision = {} if arguments.revision is None else {"revision": arguments.revision}
-    try:
-        config, _ = DebertaExtConfig.get_config_dict(source, **revision)
-    except OSError as error:
-        if folder.is_dir():
-            raise
-        reason = str(error).partition("\n")[0]
-        raise OSError(f"{source} is no folder, and cannot be read as a repository: {reason}") from error
+def load_model(source: str, revision: str | None = None) -> ExplainedModel:
+    """Load a single model, a joint one, or a folder with a generator and a discriminator.
+
+    Raises:
+        ValueError, OSError: the source cannot be read, or its weights lack some of the encoder's.
+    """
+    folder = Path(source)
+    name = source
+    if folder.is_dir():
+        name = folder.resolve().name
+    halves = [str(folder / part) for part in PARTS]
+    if not (folder / "config.json").is_file() and all(Path(half, "config.json").is_file() for half in halves):
+        generator, _ = _load_with_encoder(DebertaExtForMaskedLM, halves[0])
+        discriminator, _ = _load_with_encoder(DebertaExtForReplacedTokenDetection, halves[1])
+        return ExplainedModel(name, halves[1], discriminator, discriminator, generator)
+    options = {}
+    if revision is not None:
+        options["revision"] = revision
+    config, _ = DebertaExtConfig.get_config_dict(source, **options)
     if is_joint(config):
-        joint, _ = _load_with_encoder(DebertaExtForPreTraining, source, **revision)
+        joint, _ = _load_with_encoder(DebertaExtForPreTraining, source, **options)
         sharing = joint.config.embedding_sharing
         return ExplainedModel(name, source, joint.discriminator, joint.discriminator, joint.generator, sharing)
-    model, missing = _load_with_encoder(DebertaExtForReplacedTokenDetection, source, **revision)
-    has_head = not any(key.startswith("mask_predictions.") for key in missing)
-    return ExplainedModel(name, source, model.deberta, model if has_head else None)
+    model, missing = _load_with_encoder(DebertaExtForReplacedTokenDetection, source, **options)
+    explained = ExplainedModel(name, source, model.deberta)
+    if not any(key.startswith("mask_predictions.") for key in missing):
+        explained.discriminator = model
+    return explained
 
 
 def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[str]]:
-    """Load a model in float32 with a pretrained encoder; returns it with the names of its missing weights.
+    """Load a model in float32 with a pretrained encoder, and return it with the names of its missing weights.
 
     An adapter (LoRA) is merged into the encoder of its base model; a head that was saved with it is left out.
     """
@@ -100,18 +100,18 @@ def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[s
         set_peft_model_state_dict(adapted, weights)
         return adapted.merge_and_unload().eval(), missing
     model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
-    missing = sorted(key if isinstance(key, str) else key[0] for key in info["missing_keys"])
+    missing = sorted(map(str, info["missing_keys"]))
     of_encoder = [key for key in missing if ".encoder." in key or "word_embeddings" in key]
     if of_encoder:
         raise ValueError(
-            f"the weights in {source} are not those of its config.json: {len(of_encoder)} of the encoder's are missing, "
-            f"such as {of_encoder[0]}"
+            f"the weights in {source} do not fit its config.json: {len(of_encoder)} of the encoder's are missing, such as "
+            f"{of_encoder[0]}"
         )
     return model.eval(), missing
 
 
 def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokenize --text: the tokenizer, its tensors and the tokens."""
+    """Tokenize --text; return the tokenizer, its tensors and the tokens."""
     if not arguments.text.strip():
         raise ValueError("--text is empty")
     if arguments.tokenizer is None:
@@ -120,8 +120,8 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
         tokenizer = load_tokenizer(arguments.tokenizer)
     config = model.encoder.config
     check_tokenizer(tokenizer, config)
-    tensors = tokenizer(arguments.text, return_tensors="pt", verbose=False)
-    tensors = {name: tensors[name] for name in ("input_ids", "token_type_ids") if name in tensors}
+    encoded = tokenizer(arguments.text, return_tensors="pt", verbose=False)
+    tensors = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
     tokens = tokenizer.convert_ids_to_tokens(tensors["input_ids"][0].tolist())
     limit = tokenizer.model_max_length
     if config.position_biased_input:
@@ -133,13 +133,11 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
 
 def _attention(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     decomposition = attention_parts(model.encoder, inputs["tensors"], layer=arguments.layer)
-    maps = decomposition.of_head(arguments.head)
-    numbers = {
-        "layer": decomposition.layer,
-        "head": "mean" if arguments.head is None else arguments.head,
-        "tokens": inputs["tokens"],
-        **{name: values.tolist() for name, values in maps.items()},
-    }
+    numbers = {"layer": decomposition.layer, "head": arguments.head, "tokens": inputs["tokens"]}
+    if arguments.head is None:
+        numbers["head"] = "mean"
+    for name, values in decomposition.of_head(arguments.head).items():
+        numbers[name] = values.tolist()
     return numbers, lambda paths: plot_attention(decomposition, inputs["tokens"], paths, head=arguments.head)
 
 
@@ -147,21 +145,21 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
     config = model.encoder.config
     if not config.relative_table_size or not config.pos_att_type:
         raise FigureUnavailableError("the model has no relative positions")
-    # Distances that no text of its training had are noise.
-    longest = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
-    reach = longest if arguments.reach is None else arguments.reach
+    reach = arguments.reach
+    if reach is None:
+        # Distances that no text of its training had are noise.
+        reach = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
     profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, reach=reach)
-    H = len(profile.total)
-    if arguments.head is not None and not 0 <= arguments.head < H:
-        raise ValueError(f"there is no head {arguments.head}: the model has heads 0 to {H - 1}")
-    heads = list(range(H)) if arguments.head is None else [arguments.head]
-    lines = {name: getattr(profile, name) for name in ("c2p", "p2c", "p2p", "total")}
-    numbers = {
-        "layer": profile.layer,
-        "heads": heads,
-        "distances": profile.distances.tolist(),
-        **{name: values[heads].tolist() for name, values in lines.items() if values is not None},
-    }
+    heads = list(range(len(profile.total)))
+    if arguments.head is not None:
+        if arguments.head not in heads:
+            raise ValueError(f"there is no head {arguments.head}: the model has heads 0 to {heads[-1]}")
+        heads = [arguments.head]
+    numbers = {"layer": profile.layer, "heads": heads, "distances": profile.distances.tolist()}
+    for name in ("c2p", "p2c", "p2p", "total"):
+        values = getattr(profile, name)
+        if values is not None:
+            numbers[name] = values[heads].tolist()
     return numbers, lambda paths: plot_position_profile(profile, paths, heads=heads)
 
 
@@ -184,61 +182,62 @@ def _embedding_similarity(model: ExplainedModel, inputs: dict, arguments: argpar
         words = torch.ones(len(table), dtype=torch.bool)
         words[special] = False
         similarity[part] = average_cosine_similarity(table, words)
-    name = f"{model.name}, {model.sharing.upper()}" if model.sharing else model.name
+    name = model.name
+    if model.sharing:
+        name = f"{model.name}, {model.sharing.upper()}"
     return {name: similarity}, lambda paths: plot_embedding_similarity({name: similarity}, paths)
 
 
 def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argparse.Namespace):
-    if arguments.curves:
-        folders = arguments.curves
-        histories = [_history(Path(folder)) for folder in folders]
-    else:
-        folders = [arguments.model]
-        try:
-            histories = [_history(Path(arguments.model))]
-        except FileNotFoundError as error:
-            raise FigureUnavailableError(str(error)) from error
+    folders = arguments.curves or [arguments.model]
     names = [Path(folder).resolve().name for folder in folders]
-    names = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
-    runs = dict(zip(names, histories, strict=True))
-    if len(runs) < len(folders):
-        raise ValueError("--curves names a folder twice")
+    if len({*names}) < len(names):
+        names = [str(folder) for folder in folders]
+    runs = {}
+    for name, folder in zip(names, folders, strict=True):
+        try:
+            runs[name] = _history(Path(folder))
+        except FileNotFoundError as error:
+            if arguments.curves:
+                raise
+            raise FigureUnavailableError(str(error)) from error
     panels = _panels(runs)
-    numbers = {
-        name: {
-            metric: [[entry["step"], entry[metric]] for entry in runs[name] if metric in entry]
-            for _, chosen, metrics in panels
-            for metric in metrics
-            if name in chosen and any(metric in entry for entry in runs[name])
-        }
-        for name in runs
-    }
+    numbers: dict[str, dict[str, list]] = {name: {} for name in runs}
+    for _, chosen, metrics in panels:
+        for name in chosen:
+            for metric in metrics:
+                points = [[entry["step"], entry[metric]] for entry in runs[name] if metric in entry]
+                if points:
+                    numbers[name][metric] = points
     return numbers, lambda paths: plot_curves(runs, paths, panels=panels)
 
 
 def _history(folder: Path) -> list[dict]:
-    """Read the log of a run: that of its end, or of its last checkpoint."""
+    """Read the log of a run: of its end, or of its last checkpoint."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
-    files = [place / "trainer_state.json" for place in (folder, *checkpoints)]
-    file = next((item for item in files if item.is_file()), None)
-    if file is None:
-        raise FileNotFoundError(f"{folder} is no folder of a run: there is no trainer_state.json in it or in a checkpoint-*")
+    for place in (folder, *checkpoints):
+        file = place / "trainer_state.json"
+        if file.is_file():
+            break
+    else:
+        raise FileNotFoundError(f"{folder} has no run: there is no trainer_state.json in it or in a checkpoint-*")
     try:
-        history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
+        return json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} has no log_history; was the run killed while it wrote it?") from error
-    if not any("loss" in key for entry in history for key in entry):
-        raise ValueError(f"{file} has no loss: the run stopped before its first, or logging_steps is too large")
-    return history
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:
-    """Replaced token detection has two losses, whose weighted sum says little; all others have one."""
-    logged = {name: {key for entry in history for key in entry} for name, history in runs.items()}
-    joint_runs = [name for name in runs if any("generator_loss" in key for key in logged[name])]
+    """Replaced token detection has two losses, whose weighted sum says little; other runs have one."""
+    names = {"generator_loss", "eval_generator_loss"}
+    joint_runs = [name for name, history in runs.items() if any(names & {*entry} for entry in history)]
     single_runs = [name for name in runs if name not in joint_runs]
-    panels = [(part, joint_runs, (f"{part}_loss", f"eval_{part}_loss")) for part in PARTS if joint_runs]
-    return panels + ([("loss" if joint_runs else "", single_runs, ("loss", "eval_loss"))] if single_runs else [])
+    if not joint_runs:
+        return [("", single_runs, ("loss", "eval_loss"))]
+    panels = [(part, joint_runs, (f"{part}_loss", f"eval_{part}_loss")) for part in PARTS]
+    if single_runs:
+        panels.append(("loss", single_runs, ("loss", "eval_loss")))
+    return panels
 
 
 # Figure -> function that returns (its numbers, a function that draws it into paths).

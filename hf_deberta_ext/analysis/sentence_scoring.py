@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of sentences without labels: which tokens look replaced, and which sentence reads better."""
 
+import itertools
+import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,15 +20,15 @@ from ..tokenization import check_tokenizer
 __all__ = ["WORD", "SentenceScore", "TokenScore", "pseudo_log_likelihood", "token_replacement_probabilities"]
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
-"""A word, or a sign of punctuation."""
+"""A word, or a punctuation mark."""
 
 
 class TokenScore(NamedTuple):
-    """A token, and how likely it is a replacement.
+    """A token with the probability that it is a replacement.
 
     Attributes:
         token (`str`): as the vocabulary spells it.
-        start, end (`int`): `text[start:end]` is what it stands for, without white space around it; None where the tokenizer
+        start, end (`int`): `text[start:end]` is what it stands for, without white space around it; None if the tokenizer
             keeps no offsets (`tokenizer.is_fast` is False).
         probability (`float`): that the token is not the original one, in [0, 1].
     """
@@ -52,8 +54,8 @@ class SentenceScore(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """input_ids with special tokens [N]; where the others are [n]; their offsets [n], None without; the number of the word
-    that each token is of [N], or of the token itself."""
+    """input_ids with special tokens; the positions of the other tokens; the offsets of all, None without; the number of the
+    word that each token belongs to, or of the token itself."""
 
     input_ids: list[int]
     positions: list[int]
@@ -64,88 +66,97 @@ class _Sentence(NamedTuple):
 def token_replacement_probabilities(
     model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32, *, truncation: bool = False
 ) -> list[TokenScore] | list[list[TokenScore]]:
-    """Probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
+    """Compute the probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
 
     Args:
-        model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other that gives logits
-            [B, N], positive = replaced. It runs in eval mode, and is left as it was.
-        tokenizer: that of the model.
+        model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other model that returns
+            logits [B, N], positive = replaced. It runs in eval mode and is left as it was.
+        tokenizer: the tokenizer of the model.
         texts (`str` or `list[str]`): what to score.
-        batch_size (`int`): texts that run together, which are of equal length: nothing is padded.
-        truncation (`bool`): score the beginning of a text that is too long for the model, where otherwise it is an error.
+        batch_size (`int`): texts that run together; they are of equal length, so that nothing is padded.
+        truncation (`bool`): score the beginning of a text that is too long for the model instead of raising an error.
     Returns:
-        For each text its tokens without [CLS] and [SEP]; one list alone for one `str`.
+        For each text its tokens without [CLS] and [SEP]; a single list if `texts` is one `str`.
     Raises:
-        ValueError: the model is no discriminator, the tokenizer does not fit it, or a text is too long.
+        ValueError: the model is not a discriminator, the tokenizer does not fit it, or a text is too long.
     """
-    # Of a joint model, its discriminator.
+    if isinstance(texts, str):
+        return token_replacement_probabilities(model, tokenizer, [texts], batch_size, truncation=truncation)[0]
     model = getattr(model, "discriminator", model)
     sentences = _encode(model, tokenizer, texts, batch_size, truncation)
-    scores = []
-    for text, sentence, logits in zip(_listed(texts), sentences, _judge(model, sentences, batch_size), strict=True):
-        tokens = tokenizer.convert_ids_to_tokens([sentence.input_ids[position] for position in sentence.positions])
-        places = [(None, None)] * len(tokens)
-        if sentence.offsets is not None:
-            places = [_without_space(text, start, end) for start, end in sentence.offsets]
-        probabilities = logits.sigmoid().tolist()
-        cells = zip(tokens, places, probabilities, strict=True)
-        scores.append([TokenScore(token, *place, probability) for token, place, probability in cells])
-    return scores[0] if isinstance(texts, str) else scores
+    all_logits = _discriminator_logits(model, sentences, batch_size)
+    scores: list[list[TokenScore]] = []
+    for text, sentence, logits in zip(texts, sentences, all_logits, strict=True):
+        tokens = tokenizer.convert_ids_to_tokens(sentence.input_ids)
+        scores.append([])
+        for position, probability in zip(sentence.positions, logits.sigmoid().tolist(), strict=True):
+            start = end = None
+            if sentence.offsets is not None:
+                start, end = _without_space(text, *sentence.offsets[position])
+            scores[-1].append(TokenScore(tokens[position], start, end, probability))
+    return scores
 
 
 def pseudo_log_likelihood(
-    model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32, *, truncation: bool = False,
-    within_word: bool = False, show_progress: bool = False,
-) -> SentenceScore | list[SentenceScore]:  # fmt: skip
-    """A score to rank sentences by, higher = more natural to the model.
+    model: torch.nn.Module,
+    tokenizer: Any,
+    texts: str | Sequence[str],
+    batch_size: int = 32,
+    *,
+    truncation: bool = False,
+    within_word: bool = False,
+    show_progress: bool = False,
+) -> SentenceScore | list[SentenceScore]:
+    """Compute a score to rank sentences by, higher = more natural to the model.
 
     Masked language models (Salazar et al. 2020, Eq. (1)): sum over t of log P(token t | the others), with token t masked, so
     that a sentence of n tokens takes n rows. Discriminators: sum over t of log P(token t is original) = logsigmoid(-logit),
-    in one row; it is no likelihood of the sentence, and its numbers cannot be compared with those of the other kind.
+    in one row; this is not a likelihood of the sentence, and the two kinds of numbers cannot be compared.
 
     Compare sentences of different length by `mean`: each token makes `total` smaller.
 
     Args:
         model: any model for masked language modelling, logits [B, N, V]; or a discriminator, as in
-            `token_replacement_probabilities`. It runs in eval mode, and is left as it was.
-        tokenizer: that of the model.
+            `token_replacement_probabilities`. It runs in eval mode and is left as it was.
+        tokenizer: the tokenizer of the model.
         texts (`str` or `list[str]`): what to score.
-        batch_size (`int`): rows that run together, which are of equal length: nothing is padded. Models of other packages
-            compute logits of whole rows: lower it for long texts and large vocabularies.
-        truncation (`bool`): score the beginning of a text that is too long for the model, where otherwise it is an error.
+        batch_size (`int`): rows that run together; they are of equal length, so that nothing is padded. Models of other
+            packages compute the logits of whole rows: lower it for long texts and large vocabularies.
+        truncation (`bool`): score the beginning of a text that is too long for the model instead of raising an error.
         within_word (`bool`): with a token, mask also the later tokens of its word (Kauf and Ivanova 2023, PLL-word-l2r), so
-            that the end of a rare word does not give its beginning away. For masked language models.
-        show_progress (`bool`): a progress bar on stderr.
+            that the end of a rare word does not reveal its beginning. For masked language models.
+        show_progress (`bool`): show a progress bar on stderr.
     Returns:
-        A score for each text; one alone for one `str`.
+        A score for each text; a single one if `texts` is one `str`.
     Raises:
         ValueError: the model is of neither kind, the tokenizer does not fit it, or a text is too long or has no tokens; the
             tokenizer keeps no offsets, which `within_word` needs.
     """
-    # Of a joint model, its discriminator.
+    if isinstance(texts, str):
+        options = dict(truncation=truncation, within_word=within_word, show_progress=show_progress)
+        return pseudo_log_likelihood(model, tokenizer, [texts], batch_size, **options)[0]
     model = getattr(model, "discriminator", model)
+    if within_word and not tokenizer.is_fast:
+        raise ValueError(f"within_word needs a fast tokenizer, which keeps offsets, got {type(tokenizer).__name__}")
     sentences = _encode(model, tokenizer, texts, batch_size, truncation, within_word)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
-            raise ValueError(f"text {number} has no tokens to score: {_listed(texts)[number]!r}; leave it out")
+            raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; leave it out")
     if not sentences:
         return []
-    first = torch.tensor([sentences[0].input_ids])
-    if isinstance(model, DebertaExtForMaskedLM) or _logits(model, first).dim() == 3:
+    if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids]).dim() == 3:
         logs = _masked_one_by_one(model, tokenizer, sentences, batch_size, show_progress)
     else:
-        logs = [logsigmoid(-logits) for logits in _judge(model, sentences, batch_size, show_progress)]
-    totals = [values.sum().item() for values in logs]
-    scores = [SentenceScore(total, len(values), total / len(values)) for total, values in zip(totals, logs, strict=True)]
-    return scores[0] if isinstance(texts, str) else scores
-
-
-def _listed(texts) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
+        logs = [logsigmoid(-logits) for logits in _discriminator_logits(model, sentences, batch_size, show_progress)]
+    scores = []
+    for values in logs:
+        total = math.fsum(values)
+        scores.append(SentenceScore(total, len(values), total / len(values)))
+    return scores
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """The place of what can be seen; unchanged where that is nothing."""
+    """Return the place of the visible letters; unchanged if there are none."""
     visible = text[start:end].strip()
     if not visible:
         return start, end
@@ -154,66 +165,71 @@ def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _encode(model, tokenizer, texts, batch_size: int, truncation: bool, within_word: bool = False) -> list[_Sentence]:
-    """Every text with its special tokens, and where its other tokens are."""
+    """Encode every text with its special tokens, and find the positions of its other tokens."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if within_word and not tokenizer.is_fast:
-        raise ValueError(f"within_word needs a fast tokenizer, which keeps offsets, got {type(tokenizer).__name__}")
-    if isinstance(model.config, DebertaExtConfig):
-        check_tokenizer(tokenizer, model.config)
-    limit, texts = _longest(model, tokenizer), _listed(texts)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"text {number} must be a str, got {type(text).__name__}: {text!r}")
-    if not texts:
-        return []
-    options = dict(truncation=True, max_length=limit) if truncation and limit is not None else dict(verbose=False)
-    encoded = tokenizer(texts, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **options)
+    if isinstance(model.config, DebertaExtConfig):
+        check_tokenizer(tokenizer, model.config)
+    limit = _longest(model, tokenizer)
+    options = dict(verbose=False)
+    if truncation and limit < math.inf:
+        options = dict(truncation=True, max_length=limit)
     sentences = []
-    for number, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
-        if limit is not None and len(ids) > limit:
+    for number, text in enumerate(texts):
+        encoded = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **options)
+        ids = encoded["input_ids"]
+        if len(ids) > limit:
             raise ValueError(
                 f"text {number} has {len(ids)} tokens, and at most {limit} are read: give truncation=True to score its "
                 "beginning, or split it"
             )
-        special = encoded["special_tokens_mask"][number]
-        positions = [position for position in range(len(ids)) if not special[position]]
-        offsets, words = None, list(range(len(ids)))
-        if tokenizer.is_fast:
-            offsets = [encoded["offset_mapping"][number][position] for position in positions]
+        positions = [position for position, special in enumerate(encoded["special_tokens_mask"]) if not special]
+        words = list(range(len(ids)))
         if within_word:
-            # A token is of the first word that ends behind its start, also one of the space before it.
-            ends, words = [match.end() for match in WORD.finditer(text)], [-1] * len(ids)
-            for position, (start, _) in zip(positions, offsets, strict=True):
-                words[position] = bisect_right(ends, start)
-        sentences.append(_Sentence(ids, positions, offsets, words))
+            # The first word that ends after the token's start: a space before a word belongs to the word.
+            ends = [match.end() for match in WORD.finditer(text)]
+            words = [-1] * len(ids)
+            for position in positions:
+                words[position] = bisect_right(ends, encoded["offset_mapping"][position][0])
+        sentences.append(_Sentence(ids, positions, encoded.get("offset_mapping"), words))
     return sentences
 
 
-def _longest(model, tokenizer) -> int | None:
-    """The most tokens that tokenizer and model take; None where nothing says so."""
-    config = model.config
-    if isinstance(config, DebertaExtConfig):
-        decodes = isinstance(model, DebertaExtForMaskedLM) and config.has_absolute_positions
-        absolute = config.position_biased_input or decodes
-    else:
-        # Models without this field, such as BERT, add absolute positions.
-        absolute = getattr(config, "position_biased_input", True)
-    rows = getattr(config, "max_position_embeddings", None) if absolute else None
-    # transformers writes 1e30 where no length was set.
-    limits = [limit for limit in (rows, tokenizer.model_max_length) if limit is not None and limit < 1e9]
-    return min(limits, default=None)
+def _longest(model, tokenizer) -> float:
+    """Return the most tokens that tokenizer and model take; infinity if neither has a limit."""
+    limits = [math.inf]
+    # transformers writes 1e30 if no length was set.
+    if tokenizer.model_max_length < 1e9:
+        limits.append(tokenizer.model_max_length)
+    # Models without this field, such as BERT, add absolute positions.
+    reads_positions = getattr(model.config, "position_biased_input", True)
+    decodes_positions = isinstance(model, DebertaExtForMaskedLM) and model.config.has_absolute_positions
+    if reads_positions or decodes_positions:
+        limits.append(getattr(model.config, "max_position_embeddings", math.inf))
+    return min(limits)
 
 
-def _logits(model, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of rows of ids [B, N] without padding, [B, N] or [B, N, V]."""
-    ids = ids.to(_device(model))
+def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, show_progress: bool) -> Iterator[list]:
+    """Yield batches of cases of the same length, the longest first, so that memory runs out at once or never."""
+    with tqdm(total=len(cases), disable=not show_progress) as bar:
+        for _, group in itertools.groupby(sorted(cases, key=length, reverse=True), length):
+            while batch := list(itertools.islice(group, batch_size)):
+                yield batch
+                bar.update(len(batch))
+
+
+def _logits(model, rows: list[list[int]] | torch.Tensor) -> torch.Tensor:
+    """Compute logits of rows of ids [B, N] without padding, [B, N] or [B, N, V] in float32."""
+    ids = torch.as_tensor(rows).to(_device(model))
     with in_eval_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if logits.dim() not in (2, 3) or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{type(model).__name__} gives logits {list(logits.shape)} for {list(ids.shape)} tokens: expected is one a "
-            "token, as of a discriminator, or the vocabulary's, as of a masked language model"
+            f"{type(model).__name__} gives logits {list(logits.shape)} for {list(ids.shape)} tokens: expected one logit per "
+            "token, of a discriminator, or one per token of the vocabulary, of a masked language model"
         )
     return logits.float()
 
@@ -222,75 +238,51 @@ def _device(model) -> torch.device:
     return next(model.parameters(), torch.empty(0)).device
 
 
-def _same_lengths(sentences: list[_Sentence]) -> Iterator[list[int]]:
-    """Numbers of the sentences of each length, the longest first: memory runs out at once or never."""
-    numbers: dict[int, list[int]] = {}
-    for number, sentence in enumerate(sentences):
-        numbers.setdefault(len(sentence.input_ids), []).append(number)
-    for length in sorted(numbers, reverse=True):
-        yield numbers[length]
+def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, show_progress: bool = False) -> list:
+    """Compute a discriminator's logits for the tokens of each sentence, [n] each, on the CPU."""
+    found: dict[int, torch.Tensor] = {}
+    numbers = range(len(sentences))
+    for batch in _batches(numbers, lambda number: len(sentences[number].input_ids), batch_size, show_progress):
+        logits = _logits(model, [sentences[number].input_ids for number in batch]).cpu()
+        if logits.dim() != 2:
+            raise ValueError(f"{type(model).__name__} gives logits {list(logits.shape)}, expected [B, N] of a discriminator")
+        for number, values in zip(batch, logits, strict=True):
+            found[number] = values[sentences[number].positions]
+    return [found[number] for number in numbers]
 
 
-def _judge(model, sentences: list[_Sentence], batch_size: int, show_progress: bool = False) -> list[torch.Tensor]:
-    """A discriminator's logits for the tokens of each sentence, [n] each, on the CPU."""
-    logits_by_sentence = [None] * len(sentences)
-    with tqdm(total=len(sentences), unit="sentence", disable=not show_progress) as bar:
-        for numbers in _same_lengths(sentences):
-            for start in range(0, len(numbers), batch_size):
-                batch = numbers[start : start + batch_size]
-                logits = _logits(model, torch.tensor([sentences[number].input_ids for number in batch]))
-                if logits.dim() != 2:
-                    raise ValueError(
-                        f"{type(model).__name__} gives logits {list(logits.shape)}, which is no discriminator's [B, N]"
-                    )
-                for number, values in zip(batch, logits.cpu(), strict=True):
-                    logits_by_sentence[number] = values[sentences[number].positions]
-                bar.update(len(batch))
-    return logits_by_sentence
-
-
-def _masked_one_by_one(
-    model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool
-) -> list[torch.Tensor]:
-    """log P(token | the others, but for the later tokens of its word) for the tokens of each sentence, [n] each."""
+def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
+    """Compute log P(token | the others, without the later tokens of its word) for the tokens of each sentence."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer has no mask token, which a masked language model needs: set tokenizer.mask_token")
-    log_probabilities = [None] * len(sentences)
-    total = sum(len(sentence.positions) for sentence in sentences)
-    with tqdm(total=total, unit="token", disable=not show_progress) as bar:
-        for numbers in _same_lengths(sentences):
-            ids = torch.tensor([sentences[number].input_ids for number in numbers])  # [S, N]
-            words = torch.tensor([sentences[number].words for number in numbers])  # [S, N]
-            cases = [(row, position) for row, number in enumerate(numbers) for position in sentences[number].positions]
-            logs = []
-            for part in torch.tensor(cases).split(batch_size):
-                sentence, position = part[:, :1], part[:, 1:]  # [B, 1] each
-                rows, words_of_rows = ids[sentence[:, 0]], words[sentence[:, 0]]  # [B, N]
-                targets = rows.gather(1, position)
-                later = torch.arange(ids.shape[1]) >= position
-                rows[(words_of_rows == words_of_rows.gather(1, position)) & later] = tokenizer.mask_token_id
-                logits = _logits_at(model, tokenizer, rows, position)
-                logs.append(logits.log_softmax(dim=-1).gather(1, targets.to(logits.device))[:, 0].cpu())
-                bar.update(len(part))
-            counts = [len(sentences[number].positions) for number in numbers]
-            for number, values in zip(numbers, torch.cat(logs).split(counts), strict=True):
-                log_probabilities[number] = values
-    return log_probabilities
+    cases = [(number, position) for number, sentence in enumerate(sentences) for position in sentence.positions]
+    logs: list[list[float]] = [[] for _ in sentences]
+    for batch in _batches(cases, lambda case: len(sentences[case[0]].input_ids), batch_size, show_progress):
+        rows = torch.tensor([sentences[number].input_ids for number, _ in batch])  # [B, N]
+        words = torch.tensor([sentences[number].words for number, _ in batch])  # [B, N]
+        position = torch.tensor([[position] for _, position in batch])  # [B, 1]
+        target = rows.gather(1, position)
+        is_later = torch.arange(rows.shape[1]) >= position
+        rows[is_later & (words == words.gather(1, position))] = tokenizer.mask_token_id
+        logits = _logits_at(model, tokenizer, rows, position)
+        values = logits.log_softmax(dim=-1).gather(1, target.to(logits.device))[:, 0].tolist()
+        for (number, _), value in zip(batch, values, strict=True):
+            logs[number].append(value)
+    return logs
 
 
 def _logits_at(model, tokenizer, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """The logits of one position [B, 1] of each row [B, N], [B, V]."""
-    if not isinstance(model, DebertaExtForMaskedLM):
-        logits = _logits(model, rows)
-        if logits.dim() != 3 or logits.shape[-1] < len(tokenizer):
-            raise ValueError(
-                f"{type(model).__name__} gives logits {list(logits.shape)}, which is neither a discriminator's [B, N] nor a "
-                f"masked language model's for the {len(tokenizer)} tokens of the vocabulary"
-            )
-        return logits[torch.arange(len(rows)), position[:, 0].to(logits.device)]
-    # Ours need compute no others.
-    labels = torch.full_like(rows, -100).scatter(1, position, 0).to(_device(model))
-    rows = rows.to(labels.device)
-    with in_eval_mode(model), torch.no_grad():
-        logits, *_ = model.predict(rows, torch.ones_like(rows), None, None, None, False, False, None, labels, sparse=True)
-    return logits.float()
+    """Compute the logits of one position [B, 1] of each row [B, N], [B, V]."""
+    if isinstance(model, DebertaExtForMaskedLM):
+        # Models of this package compute no other positions. Subclasses may need other labels in their own forward.
+        labels = torch.full_like(rows, -100).scatter(1, position, 0).to(_device(model))
+        with in_eval_mode(model), torch.no_grad():
+            logits = DebertaExtForMaskedLM.forward(model, rows.to(labels.device), labels=labels, masked_only=True).logits
+        return logits.float()
+    logits = _logits(model, rows)
+    if logits.dim() != 3 or logits.shape[-1] < len(tokenizer):
+        raise ValueError(
+            f"{type(model).__name__} gives logits {list(logits.shape)}, expected [B, N] of a discriminator or [B, N, V] of "
+            f"a masked language model for the {len(tokenizer)} tokens of the vocabulary"
+        )
+    return logits[torch.arange(len(rows)), position[:, 0].to(logits.device)]

@@ -78,7 +78,7 @@ def _texts(module: Any) -> dict[str, Any]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ..training.model_sources import check_reachable
+    from ..training.model_sources import check_source
 
     module = importlib.import_module(f".{arguments.command}", __name__)
     quiet = contextlib.nullcontext() if arguments.debug else _quiet()
@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             with quiet:
                 if getattr(arguments, "model", None) is not None:
-                    check_reachable(arguments.model, revision=arguments.revision)
+                    check_source(arguments.model, "model")
                 status = module.run(arguments)
             # Here and not at the exit, where nothing could be done about a reader that has gone.
             sys.stdout.flush()

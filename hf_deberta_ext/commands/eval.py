@@ -148,7 +148,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
         base = read_json(Path(source, ADAPTER_CONFIG_FILE)).get("base_model_name_or_path")
         raise ValueError(f"{source} is an adapter of {base}: give a whole model")
     if method == "rtd":
-        explained = load_model(arguments)
+        explained = load_model(source, revision)
         if explained.discriminator is None:
             raise ValueError(
                 f"{source} has no head of replaced token detection: --scoring pll is for masked language models"

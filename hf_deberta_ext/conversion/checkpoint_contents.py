@@ -24,8 +24,9 @@ from ..model.checkpoint_files import (
     read_json,
     read_tensors,
     tokenizer_files,
+    weight_files,
 )
-from ..model.checkpoint_layouts import convert_official, set_fields_of_head, weight_files
+from ..model.checkpoint_layouts import convert_official, set_fields_of_head
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.heads import HEADS
 from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
@@ -173,7 +174,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
         ValueError: config.json is not a JSON object.
     """
     folder = fetch(source, revision=revision, weights=weights)
-    file = folder / configuration_file(folder).get("_configuration_file", "config.json")
+    file = Path(configuration_file(folder) or folder / "config.json")
     if not file.is_file():
         raise OSError(f"{source} has no config.json")
     contents = CheckpointContents(source, folder, {"model_type": MICROSOFT} | read_json(file))
@@ -192,11 +193,10 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
 
 def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     """Return the tensors in the files of a folder, or of a repository whose safetensors files are on the Hub only."""
-    try:
-        files = [*weight_files(str(folder))]
-    except OSError:
-        if os.path.isdir(source):
-            raise
+    files = weight_files(folder)
+    if not files and os.path.isdir(source):
+        raise OSError(f"{source} has no weights")
+    if not files:
         try:
             remote = get_safetensors_metadata(source, revision=folder.name)
         except NotASafetensorsRepoError:
@@ -205,7 +205,7 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
         return {key: header_tensor(x.shape, x.dtype) for header in headers for key, x in header.items()}
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors |= read_tensors(Path(file))
+        tensors |= read_tensors(file)
     return tensors
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of the page with every head that its checkpoint has, and the results that the page shows."""
 
-import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +15,19 @@ from ..tokenization import check_tokenizer, load_tokenizer
 
 __all__ = ["DemoModel", "fill_mask", "load", "token_contributions", "tokenize"]
 
-WITH_EMD, WITHOUT_EMD = "with EMD", "without EMD"
 MAX_TOKENS = 256
 BATCH = 32
+# Field of `DemoModel` -> what the page would show, and what is missing for it.
+HEADS = {
+    "masked": ("masked words", "the checkpoint has no head of masked-language modelling (lm_predictions)"),
+    "discriminator": ("replaced words", "the checkpoint has no head of replaced token detection (mask_predictions)"),
+    "classifier": ("classification", "the checkpoint has no text classifier (pooler and classifier)"),
+}
 
 
 @dataclass
 class DemoModel:
-    """An encoder, its tokenizer, and the models of the heads that were trained; `absent` says why the others are None."""
+    """An encoder, its tokenizer, and the models of the heads that were trained, None for the others."""
 
     name: str
     tokenizer: Any
@@ -31,11 +35,15 @@ class DemoModel:
     masked: DebertaExtForMaskedLM | None = None
     discriminator: Any = None
     classifier: DebertaExtForSequenceClassification | None = None
-    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """What the page cannot show, with the reasons."""
+        return dict(reason for name, reason in HEADS.items() if getattr(self, name) is None)
 
 
 class TokenContribution(NamedTuple):
-    """`texts[number][start:end]`, and how much evidence for the label is lost where it is masked."""
+    """A token, `texts[number][start:end]`, and how much evidence for the label is lost if it is masked."""
 
     number: int
     start: int
@@ -44,56 +52,52 @@ class TokenContribution(NamedTuple):
 
 
 def load(source: str, revision: str | None = None) -> DemoModel:
-    """Load a folder or repository, official or ours, with every head in its weights.
+    """Load a folder or repository, official or of this package, with every head in its weights.
 
     Raises:
         ValueError, OSError: as `hf_deberta_ext.analysis.explanation.load_model`; the tokenizer does not fit the model.
     """
-    explained = load_model(argparse.Namespace(model=source, revision=revision))
+    explained = load_model(source, revision)
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
     model = DemoModel(explained.name, tokenizer, explained.encoder, explained.generator, explained.discriminator)
     if is_adapter_folder(source):
-        model.classifier = _with_adapter(DebertaExtForSequenceClassification, source)
+        model.classifier = _with_adapter(source)
     elif model.masked is None:
         model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
-        model.classifier = _with_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
-    reasons = {
-        "masked": ("masked words", "the checkpoint has no head of masked-language modelling (lm_predictions)"),
-        "discriminator": ("replaced words", "the checkpoint has no head of replaced token detection (mask_predictions)"),
-        "classifier": ("classification", "the checkpoint has no text classifier (pooler and classifier)"),
-    }
-    model.absent = dict(reason for name, reason in reasons.items() if getattr(model, name) is None)
+        config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
+        classes = config.get("architectures") or ["SequenceClassification"]
+        # Heads of other tasks have weights of the same names.
+        if any("SequenceClassification" in name for name in classes):
+            head = ("pooler.", "classifier.")
+            model.classifier = _with_head(DebertaExtForSequenceClassification, head, source, revision)
     return model
 
 
-def _with_adapter(model_class: type, source: str) -> Any | None:
-    """The text classifier that an adapter (LoRA) and its base model are; None for an adapter of another task."""
+def _with_adapter(source: str) -> Any | None:
+    """Load the text classifier of an adapter (LoRA) and its base model; return None for an adapter of another task."""
     from peft import PeftConfig, PeftModel
 
     adapter = PeftConfig.from_pretrained(source)
     if adapter.task_type != "SEQ_CLS":
         return None
-    # Labels are those of the adapter's own config.json.
+    # The adapter's own config.json has its labels.
     options = dict(config=DebertaExtConfig.from_pretrained(source), dtype=torch.float32, ignore_mismatched_sizes=True)
-    model = model_class.from_pretrained(adapter.base_model_name_or_path, **options)
+    model = DebertaExtForSequenceClassification.from_pretrained(adapter.base_model_name_or_path, **options)
     return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
 
 
 def _with_head(model_class: type, head: str | tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """The model in float32; None where the weights of its head, whose names begin with `head`, are not in the checkpoint."""
-    options = {} if revision is None else {"revision": revision}
-    classes = DebertaExtConfig.get_config_dict(source, **options)[0].get("architectures") or ()
-    is_classifier = model_class is DebertaExtForSequenceClassification
-    # Heads of other tasks have weights of the same names.
-    if is_classifier and classes and not any("SequenceClassification" in name for name in classes):
+    """Load the model in float32; return None if weights whose names begin with `head` are not in the checkpoint."""
+    options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
+    model, info = model_class.from_pretrained(source, **options)
+    if any(str(key).startswith(head) for key in info["missing_keys"]):
         return None
-    model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
-    return None if any(str(key).startswith(head) for key in info["missing_keys"]) else model.eval()
+    return model.eval()
 
 
 def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
-    """The tokens of a text, or of a pair; a second text that is empty is left out.
+    """Tokenize a text or a pair; an empty second text is left out.
 
     Raises:
         ValueError: the text is empty or too long.
@@ -104,50 +108,52 @@ def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
     options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt", verbose=False)
     encoded = model.tokenizer(*texts, **options)
     limit = min(limit, model.tokenizer.model_max_length)
-    if (count := encoded["input_ids"].shape[1]) > limit:
+    count = encoded["input_ids"].shape[1]
+    if count > limit:
         raise ValueError(f"The text has {count} tokens, and at most {limit} are shown here: take a part of it.")
     return encoded
 
 
-def _inputs(encoded: Any) -> dict[str, torch.Tensor]:
+def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
+    """Select what a model reads of an encoded text."""
     return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 @torch.no_grad()
 def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, list[tuple[str, float]]]]:
-    """The most probable words of each [MASK] with and without the Enhanced Mask Decoder, from one pass of the encoder.
+    """Find the most probable words of each [MASK] with and without the Enhanced Mask Decoder, in one pass of the encoder.
 
-    Without EMD, the head reads what the encoder's last layer gives, which has seen no absolute positions.
+    Without EMD, the head reads the output of the encoder's last layer, which has seen no absolute positions.
 
     Returns:
-        for each mask {"with EMD": [(word, probability), ...], "without EMD": [...]}; of a model that was made without the
-        decoder, "without EMD" alone.
+        for each mask {"with EMD": [(word, probability), ...], "without EMD": [...]}; only "without EMD" for a model that was
+        made without the decoder.
     """
-    encoded, masked, mask_token = tokenize(model, text), model.masked, model.tokenizer.mask_token
-    places = (encoded["input_ids"][0] == model.tokenizer.mask_token_id).nonzero()[:, 0]
+    encoded, masked, tokenizer = tokenize(model, text), model.masked, model.tokenizer
+    places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]
     if not len(places):
-        raise ValueError(f"The text has no {mask_token}: write it in the place of a word.")
-    outputs = masked.deberta(**_inputs(encoded), output_hidden_states=True)
-    states = {WITHOUT_EMD: outputs.last_hidden_state}
+        raise ValueError(f"The text has no {tokenizer.mask_token}: write it in the place of a word.")
+    outputs = masked.deberta(**model_inputs(encoded), output_hidden_states=True)
+    states = {}
     if masked.mask_decoder is not None:
         # The decoder takes the input of the last layer.
-        states = {WITH_EMD: masked.decode(outputs.hidden_states[-2])} | states
+        states["with EMD"] = masked.decode(outputs.hidden_states[-2])
+    states["without EMD"] = outputs.last_hidden_state
     words: list[dict[str, list[tuple[str, float]]]] = [{} for _ in places]
     for name, values in states.items():
         logits = masked.lm_predictions(values[0, places])  # [number of masks, V]
         # A vocabulary may be smaller than the table of its model.
-        best = logits[:, : len(model.tokenizer)].softmax(-1).topk(count)
-        for row, ids, probabilities in zip(words, best.indices.tolist(), best.values.tolist(), strict=True):
-            decoded = [model.tokenizer.decode([i]).strip() for i in ids]
-            row[name] = list(zip(decoded, probabilities, strict=True))
+        best = logits[:, : len(tokenizer)].softmax(-1).topk(count)
+        for row, ids, probabilities in zip(words, best.indices, best.values.tolist(), strict=True):
+            row[name] = [(tokenizer.decode([i]).strip(), p) for i, p in zip(ids, probabilities, strict=True)]
     return words
 
 
 @torch.no_grad()
 def token_contributions(model: DemoModel, *texts: str) -> tuple[list[tuple[str, float]], str, list[TokenContribution]]:
-    """The answer of a classifier to a text or a pair, and the contribution of each token to it.
+    """Compute the answer of a classifier to a text or a pair, and the contribution of each token to it.
 
-    The contribution of token t to the most likely label c is log-odds(c | text) - log-odds(c | text with t masked); of a
+    The contribution of token t to the most likely label c is log-odds(c | text) - log-odds(c | text with t masked); for a
     regression, the difference of the scores. Tokens are masked one at a time: of two that say the same, neither may
     contribute much.
 
@@ -155,15 +161,15 @@ def token_contributions(model: DemoModel, *texts: str) -> tuple[list[tuple[str, 
         [(label, probability, or score of a regression), ...]; the label; a contribution for each token but special ones.
     """
     encoded, config = tokenize(model, *texts), model.classifier.config
-    inputs, ids = _inputs(encoded), encoded["input_ids"]
+    inputs = model_inputs(encoded)
     positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
     # The text, and the text without each of its tokens.
-    rows = ids.repeat(1 + len(positions), 1)
+    rows = inputs.pop("input_ids").repeat(1 + len(positions), 1)
     rows[torch.arange(1, len(rows)), positions] = model.tokenizer.mask_token_id
     logits = []
     for part in rows.split(BATCH):
-        batch = {name: values.expand(len(part), -1) for name, values in inputs.items()} | {"input_ids": part}
-        logits.append(model.classifier(**batch).logits)
+        types = {name: values.expand(len(part), -1) for name, values in inputs.items()}
+        logits.append(model.classifier(input_ids=part, **types).logits)
     logits = torch.cat(logits)  # [1 + number of tokens, C]
     label = int(logits[0].argmax())
     values, evidence = logits[0], logits[:, label]
@@ -174,9 +180,9 @@ def token_contributions(model: DemoModel, *texts: str) -> tuple[list[tuple[str, 
         values = values.softmax(0)
         others = torch.cat((logits[:, :label], logits[:, label + 1 :]), dim=1)
         evidence = evidence - others.logsumexp(1)
-    names = [config.id2label[i] for i in range(config.num_labels)]
-    contributions = [
-        TokenContribution(encoded.token_to_sequence(position), *encoded["offset_mapping"][0, position].tolist(), value)
-        for position, value in zip(positions.tolist(), (evidence[0] - evidence[1:]).tolist(), strict=True)
-    ]
-    return list(zip(names, values.tolist(), strict=True)), names[label], contributions
+    contributions = []
+    for position, value in zip(positions.tolist(), (evidence[0] - evidence[1:]).tolist(), strict=True):
+        start, end = encoded["offset_mapping"][0, position].tolist()
+        contributions.append(TokenContribution(encoded.token_to_sequence(position), start, end, value))
+    scores = [(config.id2label[i], value) for i, value in enumerate(values.tolist())]
+    return scores, config.id2label[label], contributions

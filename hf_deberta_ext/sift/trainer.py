@@ -20,7 +20,7 @@ __all__ = ["SiftArguments", "SiftTrainer"]
 
 @dataclass
 class SiftArguments(TrainingArguments):
-    """`TrainingArguments` with those of SiFT, each in the unit and with the values of `SiftOptions`."""
+    """`TrainingArguments` with the options of SiFT, in the units and with the values of `SiftOptions`."""
 
     sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0: plain fine-tuning. Published: 5 with 'official'")
     sift_preset: str = option("default", "values of the other sift flags where they are not given", choices=[*PRESETS])
@@ -55,41 +55,36 @@ class SiftArguments(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if not (math.isfinite(self.sift_weight) and self.sift_weight >= 0):
+        if not 0 <= self.sift_weight < math.inf:
             raise ValueError(f"sift_weight must be 0 or a positive number, got {self.sift_weight}")
-        if self.sift_start_step < 0:
-            raise ValueError(f"sift_start_step must be 0 or more, got {self.sift_start_step}")
-        if self.sift_preset not in PRESETS:
-            raise ValueError(f"sift_preset must be one of {', '.join(PRESETS)}, got {self.sift_preset!r}")
-        try:
-            _ = self.sift_options
-        except ValueError as error:
-            raise ValueError(f"sift_{error}") from error
+        # A wrong value is named here, before anything is loaded.
+        _ = self.sift_options
 
     @property
     def sift_options(self) -> SiftOptions:
         """The preset, with the values of the flags."""
-        names = [field.name for field in dataclasses.fields(SiftOptions)]
-        flags = {name: getattr(self, f"sift_{name}") for name in names}
-        return dataclasses.replace(
-            PRESETS[self.sift_preset], **{name: value for name, value in flags.items() if value is not None}
-        )
+        given = {}
+        for field in dataclasses.fields(SiftOptions):
+            value = getattr(self, f"sift_{field.name}")
+            if value is not None:
+                given[field.name] = value
+        return dataclasses.replace(PRESETS[self.sift_preset], **given)
 
 
 class SiftTrainer(Trainer):
     """Trainer with SiFT: its loss + `sift_weight` times the adversarial loss; with weight 0 it is Trainer to the last bit.
 
-    Every head whose outputs `divergence` knows: sequence classification (one label, several, regression), token
-    classification, question answering, multiple choice. Logs, beside "loss" (which has both parts), "sift_loss",
+    Supports every head whose outputs `divergence` knows: sequence classification (one label, several, regression), token
+    classification, question answering, multiple choice. Besides "loss" (which has both parts), it logs "sift_loss",
     "sift_size" (root mean square of δ) and "sift_change" (mean absolute change of the logits), means since the last log.
     δ is drawn from (seed, number of the micro-batch), so that a resumed run draws what the first would have.
 
-    A virtual loss counts the items of the step as the model's own loss does, where Trainer tells their number
-    (`num_items_in_batch`); else it is a mean over the micro-batch.
+    A virtual loss counts the items of the step as the model's own loss does, if Trainer passes their number
+    (`num_items_in_batch`); otherwise it is a mean over the micro-batch.
 
     Raises:
-        ValueError: no LayerNorm over embeddings, reentrant gradient checkpointing, several GPUs in one process, or FSDP
-            where `training.distributed.check_sharding` refuses it.
+        ValueError: no LayerNorm over embeddings, several GPUs in one process, or FSDP if
+            `training.distributed.check_sharding` refuses it.
     """
 
     args: SiftArguments
@@ -102,11 +97,6 @@ class SiftTrainer(Trainer):
             return
         if self.args.n_gpu > 1:
             raise ValueError(f"{self.args.n_gpu} GPUs in one process: for SiFT start one process for each, with torchrun")
-        if self.args.gradient_checkpointing and (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise ValueError(
-                "SiFT needs gradients of activations, which reentrant gradient checkpointing cannot give: leave "
-                "use_reentrant out of gradient_checkpointing_kwargs"
-            )
         self.sift = Sift(self.model, self.args.sift_options, layer_norm=self.args.sift_layer_norm)
         # Sums of loss, size and change, and of how many micro-batches and steps.
         self._sift_sums = torch.zeros(5, device=self.args.device)
@@ -120,39 +110,46 @@ class SiftTrainer(Trainer):
         is_plain = self.sift is None or not (model.training and torch.is_grad_enabled())
         if is_plain or self.state.global_step < self.args.sift_start_step:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        # Trainer takes the labels out of the model's inputs where it computes the loss itself.
+        # Trainer removes the labels from the model's inputs if it computes the loss itself.
         model_inputs = dict(inputs)
         with self.sift.clean_pass():
             loss, outputs = super().compute_loss(model, model_inputs, True, num_items_in_batch)
         # Distributed wrappers expect one pass for each backward; the gradients of this one reach the same parameters.
         inner = self.accelerator.unwrap_model(model)
-        items = num_items_in_batch if self.model_accepts_loss_kwargs or self.compute_loss_func else None
+        items = None
+        if self.model_accepts_loss_kwargs or self.compute_loss_func:
+            items = num_items_in_batch
         labels, logits = inputs.get("labels"), outputs.get("logits")
         if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
             # Trainer counts labels, of which an example has several.
             items = items / labels.shape[1]
-        scaler = getattr(self.accelerator, "scaler", None)
+        options = dict(num_items=items, generator=self.sift_generator())
+        if getattr(self.accelerator, "scaler", None) is not None:
+            options["scale"] = self.accelerator.scaler.scale
         adversarial = self.sift(
-            outputs, inputs, forward=lambda: inner(**model_inputs), num_items=items,
+            outputs,
+            inputs,
+            forward=lambda: inner(**model_inputs),
             labelled=lambda: super(SiftTrainer, self).compute_loss(inner, dict(inputs), True, num_items_in_batch),
-            generator=self.sift_generator(), scale=None if scaler is None else scaler.scale,
-        )  # fmt: skip
+            **options,
+        )
         extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
         if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:
             # The items are those of all processes, whose gradients are averaged.
             extra = extra * self.args.world_size
-        # Trainer divides by the micro-batches of the step, but not what it takes for counted over the whole step.
-        is_counted = items is not None or self.compute_loss_func is not None
-        if is_counted and items is None:
+        part = extra.detach() / accumulated
+        if items is not None:
+            # Trainer divides by the micro-batches of the step only if the loss does not count the items of the whole step.
+            part = extra.detach()
+        elif self.compute_loss_func is not None:
             extra = extra / accumulated
-        part = extra.detach() if is_counted else extra.detach() / accumulated
         values = (part, adversarial.size, adversarial.change, torch.tensor(1.0), torch.tensor(1 / accumulated))
         self._sift_sums += torch.stack([value.to(self._sift_sums) for value in values])
         loss = loss + self.args.sift_weight * extra
         return (loss, outputs) if return_outputs else loss
 
     def sift_generator(self) -> torch.Generator:
-        """Generator of a micro-batch, by its number in the data: the same for two processes and twice the steps."""
+        """Return a generator for the micro-batch, by its number in the data, whatever the number of processes."""
         if self._sift_step != self.state.global_step:
             self._sift_step, self._sift_batch = self.state.global_step, -1
         self._sift_batch += 1

@@ -233,14 +233,11 @@ def test_the_model_is_left_as_it_was(function, tiny_config, shake):
 @pytest.mark.parametrize(
     "inputs, message",
     [
-        (IDS[0], r"input_ids must be a tensor \[1, N\], the tokens of one text, got \[8\]"),
-        (IDS.repeat(2, 1), r"got \[2, 8\]"),
+        (IDS.repeat(2, 1), r"input_ids must have shape \[1, N\], the tokens of one text, got \[2, 8\]"),
         (IDS[:, :0], r"got \[1, 0\]"),
-        (IDS.tolist(), "got list"),
         ({"attention_mask": IDS}, "inputs must have input_ids .*; got attention_mask"),
         ({"input_ids": IDS, "position_ids": IDS}, "got input_ids, position_ids"),
-        ({"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1]])}, "padding at the ends alone"),
-        ({"input_ids": IDS, "attention_mask": torch.zeros(1, 8)}, "padding at the ends alone"),
+        ({"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1]])}, "padding only at the ends"),
         ({"input_ids": IDS, "attention_mask": torch.ones(1, 7)}, r"attention_mask must be \[1, 8\]"),
     ],
 )
@@ -249,14 +246,12 @@ def test_inputs_that_are_not_one_text_are_refused(inputs, message, tiny_config):
         attention_parts(DebertaExtModel(tiny_config("v3")), inputs)
 
 
-def test_models_of_others_are_refused(tiny_config):
+def test_models_without_one_encoder_of_the_package_are_refused(tiny_config):
     stock = DebertaV2Model(DebertaV2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    for model in (stock, torch.nn.Linear(2, 2), "name"):
-        with pytest.raises(TypeError, match=rf"{type(model).__name__} holds no DebertaExtModel; load the checkpoint"):
-            attention_parts(model, IDS)
     two = torch.nn.ModuleList([DebertaExtModel(tiny_config("v3")) for _ in range(2)])
-    with pytest.raises(TypeError, match="ModuleList holds 2 encoders; give the one"):
-        position_profile(two, IDS)
+    for model, count in ((stock, 0), ("name", 0), (two, 2)):
+        with pytest.raises(TypeError, match=rf"{type(model).__name__} must contain one DebertaExtModel, got {count}"):
+            attention_parts(model, IDS)
 
 
 ABSOLUTE = dict(relative_attention=False, position_biased_input=True)

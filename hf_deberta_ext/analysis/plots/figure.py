@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Colours, canvases and saving of all figures."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def new_figure(width: float, height: float = 3.8):
-    """A figure of this size in inches, without a window; pyplot's state and the settings are left alone.
+    """Make a figure of this size in inches, without a window; pyplot's state and the settings do not change.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -28,21 +27,24 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: str | Path | Sequence[str | Path]) -> Path | list[Path]:
-    """Writes the figure to one path or to several, whose folders are made if need be; returns them."""
+    """Write the figure to one path or to several, whose folders are made if needed, and return them."""
     from matplotlib import rc_context
 
-    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(file) for file in path]
-    for file in paths:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # Without them the same figure would be another file each time.
-        metadata = {"Date": None} if file.suffix.lower() == ".svg" else None
-        with rc_context({"svg.hashsalt": "hf_deberta_ext"}):
-            figure.savefig(file, metadata=metadata, bbox_inches="tight")
-    return paths[0] if isinstance(path, (str, os.PathLike)) else paths
+    if isinstance(path, (list, tuple)):
+        return [save_figure(figure, file) for file in path]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = {}
+    if path.suffix.lower() == ".svg":
+        # With the date and random ids the same figure would be another file each time.
+        options["metadata"] = {"Date": None}
+    with rc_context({"svg.hashsalt": "hf_deberta_ext"}):
+        figure.savefig(path, bbox_inches="tight", **options)
+    return path
 
 
 def finish_axes(axes):
-    """Horizontal lines behind what is drawn, no frame above and to the right."""
+    """Draw horizontal lines behind the data, and no frame above and to the right."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of several models beside each other: the similarity of word embeddings, and scores over seeds."""
+"""Numbers of several models in one figure: the similarity of word embeddings, and scores over seeds."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,26 @@ TABLES = ("generator", "discriminator")
 def plot_embedding_similarity(
     similarities: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
 ) -> Path | list[Path]:
-    """Draws the average cosine similarity of word embeddings for several ways to share them (DeBERTaV3, section 3).
+    """Draw the average cosine similarity of word embeddings for several ways to share them (DeBERTaV3, section 3).
 
-    A group of bars for each way, one bar for each table, its value above it (or below it, where negative).
+    Each way is a group of bars, with one bar for each table and its value above it (below it, if negative).
 
     Args:
         similarities (`dict[str, dict[str, float]]`): by the name of a run ("NES", "ES", "GDES", ...): the values of
-            `average_cosine_similarity` for "generator" and "discriminator", or for one of them alone.
-        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
-    Returns:
-        `path`.
-    Raises:
-        ImportError: matplotlib is not installed.
+            `average_cosine_similarity` for "generator" and "discriminator", or for one of them.
+        path (`Path` or `list[Path]`): where to write.
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
     keys = [key for key in TABLES if any(key in values for values in similarities.values())]
     width = 0.38
-    for key in keys:
-        bars = []
+    for number, key in enumerate(keys):
+        places, heights = [], []
         for group, values in enumerate(similarities.values()):
-            present = [table for table in TABLES if table in values]
-            if key in present:
-                bars.append((group + (present.index(key) - (len(present) - 1) / 2) * width, values[key]))
-        colour = COLOURS[TABLES.index(key)]
-        drawn = axes.bar(*zip(*bars, strict=True), width=0.94 * width, color=colour, label=key)
+            if key in values:
+                places.append(group + (number - (len(keys) - 1) / 2) * width)
+                heights.append(values[key])
+        drawn = axes.bar(places, heights, width=0.94 * width, color=COLOURS[TABLES.index(key)], label=key)
         axes.bar_label(drawn, fmt="{:.3f}", fontsize=9, padding=2)
     axes.set_xticks(range(len(similarities)), [*similarities], fontsize=11)
     axes.set_xlim(-0.6, len(similarities) - 0.4)
@@ -60,23 +55,21 @@ def plot_comparison(
     label: str,
     baselines: Mapping[str, float] | None = None,
 ) -> Path | list[Path]:
-    """Draws the scores of several models over seeds: a dot each, and beside them mean and standard deviation.
+    """Draw the scores of several models over seeds: a dot for each, and next to them mean and standard deviation.
 
     Args:
         scores (`dict[str, list[float]]`): the score of each seed, by the name of the model.
-        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
-        label (`str`): what the scores are: the label of their axis.
+        path (`Path` or `list[Path]`): where to write.
+        label (`str`): the label of the axis of the scores.
         baselines (`dict[str, float]`, *optional*): scores to draw as lines across, by name.
-    Returns:
-        `path`.
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     figure = new_figure(max(4.6, 1.1 * len(scores) + 1.6))
     axes = figure.subplots()
     for index, values in enumerate(scores.values()):
         colour = COLOURS[index % len(COLOURS)]
-        spread = statistics.stdev(values) if len(values) > 1 else None
+        spread = None
+        if len(values) > 1:
+            spread = statistics.stdev(values)
         axes.plot([index - 0.12] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0)
         mean = statistics.mean(values)
         axes.errorbar([index + 0.08], [mean], yerr=spread, fmt="D", color=colour, markersize=6, capsize=5, linewidth=1.8)
@@ -96,15 +89,11 @@ def plot_comparison(
 def plot_minimal_pairs(
     accuracies: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
 ) -> Path | list[Path]:
-    """Draws the accuracy on minimal pairs by phenomenon: a line for each, a dot for each way of scoring, and one half.
+    """Draw the accuracy on minimal pairs by phenomenon: a line for each, a dot for each way of scoring, and one half.
 
     Args:
         accuracies (`dict[str, dict[str, float]]`): by way of scoring ("pll", "word frequency") and phenomenon, in [0, 1].
-        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
-    Returns:
-        `path`.
-    Raises:
-        ImportError: matplotlib is not installed.
+        path (`Path` or `list[Path]`): where to write.
     """
     first = next(iter(accuracies.values()))
     names = sorted(first, key=first.__getitem__)

@@ -14,63 +14,58 @@ __all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens
 
 # How vocabularies spell the space before a word: SentencePiece, and byte-level BPE, whose first word has none.
 SPACES = ("▁", "Ġ")
-# Beside matplotlib's own font, which has no such letters; those that are not installed are passed over.
+# Fonts for letters that matplotlib's own font lacks; those that are not installed are skipped.
 FONTS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Noto Sans Devanagari", "Noto Sans Thai",
-    "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic",
-    "Malgun Gothic", "Arial Unicode MS", "Droid Sans Fallback", "Nirmala UI", "Leelawadee UI",
-)  # fmt: skip
-# Wider than this a row of tokens is broken.
+    "Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans SC,Noto Sans JP,Noto Sans Devanagari,Noto Sans Thai,WenQuanYi Zen Hei,"
+    "PingFang SC,Hiragino Sans,Apple SD Gothic Neo,Microsoft YaHei,Yu Gothic,Malgun Gothic,Arial Unicode MS,"
+    "Droid Sans Fallback,Nirmala UI,Leelawadee UI"
+)
+# A row of tokens wider than this, in letters, is broken.
 ROW_WIDTH = 62
+# Letters on the colour of a larger probability are white.
+DARK = 0.6
 
 
 def readable_tokens(tokens: Sequence[str]) -> list[str]:
-    """Tokens as readers know them: without the mark of the space before a word, and bytes as the letters that they are.
+    """Spell tokens for readers: without the mark of the space before a word, and bytes as the letters that they encode.
 
-    "▁store" and "Ġstore" become "store"; "[CLS]" stays; a token that is nothing but a space becomes "␣". Tokens are taken
-    for those of byte-level BPE where one of them has its mark "Ġ".
+    "▁store" and "Ġstore" become "store"; "[CLS]" stays; a token that is only a space becomes "␣". Tokens are read as those
+    of byte-level BPE if one of them has its mark "Ġ".
     """
     if any("Ġ" in token for token in tokens):
-        # A part of a letter's bytes is no letter, U+FFFD: a token of nothing else stays as it is.
+        # A part of a letter's bytes is U+FFFD: a token of nothing else stays as it is.
         tokens = [ByteLevel().decode([token]).replace("\ufffd", "") or token for token in tokens]
     return [token.lstrip("▁").strip() or "␣" for token in tokens]
 
 
 def installed_fonts() -> list[str]:
-    """matplotlib's own font, and those of other scripts that are on this machine."""
+    """List matplotlib's own font, and the installed fonts of other scripts."""
     from matplotlib.font_manager import fontManager
 
-    names = {font.name for font in fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in FONTS if name in names)]
+    installed = fontManager.get_font_names()
+    return ["DejaVu Sans", *(name for name in FONTS.split(",") if name in installed)]
 
 
-def plot_replacement_probabilities(
-    tokens: Sequence[Any],
-    path: str | Path | Sequence[str | Path],
-) -> Path | list[Path]:
-    """Draws a text whose tokens have the colour of the probability that they were replaced, with its value beneath.
+def plot_replacement_probabilities(tokens: Sequence[Any], path: str | Path | Sequence[str | Path]) -> Path | list[Path]:
+    """Draw a text whose tokens have the colour of the probability that they were replaced, with its value below.
 
     Args:
-        tokens (`list[TokenScore]`): of one text, as `token_replacement_probabilities` returns them, or any objects with
-            `token` and `probability`. A word's pieces stand without a gap between them.
-        path (`Path` or `list[Path]`): where to write; the ending decides the format (.png, .svg, .pdf).
-    Returns:
-        `path`.
+        tokens (`list[TokenScore]`): of one text, as returned by `token_replacement_probabilities`, or any objects with
+            `token` and `probability`. A word's pieces are drawn without a gap between them.
+        path (`Path` or `list[Path]`): where to write.
     Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: there are no tokens, or a probability is none.
+        ValueError: there are no tokens.
     """
     if not tokens:
         raise ValueError("there is nothing to draw: the text has no tokens")
-    for number, token in enumerate(tokens):
-        # NaN is not between them.
-        if not 0 <= token.probability <= 1:
-            name = f"token {number}, {token.token!r}"
-            raise ValueError(f"the probability of {name}, must be in [0, 1], got {token.probability}")
-    labels = readable_tokens([token.token for token in tokens])
-    cells, width, rows = _layout([token.token for token in tokens], labels)
+    spelt = [token.token for token in tokens]
+    labels = readable_tokens(spelt)
+    cells = _layout(spelt, labels)
+    width = max(24, max(x + size for x, _, size in cells))
+    rows = cells[-1][1] + 1
     figure = new_figure(0.125 * width + 0.5, 0.62 * rows + 1.3)
 
+    import numpy as np
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
@@ -79,13 +74,14 @@ def plot_replacement_probabilities(
     axes = figure.subplots()
     fonts = installed_fonts()
     # The half of a map with two ends: white, as a text is, where nothing looks replaced.
-    colours = ScalarMappable(Normalize(0, 1), ListedColormap([colormaps["PuOr"](0.5 + i / 510) for i in range(256)]))
+    colours = ScalarMappable(Normalize(0, 1), ListedColormap(colormaps["PuOr"](np.linspace(0.5, 1, 256))))
     for token, label, (x, row, size) in zip(tokens, labels, cells, strict=True):
         colour = colours.to_rgba(token.probability)
         axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
-        middle, style = x + size / 2, dict(ha="center", va="center", parse_math=False)
-        axes.text(middle, row + 0.31, label, fontsize=10, color=_contrast(colour), fontfamily=fonts, **style)
-        axes.text(middle, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
+        style = dict(ha="center", va="center", parse_math=False)
+        letters = "white" if token.probability > DARK else "black"
+        axes.text(x + size / 2, row + 0.31, label, fontsize=10, color=letters, fontfamily=fonts, **style)
+        axes.text(x + size / 2, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
     axes.set_xlim(-0.2, width + 0.2)
     axes.set_ylim(rows, 0)
     axes.axis("off")
@@ -95,24 +91,19 @@ def plot_replacement_probabilities(
     return save_figure(figure, path)
 
 
-def _layout(tokens: Sequence[str], labels: Sequence[str]) -> tuple[list[tuple[float, int, float]], float, int]:
-    """(left, row, width) of every token's cell, the width of the widest row, and the number of rows; a letter is 1 wide."""
-    cells, x, row, widest = [], 0.0, 0, 0.0
-    starts = any(token.startswith(SPACES) for token in tokens)
-    for number, (token, label) in enumerate(zip(tokens, labels, strict=True)):
-        size = max(sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in label) + 1.4, 4)
-        begins = token.startswith(SPACES) or not starts
-        gap = 0.7 if number and begins else 0.0
-        if x and x + gap + size > ROW_WIDTH:
-            x, row, gap = 0.0, row + 1, 0.0
-        cells.append((x + gap, row, size))
-        x += gap + size
-        widest = max(widest, x)
-    return cells, max(widest, 24), row + 1
-
-
-def _contrast(colour: tuple[float, ...]) -> str:
-    """Black or white, whichever stands out more: the contrast ratio of the Web Content Accessibility Guidelines."""
-    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in colour[:3]]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
+def _layout(tokens: Sequence[str], labels: Sequence[str]) -> list[tuple[float, int, float]]:
+    """Place every token's cell: (left, row, width), with letters of width 1."""
+    cells = []
+    x, row = 0.0, 0
+    has_spaces = any(token.startswith(SPACES) for token in tokens)
+    for token, label in zip(tokens, labels, strict=True):
+        wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in label)
+        size = max(len(label) + wide + 1.4, 4)
+        if x and (token.startswith(SPACES) or not has_spaces):
+            x += 0.7
+        if x and x + size > ROW_WIDTH:
+            x = 0.0
+            row += 1
+        cells.append((x, row, size))
+        x += size
+    return cells
