@@ -202,5 +202,5 @@ def test_no_flag_of_any_script_is_ignored(kind, runs):
             except AssertionError as error:
                 found = f"ignored: {error}"
             if found.startswith("ignored"):
-                failed[name, value, *others.items()] = found
+                failed[(name, value, *others.items())] = found
     assert not failed
