@@ -12,7 +12,7 @@ __all__ = ["metric_label", "plot_curves"]
 TRAINING_LINES = ("-", ":", "-.")
 HELD_OUT_MARKERS = ("o", "s", "^", "D")
 # Objectives and models whose name a label leaves out.
-PARTS = ("mlm", "nsp", "sop", "sbo", "generator", "discriminator", "replaced")
+PARTS = ("mlm", "nsp", "sop", "sbo", "generator", "discriminator")
 # Parts of the names of metrics, in words.
 WORDS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
 
