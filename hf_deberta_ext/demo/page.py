@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ..analysis.attention_decomposition import attention_parts
+from ..analysis.explanation import model_inputs
 from ..analysis.plots import readable_tokens
 from ..analysis.sentence_scoring import token_replacement_probabilities
-from .results import DemoModel, fill_mask, load, model_inputs, token_contributions, tokenize
+from .results import DemoModel, fill_mask, given_texts, load, token_contributions, tokenize
 
 __all__ = ["attention_html", "build_page", "classification_html", "fill_mask_html", "launch", "replaced_html"]
 
@@ -103,7 +104,7 @@ def replaced_html(model: DemoModel, text: str) -> str:
 
 def classification_html(model: DemoModel, *texts: str) -> str:
     """Show the labels with their probabilities, and the text, each token coloured by its contribution to the first label."""
-    texts = [text.strip() for text in texts if text and text.strip()]
+    texts = given_texts(texts)
     scores, label, tokens = token_contributions(model, *texts)
     largest = max((abs(token.contribution) for token in tokens), default=0) or 1
     is_regression = len(scores) == 1 or model.classifier.config.problem_type == "regression"
