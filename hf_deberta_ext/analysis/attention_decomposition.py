@@ -235,14 +235,12 @@ def _project(encoder: DebertaExtModel, inputs, layer: int) -> _Projections:
             hook.remove()
     projections = _Projections(layer, attention.terms)
     wide = torch.promote_types(Q_c.dtype, torch.float32)
-    for name, values, scale in (
-        ("Q_c", Q_c, attention.scale),
-        ("K_c", K_c, 1),
-        ("Q_r", Q_r, attention.scale),
-        ("K_r", K_r, 1),
-    ):
-        if values is not None:
-            setattr(projections, name, values.to("cpu", wide) * scale)
+    projections.Q_c = Q_c.to("cpu", wide) * attention.scale
+    projections.K_c = K_c.to("cpu", wide)
+    if Q_r is not None:
+        projections.Q_r = Q_r.to("cpu", wide) * attention.scale
+    if K_r is not None:
+        projections.K_r = K_r.to("cpu", wide)
     if attention.terms:
         projections.delta = options["delta"].cpu()
     return projections

@@ -201,8 +201,9 @@ def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argpar
         for name in chosen:
             curves = numbers.setdefault(name, {})
             for entry in runs[name]:
-                for metric in {*metrics} & {*entry}:
-                    curves.setdefault(metric, []).append([entry["step"], entry[metric]])
+                for metric in metrics:
+                    if metric in entry:
+                        curves.setdefault(metric, []).append([entry["step"], entry[metric]])
     return numbers, lambda paths: plot_curves(runs, paths, panels=panels)
 
 
@@ -226,9 +227,10 @@ def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str
     joint_runs, single_runs = [], []
     for name, history in runs.items():
         logged = set().union(*history)
-        is_joint_run = bool(logged & {"generator_loss", "eval_generator_loss"})
-        runs_of_kind = joint_runs if is_joint_run else single_runs
-        runs_of_kind.append(name)
+        if logged & {"generator_loss", "eval_generator_loss"}:
+            joint_runs.append(name)
+        else:
+            single_runs.append(name)
     if not joint_runs:
         return [("", single_runs, ("loss", "eval_loss"))]
     panels = [(part, joint_runs, (f"{part}_loss", f"eval_{part}_loss")) for part in PARTS]
