@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a model as ONNX, in float32 and int8, and measures both files against the model in torch.
+"""Write a model as ONNX, in float32 and int8, and measure both files against the model in torch.
 
 A fine-tuned classifier, with the accuracy of all three on rows of a file, and inputs taken from a text:
 
@@ -12,25 +12,26 @@ Without --model it takes a classifier of v3-xsmall's shape with random weights, 
 
 Beside the file come model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table shows the largest
 absolute difference of any output at a real token, the share of equal decisions (labels, words, ends of answers), and the
-time of a call relative to torch, as the model is otherwise used: medians of calls in turns, with as many threads. The exit
+time of a call relative to torch: medians of calls in turns, with the same number of threads. The exit
 status is 1 if the float32 file is further from the model than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
 """
 
 import argparse
 import json
 import platform
+import statistics
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from measuring import take_turns
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
-from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, quantise_onnx, reads_absolute_positions
+from hf_deberta_ext.export import export_onnx, quantise_onnx, reads_absolute_positions
 from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
@@ -93,18 +94,17 @@ def run(args: argparse.Namespace) -> dict:
         torch.set_num_threads(args.threads)
     # 1. Load
     model = load(args)
-    needs_tokenizer = args.text_file is not None or args.rows_file is not None
-    tokenizer = load_tokenizer(args.model) if needs_tokenizer and args.model else None
-    if needs_tokenizer and tokenizer is None:
-        raise ValueError("--text_file and --rows_file need a --model, which has a tokenizer")
-    if needs_tokenizer:
+    tokens = rows = None
+    if args.text_file is not None or args.rows_file is not None:
+        if args.model is None:
+            raise ValueError("--text_file and --rows_file need a --model, which has a tokenizer")
+        tokenizer = load_tokenizer(args.model)
         check_tokenizer(tokenizer, model)
-    if args.rows_file is not None and not isinstance(model, DebertaExtForSequenceClassification):
-        raise ValueError(f"--rows_file is for text classification, and this is a {type(model).__name__}")
-    tokens = None
-    if args.text_file is not None:
-        tokens = tokenizer(args.text_file.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False).input_ids
-    rows = None if args.rows_file is None else encode(args, tokenizer, model)
+        if args.rows_file is not None:
+            rows = encode(args, tokenizer, model)
+        if args.text_file is not None:
+            text = args.text_file.read_text(encoding="utf-8")
+            tokens = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     # 2. Write
     files = {"float32": export_onnx(model, args.output, opset=args.opset, overwrite=args.overwrite)}
@@ -115,11 +115,11 @@ def run(args: argparse.Namespace) -> dict:
     # 3. Measure
     shapes = [(1, length, "none") for length in args.lengths]
     shapes += [(args.batch, length, "right") for length in args.lengths if length > 1 and args.batch > 1]
-    limit = model.config.max_position_embeddings if reads_absolute_positions(model) else None
-    if limit is not None and max(args.lengths) > limit:
+    limit = model.config.max_position_embeddings
+    if reads_absolute_positions(model) and max(args.lengths) > limit:
         print(f"The model reads absolute positions, so longer inputs than {limit} tokens are cut to that.")
         shapes = list(dict.fromkeys((batch, min(length, limit), padding) for batch, length, padding in shapes))
-    parity = {name: onnx_parity(model, file, shapes, tokens=tokens, repeats=args.repeats) for name, file in files.items()}
+    parity = {name: measure(model, file, shapes, tokens, args.repeats) for name, file in files.items()}
     sizes = {name: sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")) for name, file in files.items()}
     results = {
         "model": args.model or "random weights: " + ", ".join(f"{name} {value}" for name, value in RANDOM.items()),
@@ -130,10 +130,10 @@ def run(args: argparse.Namespace) -> dict:
         "processor": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")},
         "bytes": sizes,
-        "parity": {name: [vars(row) for row in measured] for name, measured in parity.items()},
+        "parity": parity,
     }
     if rows is not None:
-        results["accuracy"] = {name: accuracy(model, file, rows) for name, file in {"torch": None, **files}.items()}
+        results["accuracy"] = accuracy(model, files, rows)
 
     # 4. Report
     print(f"{results['architecture']}, {results['parameters'] / 1e6:.1f} million parameters ({results['model']})")
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> dict:
 
 def load(args: argparse.Namespace):
     if args.model is None:
-        model_class = TASKS["text-classification" if args.task == "auto" else args.task]
+        model_class = TASKS.get(args.task, DebertaExtForSequenceClassification)
         torch.manual_seed(0)
         fields = dict(RANDOM)
         return model_class(DebertaExtConfig.from_preset(fields.pop("preset"), **fields)).eval()
@@ -172,22 +172,114 @@ def load(args: argparse.Namespace):
     return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
 
 
-def table(parity: dict[str, list[OnnxParity]]) -> str:
+def session_of(file: Path):
+    """Open an ONNX file with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def measure(model, file: Path, shapes: list[tuple[int, int, str]], tokens: list[int] | None = None, repeats: int = 1):
+    """Compare an ONNX file with its model on the same inputs, and time both in turns.
+
+    Args:
+        shapes (`list[tuple[int, int, str]]`): Batch, length, and padding ("none", "right" or "left") of the inputs.
+        tokens (`list[int]`, *optional*): Token ids of a text, from which the rows are taken; None: random.
+
+    Returns:
+        A dict for each shape. "difference" is the largest absolute difference of any output at a real token, "largest" the
+        largest output there; "agreement" the share of equal decisions (labels, words, ends of answers, replaced or not),
+        None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
+    """
+    session = session_of(file)
+    rows = []
+    for batch, length, padding in shapes:
+        inputs = make_inputs(model, batch, length, padding, tokens)
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+        outputs = {}
+
+        def run_torch(inputs=inputs, outputs=outputs):
+            with torch.inference_mode():
+                outputs["torch"] = model(**inputs)
+
+        def run_onnx(arrays=arrays, outputs=outputs):
+            outputs["onnx"] = session.run(None, arrays)
+
+        times = take_turns({"torch": run_torch, "onnx": run_onnx}, repeats)
+        names = [output.name for output in session.get_outputs()]
+        got = {name: torch.from_numpy(array) for name, array in zip(names, outputs["onnx"], strict=True)}
+        row = dict(batch=batch, length=length, padding=padding)
+        row |= compare(model, {name: outputs["torch"][name] for name in names}, got, inputs["attention_mask"].bool())
+        row |= {f"{side}_seconds": statistics.median(seconds) for side, seconds in times.items()}
+        rows.append(row)
+    return rows
+
+
+def make_inputs(model, batch: int, length: int, padding: str, tokens: list[int] | None) -> dict[str, torch.Tensor]:
+    """Return inputs [B, N], or [B, 3, N] for multiple choice; every second row is padded to half of its length."""
+    shape = (batch, length)
+    if isinstance(model, hf_deberta_ext.DebertaExtForMultipleChoice):
+        shape = (batch, 3, length)
+    ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    if tokens is not None:
+        if len(tokens) < ids.numel():
+            raise ValueError(f"inputs of shape {list(shape)} take {ids.numel()} tokens, got {len(tokens)} in --text_file")
+        ids = torch.tensor(tokens[: ids.numel()]).view(shape)
+    mask = torch.ones_like(ids)
+    if padding == "right":
+        mask[1::2, ..., max(1, length // 2) :] = 0
+    elif padding == "left":
+        mask[1::2, ..., : length // 2] = 0
+    inputs = {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id or 0), "attention_mask": mask}
+    if model.config.type_vocab_size > 0:
+        inputs["token_type_ids"] = (torch.arange(length) >= length // 2).long().expand(shape).contiguous()
+    return inputs
+
+
+def compare(model, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], mask: torch.Tensor) -> dict:
+    """Return the largest difference and the largest value at real tokens, and the share of equal decisions."""
+    differences, sizes, decisions = [], [], []
+    for name, values in expected.items():
+        exported = got[name]
+        if name in ("start_logits", "end_logits"):
+            decisions.append(values.where(mask, -torch.inf).argmax(1) == exported.where(mask, -torch.inf).argmax(1))
+        if values.shape[:2] == mask.shape and not isinstance(model, DebertaExtForSequenceClassification):
+            values, exported = values[mask], exported[mask]
+        differences.append((values - exported).abs().max().item())
+        sizes.append(values.abs().max().item())
+        if isinstance(model, hf_deberta_ext.DebertaExtForReplacedTokenDetection):
+            decisions.append((values > 0) == (exported > 0))
+        elif name == "logits" and values.shape[-1] > 1:
+            decisions.append(values.argmax(-1) == exported.argmax(-1))
+    agreement = None
+    if decisions:
+        agreement = torch.cat(decisions).float().mean().item()
+    return dict(difference=max(differences), largest=max(sizes), agreement=agreement)
+
+
+def table(parity: dict[str, list[dict]]) -> str:
     header = ["rows x tokens", "padding", "largest output"]
     for name in parity:
         header += [f"{name}: difference", "equal decisions", "time / torch"]
     lines = [header]
     for rows in zip(*parity.values(), strict=True):
-        cells = [f"{rows[0].batch} x {rows[0].length}", rows[0].padding, f"{rows[0].largest:.2f}"]
+        first = rows[0]
+        cells = [f"{first['batch']} x {first['length']}", first["padding"], f"{first['largest']:.2f}"]
         for row in rows:
-            agreement = "" if row.agreement is None else f"{100 * row.agreement:.1f} %"
-            cells += [f"{row.difference:.1e}", agreement, f"{row.onnx_seconds / row.torch_seconds:.2f}"]
+            agreement = ""
+            if row["agreement"] is not None:
+                agreement = f"{100 * row['agreement']:.1f} %"
+            cells += [f"{row['difference']:.1e}", agreement, f"{row['onnx_seconds'] / row['torch_seconds']:.2f}"]
         lines.append(cells)
     return markdown_table(*lines)
 
 
 def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-    """Batches of rows of similar length: inputs and labels."""
+    """Return batches of rows of similar length: inputs and labels."""
+    if not isinstance(model, DebertaExtForSequenceClassification):
+        raise ValueError(f"--rows_file is for text classification, and this is a {type(model).__name__}")
     table = read_files(args.rows_file, source="--rows_file")
     check_columns(table, [*args.text_columns, args.label_column], source=f"{args.rows_file}")
     rows = table.to_list()
@@ -207,26 +299,23 @@ def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, t
     return batches
 
 
-def decisions(model, file: Path | None, batches) -> Iterator[torch.Tensor]:
-    """The labels chosen by the ONNX file, or without one by the model."""
-    if file is None:
-        with torch.inference_mode():
-            yield from (model(**inputs).logits.argmax(-1) for inputs, _ in batches)
-        return
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
-    for inputs, _ in batches:
-        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
-        yield torch.from_numpy(session.run(["logits"], arrays)[0]).argmax(-1)
-
-
-def accuracy(model, file: Path | None, batches) -> dict:
-    chosen, own = (torch.cat([*decisions(model, source, batches)]) for source in (file, None))
+def accuracy(model, files: dict[str, Path], batches) -> dict[str, dict]:
+    """Return the accuracy of the model and of each ONNX file, with its share of decisions that equal the model's."""
     labels = torch.cat([labels for _, labels in batches])
-    score = {"rows": len(labels), "accuracy": (chosen == labels).float().mean().item()}
-    return score if file is None else score | {"agreement": (chosen == own).float().mean().item()}
+    with torch.inference_mode():
+        own = torch.cat([model(**inputs).logits.argmax(-1) for inputs, _ in batches])
+    scores = {"torch": {"rows": len(labels), "accuracy": (own == labels).float().mean().item()}}
+    for name, file in files.items():
+        session = session_of(file)
+        names = {value.name for value in session.get_inputs()}
+        chosen = []
+        for inputs, _ in batches:
+            arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in names}
+            chosen.append(torch.from_numpy(session.run(["logits"], arrays)[0]).argmax(-1))
+        decisions = torch.cat(chosen)
+        accuracy, agreement = (decisions == labels).float().mean().item(), (decisions == own).float().mean().item()
+        scores[name] = {"rows": len(labels), "accuracy": accuracy, "agreement": agreement}
+    return scores
 
 
 if __name__ == "__main__":

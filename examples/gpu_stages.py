@@ -23,7 +23,7 @@ import transformers
 from docstring_corpus import collect_docstrings
 from measuring import spread, take_turns
 
-from hf_deberta_ext import DebertaExtConfig, RelativePosition
+from hf_deberta_ext import AttentionInputs, DebertaExtConfig, RelativePosition
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
 from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 
@@ -142,12 +142,12 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
         half = dict(device=args.device, dtype=torch.float16, requires_grad=kernel != "forward")
         tensors = [torch.randn(size, **half) for size in (shape,) * 3 + ((shape[2], 2 * buckets, d),) * 2]
         delta = RelativePosition(buckets=buckets, max_distance=reach)(N).to(args.device)
-        options = dict(K_r=tensors[3], Q_r=tensors[4], delta=delta, terms=("c2p", "p2c"), scale=(3 * d) ** -0.5, reach=reach)
+        content = [x.transpose(1, 2) for x in tensors[:3]]
+        inputs = AttentionInputs(*content, (3 * d) ** -0.5, *tensors[3:], delta, ("c2p", "p2c"), reach=reach)
 
-        def call(launches, tensors=tensors, options=options):
-            Q, K, V = (x.transpose(1, 2) for x in tensors[:3])
+        def call(launches, tensors=tensors, inputs=inputs):
             with mock.patch.dict(triton_launches.LAUNCHES, launches):
-                out = attention_triton.disentangled_attention_triton(Q, K, V, **options)
+                out = attention_triton.disentangled_attention_triton(inputs)
                 return torch.autograd.grad(out, tensors, out) if kernel != "forward" else out
 
         sides = dict(table=lambda: call({}), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))

@@ -30,14 +30,12 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from hf_deberta_ext.pretraining import corpus_arguments as flags
 from hf_deberta_ext.pretraining.packing import PAIR_MODES, check_packing
 from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, manifest_text, read_manifest, write_manifest
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.digests import tokenizer_digest
-from hf_deberta_ext.training.disk_space import disk_errors
 from hf_deberta_ext.training.flags import option, overrides, parse_flags
 from hf_deberta_ext.training.folder_lock import locked_folder
 from hf_deberta_ext.training.model_sources import named_tokenizer
@@ -69,7 +67,7 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
 
 
 # What may differ when a preparation goes on.
-FREE = ("output_dir", "executor", "workers", "executor_options", "max_file_bytes")
+FREE = ("output_dir", "executor", "workers", "executor_options")
 CONTENTS = dict(
     groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"
 )
@@ -133,7 +131,7 @@ def run(args: PreparationArguments) -> dict:
 
         # 3. Stages
         stages = preparation.prepare(
-            args.output_dir, groups, reading=dict(documents=args.documents, max_file_bytes=args.max_file_bytes, **common),
+            args.output_dir, groups, reading=dict(documents=args.documents, **common),
             filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
             packing=packing, held_out=args.validation_documents, manifest=manifest,
         )  # fmt: skip
@@ -149,11 +147,11 @@ def run(args: PreparationArguments) -> dict:
 
 @contextlib.contextmanager
 def in_folder(folder: str) -> Iterator[None]:
-    """Context in which one preparation writes into a folder; a full disk is told in one line."""
+    """Lock the folder of a preparation, if it is local."""
     if "://" in folder:
         yield
         return
-    with disk_errors(Path(folder), Path(folder), again="run the command again"), locked_folder(folder):
+    with locked_folder(folder):
         yield
 
 

@@ -170,7 +170,7 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
         model = MultiObjectiveMaskedLM(config, args.objectives)
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        options = dict(config=config, objectives=args.objectives, dtype=torch.float32, **flags.download(model_args))
+        options = dict(config=config, objectives=args.objectives, dtype=torch.float32, **model_args.model_download())
         with readable_weights(model_args.model, model_args.config_overrides):
             model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options)
     return stages.set_attention(model, model_args)

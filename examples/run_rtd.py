@@ -180,7 +180,7 @@ def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVoca
         model = DebertaExtForPreTraining(config)
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        options = dict(config=config, dtype=torch.float32, **flags.download(model_args))
+        options = dict(config=config, dtype=torch.float32, **model_args.model_download())
         with readable_weights(model_args.model, model_args.config_overrides):
             if joint_args.generator_model is None:
                 model = DebertaExtForPreTraining.from_pretrained(model_args.model, **options)

@@ -10,6 +10,7 @@ from .model.attention import DisentangledSelfAttention
 from .model.attention_backends import BACKENDS as ATTENTION_BACKENDS
 from .model.attention_blocked import disentangled_attention_blocked
 from .model.attention_eager import disentangled_attention_eager
+from .model.attention_inputs import AttentionInputs
 from .model.attention_sdpa import disentangled_attention_sdpa
 from .model.checkpoint_layouts import LoadingReport
 from .model.configuration_deberta_ext import DebertaExtConfig
@@ -34,7 +35,7 @@ from .pretraining.span_boundary import SpanBoundaryHead
 from .replaced_attention import ReplacedAttention, replace_attention, restore_attention
 
 __all__ = [
-    "ATTENTION_BACKENDS", "DebertaExtConfig", "DebertaExtForEntityScoring", "DebertaExtForMaskedLM",
+    "ATTENTION_BACKENDS", "AttentionInputs", "DebertaExtConfig", "DebertaExtForEntityScoring", "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice", "DebertaExtForPreTraining", "DebertaExtForQuestionAnswering",
     "DebertaExtForReplacedTokenDetection", "DebertaExtForSequenceClassification", "DebertaExtForTokenClassification",
     "DebertaExtModel", "DebertaExtPreTrainedModel", "DisentangledSelfAttention", "EnhancedMaskDecoder", "LoadingReport",

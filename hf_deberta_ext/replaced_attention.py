@@ -11,7 +11,8 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from .model.attention import DisentangledSelfAttention
-from .model.attention_backends import check_backend, choose_backend
+from .model.attention_backends import choose_backend
+from .model.attention_inputs import AttentionInputs
 from .model.input_validation import is_traced
 from .model.position_cache import PositionCache
 
@@ -53,34 +54,34 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
         ValueError: `model` holds no such attention, there is no such backend, or it cannot serve a module; nothing is
             replaced then. Also raised by a call that a backend asked for by name cannot serve.
     """
-    name = None if attn_implementation == "auto" else attn_implementation
-    if name is not None:
-        check_backend(name)
-    modules = _named_modules(model)
-    attentions = {path: module for path, module in modules.items() if isinstance(module, tuple(ATTENTION))}
-    reasons = {path: reason_to_leave_alone(module) for path, module in attentions.items()}
-    left_alone = {path: reason for path, reason in reasons.items() if reason is not None}
-    replaced = [path for path in attentions if path not in left_alone]
+    if attn_implementation == "auto":
+        attn_implementation = None
+    replaced, left_alone = {}, {}
+    for path, module in model.named_modules():
+        if isinstance(module, tuple(ATTENTION)):
+            reason = reason_to_leave_alone(module)
+            if reason is None:
+                replaced[path] = module
+            else:
+                left_alone[path] = reason
     if not replaced:
-        reasons = "; ".join(f"{path}: {reason}" for path, reason in left_alone.items()) or "none"
         raise ValueError(
             "expected a model that holds self-attention of transformers' DebertaModel or DebertaV2Model, got "
-            f"{type(model).__name__} (seen and left alone: {reasons}); DebertaExt models need no replacement: they have "
+            f"{type(model).__name__} (left alone: {left_alone}); DebertaExt models need no replacement: they have "
             "attn_implementation and set_attn_implementation"
         )
-    if name is not None:
-        for path in replaced:
-            weight = next(weight for weight in attentions[path].parameters() if weight.is_floating_point())
-            choose_backend(name, device=weight.device, dtype=weight.dtype, head_size=attentions[path].attention_head_size)
-    for path in replaced:
-        module = attentions[path]
+    for module in replaced.values():
+        weight = next(weight for weight in module.parameters() if weight.is_floating_point())
+        choose_backend(attn_implementation, weight.device, weight.dtype, module.attention_head_size)
+    for module in replaced.values():
         _change_class(module, ATTENTION.get(type(module), type(module)))
-        module.attn_implementation = name
-        module.reach = _rises_and_reach(*_table_of(module))[1] if module.relative_attention else None
-    for module in modules.values():
+        module.attn_implementation = attn_implementation
+        if module.relative_attention:
+            module.reach = _rises_and_reach(*_table_of(module))[1]
+    for module in model.modules():
         if type(module) in ENCODERS:
             _change_class(module, ENCODERS[type(module)])
-    return ReplacedAttention(replaced, left_alone)
+    return ReplacedAttention(list(replaced), left_alone)
 
 
 def restore_attention(model: nn.Module) -> list[str]:
@@ -90,7 +91,7 @@ def restore_attention(model: nn.Module) -> list[str]:
         `list[str]`: names of the self-attention modules that were restored.
     """
     restored = []
-    for path, module in _named_modules(model).items():
+    for path, module in model.named_modules():
         if isinstance(module, _Replaced):
             for attribute in ADDED:
                 vars(module).pop(attribute, None)
@@ -100,17 +101,11 @@ def restore_attention(model: nn.Module) -> list[str]:
     return restored
 
 
-def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}; give the module inside of it")
-    return dict(model.named_modules())
-
-
 def reason_to_leave_alone(module: nn.Module) -> str | None:
     """Return the reason why a stock attention module cannot be replaced; None if it can, or is already."""
     if type(module) not in ATTENTION and not isinstance(module, _Replaced):
         return f"{type(module).__name__} is a subclass with code of its own"
-    # accelerate's hooks keep the forward of the class as `_old_forward`.
+    # accelerate's hooks put a forward of their own on the instance, and keep the old one as `_old_forward`.
     forward = vars(module).get("_old_forward", vars(module).get("forward"))
     if forward is not None and not _is_forward_of(forward, module):
         return "its forward was replaced by someone else"
@@ -196,10 +191,13 @@ class _ReplacedSelfAttention(_Replaced):
 
     project_positions = DisentangledSelfAttention.project_positions
     attend = DisentangledSelfAttention.attend
+    dropout_p = DisentangledSelfAttention.dropout_p
 
     @property
     def terms(self) -> tuple[str, ...]:
-        return tuple(term for term in ("c2p", "p2c") if term in self.pos_att_type) if self.relative_attention else ()
+        if not self.relative_attention:
+            return ()
+        return tuple(term for term in ("c2p", "p2c") if term in self.pos_att_type)
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N, H·x] -> [..., H, N, x]"""
@@ -207,21 +205,23 @@ class _ReplacedSelfAttention(_Replaced):
 
     def positions(
         self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
-    ) -> dict:
-        """K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        """Return K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
         buckets, M = _table_of(self)
-        span = buckets if buckets > 0 else M
+        span, exact = M, M
+        if buckets > 0:
+            span, exact = buckets, buckets // 2 + 1
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
         delta = _table_rows(relative_pos.to(device), buckets, M)
-        # Short sequences need only the middle of the table, where each distance has a row of its own.
-        short = not is_traced() and N <= (buckets // 2 + 1 if buckets > 0 else M)
-        half = N if short and not self.caches(rel_embeddings.device) else span
+        # Short sequences need only the middle of the table, where each distance has its own row.
+        half = span
+        if N <= exact and not is_traced() and not self.caches(rel_embeddings.device):
+            half = N
         if len(rel_embeddings) > 2 * half:
             rel_embeddings = rel_embeddings[span - half : span + half]
             delta = delta - (span - half)
-        K_r, Q_r = self.project_positions(rel_embeddings)
-        return dict(K_r=K_r, Q_r=Q_r, delta=delta, terms=self.terms)
+        return *self.project_positions(rel_embeddings), delta
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
         """Return the reason why only the stock code can serve a call, or None."""
@@ -276,10 +276,17 @@ class _ReplacedSelfAttention(_Replaced):
             )
 
         Q_c, K_c, V_c = self.project(hidden_states, query_states)
-        options = dict(mask=None if attention_mask is None else attention_mask.bool(), scale=self.scale, reach=self.reach)
+        K_r = Q_r = delta = None
+        terms = ()
         if self.has_positions(relative_pos, rel_embeddings):
-            options |= self.positions(N, rel_embeddings, relative_pos, Q_c.device)
-        return self.attend(self.attn_implementation, Q_c, K_c, V_c, output_attentions=output_attentions, **options)
+            terms = self.terms
+            K_r, Q_r, delta = self.positions(N, rel_embeddings, relative_pos, Q_c.device)
+        if attention_mask is not None:
+            attention_mask = attention_mask.bool()
+        inputs = AttentionInputs(
+            Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, terms, attention_mask, dropout_p=self.dropout_p, reach=self.reach
+        )
+        return self.attend(inputs, self.attn_implementation, output_attentions=output_attentions)
 
 
 class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelfAttention):
@@ -300,8 +307,9 @@ class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelf
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Q_c, K_c and V_c, [B, H, N, d] each."""
-        queries = self.query_proj(hidden_states if query_states is None else query_states)
-        return tuple(map(self.split_heads, (queries, self.key_proj(hidden_states), self.value_proj(hidden_states))))
+        queries = hidden_states if query_states is None else query_states
+        states = self.query_proj(queries), self.key_proj(hidden_states), self.value_proj(hidden_states)
+        return tuple(map(self.split_heads, states))
 
 
 class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAttention):
@@ -319,8 +327,13 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return bool(self.terms) and relative_pos is not None and rel_embeddings is not None
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The modules that compute K_r and Q_r; None where no term needs it."""
-        return self.pos_proj if "c2p" in self.terms else None, self.pos_q_proj if "p2c" in self.terms else None
+        """Return the modules that compute K_r and Q_r; None where no term needs it."""
+        key = query = None
+        if "c2p" in self.terms:
+            key = self.pos_proj
+        if "p2c" in self.terms:
+            query = self.pos_q_proj
+        return key, query
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Q_c, K_c and V_c, [B, H, N, d] each; the fused weight holds the three of a head side by side."""
@@ -343,8 +356,9 @@ class _ReplacedEncoder(_Replaced):
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
-        readable = mask.device.type == "cpu" and not is_traced()
-        return None if readable and bool(mask.all()) else mask[:, None, None]
+        if mask.device.type == "cpu" and not is_traced() and bool(mask.all()):
+            return None
+        return mask[:, None, None]
 
     def get_rel_pos(
         self,
@@ -353,17 +367,16 @@ class _ReplacedEncoder(_Replaced):
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """[2N - 1]; with query states or relative positions of the caller as in stock."""
-        custom = query_states is not None or relative_pos is not None
-        if custom or not self.relative_attention or not self.on_backends():
+        if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
         return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)
 
     def get_rel_embedding(self) -> torch.Tensor | None:
         """The relative table; at inference on CPU one object while its values stay: the layers cache its projections."""
         P = super().get_rel_embedding()
-        if P is None or not self.caches(P.device):
-            return P
-        return self.kept_table(P)
+        if P is not None and self.caches(P.device):
+            return self.kept_table(P)
+        return P
 
 
 class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):

@@ -12,7 +12,6 @@ transformers 5 only; `load_tokenizer` gives the class below again.
 """
 
 import functools
-import itertools
 import json
 import os
 import unicodedata
@@ -20,12 +19,10 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from huggingface_hub import is_offline_mode
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import hf_hub_download, is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
-from transformers.utils import cached_file
 
 from .model.checkpoint_files import read_json
 
@@ -63,54 +60,58 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a DeBERTa folder or Hub repository as it was published.
 
-    Read is the first of: spm.model; vocab.json and merges.txt; tokenizer.json (its template corrected, the rest kept).
+    Reads the first of: spm.model; vocab.json and merges.txt; tokenizer.json (its template corrected, the rest kept).
     Tokens that were added later (tokenizer.json, tokenizer_config.json, added_tokens.json) keep their ids in all cases.
 
     Args:
-        folder_or_repo (`str` or path): local folder, or repository id on the Hub.
-        revision, token, local_files_only, cache_dir, subfolder: as in `huggingface_hub.hf_hub_download`.
-        model_max_length (`int`, *optional*): default is what tokenizer_config.json says, else 512.
-        add_prefix_space (`bool`, *optional*): only for vocab.json and merges.txt (v1): read the first word as if a space
-            stood before it, as words that are already split need. Default is what tokenizer_config.json says, else False.
+        folder_or_repo (`str` or path): A local folder, or a repository id on the Hub.
+        revision, token, local_files_only, cache_dir, subfolder: As in `huggingface_hub.hf_hub_download`.
+        model_max_length (`int`, *optional*): Default: the value in tokenizer_config.json, else 512.
+        add_prefix_space (`bool`, *optional*): Only for vocab.json and merges.txt (v1): read the first word as if a space
+            stood before it, as words that are already split need. Default: the value in tokenizer_config.json, else False.
+
     Raises:
-        OSError: no tokenizer is there, or it cannot be reached.
-        ValueError: it has no [CLS] or [SEP], or nothing but special tokens, or an added token would get an id other than the
-            recorded one.
+        OSError: There is no tokenizer, or the Hub cannot be reached.
+        ValueError: The vocabulary lacks [CLS] or [SEP], or has only special tokens, or an added token would get another id
+            than the recorded one.
     """
-    if not os.path.isdir(folder_or_repo):
+    offline = local_files_only or is_offline_mode()
+
+    def find(name: str) -> str | None:
+        if os.path.isdir(folder_or_repo):
+            path = os.path.join(folder_or_repo, subfolder, name)
+            return path if os.path.isfile(path) else None
+        download = dict(revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
         try:
-            validate_repo_id(str(folder_or_repo))
+            return hf_hub_download(str(folder_or_repo), name, subfolder=subfolder or None, **download)
         except HFValidationError as error:
             raise OSError(f"{folder_or_repo} is neither a local folder nor a valid repository id") from error
-    offline = local_files_only or is_offline_mode()
-    find = functools.partial(
-        cached_file,
-        folder_or_repo,
-        revision=revision,
-        token=token,
-        local_files_only=local_files_only,
-        cache_dir=cache_dir,
-        subfolder=subfolder,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=not offline,
-    )
-    files = ("tokenizer_config.json", "tokenizer.json", "added_tokens.json")
-    config, state, added = (read_json(path) if (path := find(name)) else {} for name in files)
-    if config.get("split_by_punct"):
-        raise ValueError(f"{folder_or_repo} sets split_by_punct, which no published model does; it is not supported")
+        except LocalEntryNotFoundError:
+            if offline:
+                return None
+            raise
+        except EntryNotFoundError:
+            return None
+
+    def read(name: str) -> dict:
+        path = find(name)
+        return {} if path is None else read_json(path)
+
+    config, state, added = read("tokenizer_config.json"), read("tokenizer.json"), read("added_tokens.json")
     if model_max_length is None:
+        model_max_length = config.get("model_max_length") or 512
         # transformers writes 1e30 where no length was set.
-        recorded = config.get("model_max_length") or 512
-        model_max_length = recorded if recorded < 1e9 else 512
+        if model_max_length > 1e9:
+            model_max_length = 512
     if add_prefix_space is None:
         add_prefix_space = config.get("add_prefix_space", False)
     settings = {name: config[name] for name in KEPT_SETTINGS if name in config}
 
-    recorded_tokens = _recorded_tokens(state, config, added)
     mask_lstrip = False
-    if spm := find("spm.model"):
+    spm, vocab, merges = find("spm.model"), find("vocab.json"), find("merges.txt")
+    if spm is not None:
         tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
-    elif (vocab := find("vocab.json")) and (merges := find("merges.txt")):
+    elif vocab is not None and merges is not None:
         tokenizer = _byte_level_backend(*models.BPE.read_file(vocab, merges), add_prefix_space)
         mask_lstrip = True
         settings["add_prefix_space"] = add_prefix_space
@@ -127,11 +128,11 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            f"tokenizer.json{' (local files only)' if offline else ''}. A model's save_pretrained writes none: call "
-            "tokenizer.save_pretrained on the same folder, or give --tokenizer_name"
+            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
+            "give --tokenizer_name"
         )
-    _add_recorded_tokens(tokenizer, recorded_tokens)
-    if not spm and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
+    _add_recorded_tokens(tokenizer, _recorded_tokens(state, config, added))
+    if spm is None and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
         raise ValueError(
             f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
             "(at the end) use tokenizer_from_vocab_and_merges or finish"
@@ -144,7 +145,7 @@ def load_tokenizer(
 def tokenizer_from_spm(
     path: str | os.PathLike, *, do_lower_case: bool = False, model_max_length: int = 512
 ) -> PreTrainedTokenizerFast:
-    """Tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model; ids equal `SentencePieceProcessor.encode`.
+    """Return a tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model; ids equal those of sentencepiece.
 
     Pieces keep their ids, missing special tokens follow at the end. Where there is no piece [UNK], also [UNK] follows there
     and is the unknown token, as in the official code; the row of `<unk>` stays, and no text is read as it. Offsets
@@ -157,7 +158,9 @@ def tokenizer_from_spm(
         ImportError: sentencepiece or protobuf is not installed.
         ValueError: the file is not a SentencePiece unigram model.
     """
-    settings = {"do_lower_case": True} if do_lower_case else {}
+    settings = {}
+    if do_lower_case:
+        settings["do_lower_case"] = True
     return finish(_spm_backend(path, do_lower_case), model_max_length=model_max_length, settings=settings)
 
 
@@ -168,11 +171,13 @@ def tokenizer_from_vocab_and_merges(
     add_prefix_space: bool = False,
     model_max_length: int = 512,
 ) -> PreTrainedTokenizerFast:
-    """Tokenizer of v1: byte-level BPE from vocab.json and merges.txt (paths, or their contents)."""
+    """Return a tokenizer of v1: byte-level BPE from vocab.json and merges.txt (paths, or their contents)."""
     if isinstance(vocab, (str, os.PathLike)):
         vocab, merges = models.BPE.read_file(os.fspath(vocab), os.fspath(merges))
     backend = _byte_level_backend(dict(vocab), [tuple(merge) for merge in merges], add_prefix_space)
-    settings = {"add_prefix_space": True} if add_prefix_space else {}
+    settings = {}
+    if add_prefix_space:
+        settings["add_prefix_space"] = True
     return finish(backend, model_max_length=model_max_length, mask_lstrip=True, settings=settings)
 
 
@@ -213,12 +218,12 @@ def finish(
 
 
 def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: bool = False) -> None:
-    """Report a tokenizer that does not encode as DeBERTa expects, or does not fit the model, before anything runs.
+    """Check that a tokenizer encodes as DeBERTa expects and fits the model, before anything runs.
 
     A model may have more rows than the tokenizer has tokens (128100 for 128001); that is no error.
 
     Raises:
-        ValueError: no [CLS] first or [SEP] last; pairs not `[CLS] A [SEP] B [SEP]` with types 0 and 1; no pad token, or
+        ValueError: No [CLS] first or [SEP] last; pairs not `[CLS] A [SEP] B [SEP]` with types 0 and 1; no pad token, or
             no mask token although `needs_mask`; and as `check_vocabulary`.
     """
     advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
@@ -229,7 +234,8 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
             f"a sentence must be encoded as [CLS] A [SEP], got {tokenizer.convert_ids_to_tokens(ids)} "
             f"(cls_token {tokenizer.cls_token}, sep_token {tokenizer.sep_token}){advice}"
         )
-    A, B = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("hello", "world"))
+    A = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    B = tokenizer("world", add_special_tokens=False)["input_ids"]
     pair = tokenizer("hello", "world", return_token_type_ids=True)
     if pair["input_ids"] != [cls, *A, sep, *B, sep]:
         got = tokenizer.convert_ids_to_tokens(pair["input_ids"])
@@ -237,9 +243,10 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
     types = [0] * (len(A) + 2) + [1] * (len(B) + 1)
     if pair["token_type_ids"] != types:
         raise ValueError(f"a pair must have the types {types}, got {pair['token_type_ids']}{advice}")
-    for name in ("pad", "mask") if needs_mask else ("pad",):
-        if getattr(tokenizer, f"{name}_token_id") is None:
-            raise ValueError(f"the tokenizer has no {name}_token, expected [{name.upper()}]{advice}")
+    if tokenizer.pad_token_id is None:
+        raise ValueError(f"the tokenizer has no pad_token, expected [PAD]{advice}")
+    if needs_mask and tokenizer.mask_token_id is None:
+        raise ValueError(f"the tokenizer has no mask_token, expected [MASK]{advice}")
     config = getattr(model_or_config, "config", model_or_config)
     check_vocabulary(tokenizer, config, special_tokens=("pad", "bos", "eos"))
 
@@ -247,52 +254,58 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
 def check_vocabulary(
     tokenizer: Any, config: Any = None, *, source: Any = None, special_tokens: Sequence[str] = ("pad", "cls", "sep")
 ) -> None:
-    """Report a tokenizer of any family that is empty, or that cannot be the one of the model.
+    """Check that a tokenizer of any family is not empty, and may be the one of the model.
 
     A model may have up to a quarter more rows than the tokenizer has tokens, and always 256.
 
     Args:
-        config (*optional*): None: the tokenizer is looked at by itself.
-        source (*optional*): where it was read from, for the message.
-        special_tokens: those whose ids are compared with the configuration's, where both are set.
+        config (*optional*): The configuration of the model; None: only the tokenizer is checked.
+        source (*optional*): Where the tokenizer was read from, for the message.
+        special_tokens: Tokens whose ids are compared with the configuration's, where both are set.
+
     Raises:
-        ValueError: says what is wrong.
+        ValueError: Names the problem.
     """
-    name = "the tokenizer" if source is None else f"the tokenizer of {source}"
+    name = "the tokenizer"
+    if source is not None:
+        name += f" of {source}"
     vocabulary = tokenizer.get_vocab()
-    # transformers makes a tokenizer of these from a folder without its files.
+    # transformers makes a tokenizer of special tokens from a folder without its files.
     if not any(token.strip("▁") for token in {*vocabulary} - {*tokenizer.all_special_tokens}):
         raise ValueError(f"{name} has no tokens but special ones; are its files missing? Give a folder that has them")
-    rows, largest = getattr(config, "vocab_size", None), max(vocabulary.values())
+    largest = max(vocabulary.values())
+    rows = getattr(config, "vocab_size", None)
     if rows is not None and max(largest + 1, len(tokenizer)) > rows:
         raise ValueError(
             f"{name} has {len(tokenizer)} tokens with ids up to {largest}, but the model only {rows} rows "
-            "(config.vocab_size); take the tokenizer of this model, or call "
-            f"model.resize_token_embeddings({largest + 1})"
+            f"(config.vocab_size); take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
         )
     if rows is not None and rows - largest - 1 > max(256, rows // 4):
         raise ValueError(
-            f"{name} has {len(tokenizer)} tokens for the model's {rows} rows (config.vocab_size), as one of another model "
-            "does; take the tokenizer of this model, or give a new model vocab_size"
+            f"{name} has {len(tokenizer)} tokens for the model's {rows} rows (config.vocab_size), so it is probably of "
+            "another model; take the tokenizer of this model, or give a new model vocab_size"
         )
     for token in special_tokens:
         expected, got = (getattr(x, f"{token}_token_id", None) for x in (config, tokenizer))
         if None not in (expected, got) and expected != got:
             raise ValueError(
                 f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; take the "
-                f"tokenizer of this model, or set it in the configuration (--config_overrides)"
+                "tokenizer of this model, or set it in the configuration (--config_overrides)"
             )
 
 
 def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="[UNK]" if "[UNK]" in vocab else None))
+    model = models.BPE(vocab, merges)
+    if "[UNK]" in vocab:
+        model.unk_token = "[UNK]"
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
-    """`tokenizers.Tokenizer` that equals the SentencePiece model, without template.
+    """Return a `tokenizers.Tokenizer` that equals the SentencePiece model, without template.
 
     Special tokens are added only where [UNK] is none of the pieces.
     """
@@ -317,8 +330,9 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
         raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
 
     names = [piece.piece for piece in model.pieces]
-    appended = [] if "[UNK]" in names else [token for token in SPECIAL_TOKENS if token not in names]
-    if appended:
+    appended = []
+    if "[UNK]" not in names:
+        appended = [token for token in SPECIAL_TOKENS if token not in names]
         unknown = [piece.type for piece in model.pieces].index(Piece.UNKNOWN)
         # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
         names[unknown] += HARD
@@ -347,7 +361,7 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
 
 
 def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
-    """SentencePiece's normaliser (a `NormalizerSpec`) out of steps that every tokenizers version has.
+    """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that every tokenizers version has.
 
     SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` looks up whole grapheme
     clusters under 6 bytes, by the shortest match, and drops the rest; longer ones char by char. So `e` + two accents
@@ -355,7 +369,9 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     char, join again from left to right as NFC would. HARD where SentencePiece has no rule: after or within a char that
     decomposes itself, and where NFC would sort the marks.
     """
-    steps = [normalizers.Lowercase()] if do_lower_case else []
+    steps: list[normalizers.Normalizer] = []
+    if do_lower_case:
+        steps.append(normalizers.Lowercase())
     if spec.precompiled_charsmap:
         mark, decomposes, unjoinable, unsorted = _mark_patterns()
         steps += [
@@ -374,7 +390,7 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
 
 @functools.cache
 def _mark_patterns() -> tuple[str, str, str, str]:
-    """Regular expressions for `_spm_normalizer`: mark, char that decomposes, mark that starts nothing, unsorted marks."""
+    """Return regular expressions: mark, char that decomposes, mark that starts nothing, unsorted marks."""
     # Above U+2FFFF nothing decomposes; surrogates cannot occur.
     chars = [chr(c) for c in range(0x80, 0x30000) if not 0xD800 <= c < 0xE000]
     nfd = [unicodedata.normalize("NFD", c) for c in chars]
@@ -397,14 +413,18 @@ def _mark_patterns() -> tuple[str, str, str, str]:
 
 
 def _char_class(chars: Iterable[str]) -> str:
-    codes = sorted(map(ord, chars))
-    runs = itertools.groupby(enumerate(codes), lambda item: item[1] - item[0])
-    bounds = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
-    return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" if a < b else rf"\x{{{a:x}}}" for a, b in bounds) + "]"
+    """Return the regular expression for any of these characters, as ranges of their codes."""
+    ranges: list[list[int]] = []
+    for code in sorted(map(ord, chars)):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges) + "]"
 
 
 def _recorded_tokens(state: dict, config: dict, added: dict[str, int]) -> list[tuple[int, AddedToken]]:
-    """Tokens that tokenizer.json, tokenizer_config.json or added_tokens.json list, in the order of their ids."""
+    """Return the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids."""
     tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
     for i, fields in config.get("added_tokens_decoder", {}).items():
         tokens[int(i)] = AddedToken(**fields)
@@ -417,7 +437,7 @@ def _add_recorded_tokens(tokenizer: Tokenizer, tokens: list[tuple[int, AddedToke
     """Add tokens with their recorded ids.
 
     Raises:
-        ValueError: one of them would get another id.
+        ValueError: A token would get another id.
     """
     for i, token in tokens:
         tokenizer.add_tokens([token])

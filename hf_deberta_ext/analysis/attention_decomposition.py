@@ -224,7 +224,7 @@ def _project(encoder: DebertaExtModel, inputs, layer: int) -> _Projections:
         hooks.append(attention.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True))
     try:
         with in_eval_mode(encoder):
-            encoder(**inputs, packed=False)
+            encoder(**inputs, may_pack=False)
             # Layers that share their attention are calls of one module.
             attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
             K_r, Q_r = attention.project_positions(rel_embeddings)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 0 if it can be loaded, 1 if not; then the last lines say why."""
-    from ..conversion.describe import describe, description_text
+    from ..conversion.checkpoint_contents import describe, description_text
     from ..native import kernel_status
     from ..pretraining.prepared_corpus import is_prepared, manifest_text, read_manifest
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing our models back as stock deberta-v2 checkpoints, for the tools that know only those.
-
-Reading is `from_pretrained` of any model: it takes official `deberta` and `deberta-v2` folders and repos as they are, and
-`model.loading_report` says what became of each tensor.
-"""
+"""Write models of this package as stock deberta-v2 checkpoints; `from_pretrained` of any model reads them back."""
 
 import json
 import os
@@ -43,23 +39,21 @@ FLOAT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_d
 def save_as_deberta_v2(
     model: DebertaExtPreTrainedModel, folder: str | os.PathLike, *, lossy: bool = False, overwrite: bool = False
 ) -> list[str]:
-    """Writes `model` as a folder that plain transformers loads as DebertaV2, with the same outputs.
+    """Write `model` as a folder that plain transformers loads as DebertaV2, with the same outputs.
 
-    Models of v1 shape become deberta-v2 folders too. The tables and heads that the stock classes ignore (absolute
-    positions of EMD, `mask_predictions`) are written all the same, so that loading the folder here gives the model back.
+    Models of v1 shape become deberta-v2 folders too. The tables and heads that the stock classes ignore (absolute positions
+    of EMD, `mask_predictions`) are also written, so that this package loads the folder as the same model.
 
     Args:
-        model: any of our models.
-        folder: created if missing.
-        lossy (`bool`): write also what the stock classes compute differently: a masked-language model with EMD.
-        overwrite (`bool`): replace a checkpoint that is in the folder.
+        lossy (`bool`): Also write what the stock classes compute differently: a masked-language model with EMD.
+        overwrite (`bool`): Replace a checkpoint that is in the folder.
 
     Returns:
-        `list[str]`: what the folder does not carry in full, in words; empty if nothing.
+        `list[str]`: Notes on what the folder does not hold in full.
 
     Raises:
-        ValueError: the model has a feature with no place in deberta-v2.
-        FileExistsError: the folder already holds a checkpoint.
+        ValueError: The model has a feature that deberta-v2 cannot hold.
+        FileExistsError: The folder already holds a checkpoint.
     """
     folder = Path(folder)
     if (folder / "config.json").exists() and not overwrite:
@@ -75,26 +69,22 @@ def save_as_deberta_v2(
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     if STOCK_CLASSES[type(model).__name__].endswith("Classification"):
-        write_names_of_labels(config, folder)
+        # transformers leaves out two labels with default names, and text-embeddings-inference refuses such a classifier.
+        fields = read_json(folder / "config.json") | {"id2label": config.id2label, "label2id": config.label2id}
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     save_torch_state_dict(state_dict, folder, filename_pattern="model{suffix}.safetensors")
     for note in notes:
         logger.warning(f"{folder}: {note}")
     return notes
 
 
-def write_names_of_labels(config: DebertaV2Config, folder: Path):
-    """Write the names of labels into the folder's config.json, from which transformers leaves out two with names of its own;
-    text-embeddings-inference refuses a classifier without them."""
-    path = folder / "config.json"
-    fields = read_json(path) | {"id2label": config.id2label, "label2id": config.label2id}
-    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
-    """The stock configuration of the same encoder. `legacy=False` makes transformers read `lm_predictions`."""
+    """Return the stock configuration of the same encoder. `legacy=False` makes transformers read `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
-    # transformers 5.4 refuses 0 where it expects 0.0.
-    same |= {name: float(same[name]) for name in FLOAT_FIELDS if same[name] is not None}
+    for name in FLOAT_FIELDS:
+        if same[name] is not None:
+            # transformers 5.4 refuses 0 where it expects 0.0.
+            same[name] = float(same[name])
     if not config.relative_table_size:
         # The stock encoder would build a LayerNorm for the table that is not there.
         same["norm_rel_ebd"] = "none"
@@ -103,25 +93,26 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
 
 
 def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights under stock names: tied copies left out, shared layers repeated."""
-    tied = set(getattr(model, "_tied_weights_keys", None) or {})
-    state_dict = {key: value for key, value in model.state_dict().items() if key not in tied}
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    first = f"{prefix}encoder.layer.0."
-    for key in [key for key in state_dict if key.startswith(first)]:
+    """Return the weights under stock names: tied copies left out, shared layers repeated."""
+    state_dict = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
+    for key in list(state_dict):
+        before, first, parameter = key.partition("encoder.layer.0.")
         for index in range(1, model.config.num_hidden_layers):
-            copy = key.replace(first, f"{prefix}encoder.layer.{index}.", 1)
-            if copy not in state_dict:
+            copy = f"{before}encoder.layer.{index}.{parameter}"
+            if first and copy not in state_dict:
                 state_dict[copy] = state_dict[key].clone()
     return state_dict
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Notes on the features that a stock folder does not hold; an error where that changes outputs, unless `lossy`."""
+    """Return notes on the features that a stock folder does not hold.
+
+    Raises:
+        ValueError: Such a feature changes outputs, and `lossy` is not given.
+    """
     config = model.config
     if type(model).__name__ not in STOCK_CLASSES:
-        part = "one of its parts" if hasattr(model, "generator") else "model.deberta without the head"
-        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; write {part} instead")
+        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; write one of its parts instead")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 has no p2p attention term (pos_att_type); such a model cannot be written as one")
     if getattr(model, "proj", None) is not None:
@@ -139,11 +130,8 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
             f"{config.hidden_size}; write model.deberta without the head instead"
         )
     if config.has_mask_decoder and (config.emd_layers, config.emd_input) != (1, "hidden"):
-        note = (
-            f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r}): the stock "
-            "class decodes the plain last layer, its predictions differ"
-        )
+        note = f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r})"
         if not lossy:
             raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True to write the weights all the same")
-        notes.append(note)
+        notes.append(f"{note}: the stock class decodes the plain last layer, its predictions differ")
     return notes

@@ -13,7 +13,7 @@ __all__ = ["load_hub_dataset", "read_hub"]
 PROBE_SECONDS = 10
 
 
-def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], arguments: Any) -> dict[str, "Dataset"]:
+def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
     """Splits of a data set for fine-tuning.
 
     Args:
@@ -21,14 +21,13 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         config (`str`, *optional*): which of its configurations.
         splits: our names -> its names for each, the first of which that it has is used: {"validation": ["validation",
             "dev"]}. A split that it has under none of them is left out.
-        arguments (`DataArguments`): cache_dir, token and data_revision are used.
+        download: revision, token and cache_dir, where they are given.
     Raises:
         ValueError: it cannot be reached, or has no such configuration, or none of the splits. Says how to go on.
     """
     loaded = load_hub_dataset(
-        name, config, cache_dir=arguments.cache_dir, token=arguments.token, revision=arguments.data_revision,
-        alternative="; local files are read by --train_file, --validation_file and --test_file",
-    )  # fmt: skip
+        name, config, alternative="; local files are read by --train_file, --validation_file and --test_file", **download
+    )
     names = {split: next((name for name in candidates if name in loaded), None) for split, candidates in splits.items()}
     chosen = {split: loaded[name] for split, name in names.items() if name is not None}
     if not chosen:

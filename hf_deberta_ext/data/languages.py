@@ -2,9 +2,10 @@
 """Codes of languages, as the Hub takes them."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["LANGUAGES", "language_problem", "primary_language"]
+__all__ = ["LANGUAGES", "check_languages", "language_problem", "primary_language"]
 
 # ISO 639-1. Codes of three letters (ISO 639-2 and 639-3) are too many to list: their form is checked alone, as is that of
 # what follows the language in BCP 47: script, region, variants (zh-Hant, pt-BR, sl-rozaj).
@@ -31,6 +32,13 @@ def language_problem(name: Any) -> str | None:
     # YAML reads the code of Norwegian as a truth value.
     norwegian = ' (YAML reads no as false: write "no" in quotes)' if name is False else ""
     return f"there is no language {name!r}: give an ISO 639 code such as en, de or pt-BR, or multilingual{norwegian}"
+
+
+def check_languages(names: Iterable[Any], flag: str) -> None:
+    """Raise a ValueError that names the flag for the first name that is not the code of a language."""
+    for name in names:
+        if problem := language_problem(name):
+            raise ValueError(f"{flag}: {problem}")
 
 
 def primary_language(name: str) -> str:

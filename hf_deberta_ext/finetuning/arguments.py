@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..data.files import HELD_BYTES
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
+from ..training.hub_arguments import HubArguments
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -32,15 +33,12 @@ class DataArguments:
     validation_file: list[str] = option(list, "files to evaluate on")
     test_file: list[str] = option(list, "files to predict on; labels are not needed")
     max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
-    max_file_bytes: int = option(HELD_BYTES, "most of a data file, decompressed: a small .gz may hold more than memory does")
     pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
     pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
     max_train_samples: int | None = option(None, "train on the first so many examples")
     max_eval_samples: int | None = option(None, "evaluate on the first so many examples of each set")
     max_predict_samples: int | None = option(None, "predict on the first so many examples of each set")
     preprocessing_num_workers: int | None = option(None, "processes that tokenise")
-    cache_dir: str | None = option(None, "where downloads are kept")
-    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
     data_revision: str | None = option(None, "of the data set on the Hub")
     card_language: list[str] = option(
         list, "ISO codes of the data's languages, for the model card; default: those of a known data set"
@@ -50,13 +48,13 @@ class DataArguments:
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
         for name in (
-            "max_seq_length", "max_file_bytes", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
+            "max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
             "max_predict_samples", "preprocessing_num_workers",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
-        check_metadata(language=self.card_language, flag="--card_language")
+        check_languages(as_list(self.card_language), "--card_language")
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -65,8 +63,8 @@ class DataArguments:
 
 
 @dataclass
-class ModelArguments:
-    """Flags of the model. The folder of downloads, and the token for them, are in `DataArguments`."""
+class ModelArguments(HubArguments):
+    """Flags of the model, and of all downloads."""
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
@@ -77,7 +75,6 @@ class ModelArguments:
     config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
     config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")
     tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: that of the model")
-    model_revision: str | None = option(None, "of the model on the Hub")
     trust_remote_code: bool = option(False, "run the code that is in the model's repository")
     ignore_mismatched_sizes: bool = option(
         False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"
@@ -103,7 +100,6 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        check_metadata(license=self.license)
         if self.from_scratch and self.lora:
             raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
         if self.lora_r < 1:

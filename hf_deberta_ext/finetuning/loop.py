@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..publishing.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
+from ..training.hub_arguments import HubArguments
 from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
@@ -36,7 +37,7 @@ logger = logging.get_logger(__name__)
 
 
 def main(
-    read: Callable[[Any], TaskData],
+    read: Callable[[Any, HubArguments], TaskData],
     data_arguments: type[DataArguments],
     argv: Sequence[str] | None = None,
     *,
@@ -46,7 +47,7 @@ def main(
     a traceback once the training has begun.
 
     Args:
-        read (`Callable`): data arguments -> the task's data, read and checked.
+        read (`Callable`): (data arguments, flags of downloads) -> the task's data, read and checked.
         data_arguments: the class of the task's flags, a subclass of `DataArguments`.
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
@@ -59,7 +60,7 @@ def main(
 
 
 def prepare(
-    read: Callable[[Any], TaskData],
+    read: Callable[[Any, HubArguments], TaskData],
     data_args: DataArguments,
     model_args: ModelArguments,
     args: FineTuningArguments,
@@ -84,14 +85,14 @@ def prepare(
 
     # 2. Data, configuration and tokenizer
     with args.main_process_first(desc="reading data and configuration"):
-        data = read(data_args)
+        data = read(data_args, model_args)
         check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
-        config = load_config(model_args, data_args)
-        if hasattr(data, "use_label_order"):
-            data.use_label_order(config.label2id)
+        config = load_config(model_args)
+        if hasattr(data, "use_config"):
+            data.use_config(config)
         set_fields(config, data.config_fields())
         prefix_space = getattr(data, "needs_prefix_space", False)
-        tokenizer = load_tokenizer_for(config, model_args, data_args, prefix_space=prefix_space)
+        tokenizer = load_tokenizer_for(config, model_args, prefix_space=prefix_space)
         # Trainer would, with a warning; nothing is generated here.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
@@ -112,7 +113,7 @@ def prepare(
     model = build_model(prepared, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
-            begin_folder(args, repeated_arguments((data_args, model_args), args), checkpoint)
+            begin_folder(args, repeated_arguments((data_args, model_args), args))
     return dataclasses.replace(prepared, model=model)
 
 
@@ -199,9 +200,7 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     set_seed(seed)
     config = copy.deepcopy(prepared.config)
-    model, new_weights = load_model(
-        model_args, prepared.data_args, config, prepared.data.auto_class, is_trained=args.do_train
-    )
+    model, new_weights = load_model(model_args, config, prepared.data.auto_class, is_trained=args.do_train)
     if args.sift_weight:
         embedding_norm(model, args.sift_layer_norm)
     if not model_args.lora or hasattr(model, "peft_config"):
@@ -253,7 +252,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         seed_args.seed, seed_args.output_dir = seed, str(folder)
         with args.main_process_first(local=False, desc="making the folder"):
             if args.should_save:
-                begin_seed(seed_args, repeated_arguments((prepared.data_args, prepared.model_args), seed_args))
+                begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
         if is_finished(folder):
             results[seed] = complete_run(seed_run)

@@ -13,13 +13,12 @@ from transformers.utils import logging
 
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
-from ..model.checkpoint_layouts import check_files, check_names
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
 from ..training.model_sources import announce_official, check_source, named_tokenizer
-from .arguments import DataArguments, ModelArguments
+from .arguments import ModelArguments
 
 __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]
 
@@ -40,13 +39,7 @@ PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_C
 DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
 
 
-def hub_arguments(model_args: ModelArguments, data_args: DataArguments) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the Hub, as far as flags set them."""
-    arguments = dict(revision=model_args.model_revision, token=data_args.token, cache_dir=data_args.cache_dir)
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def load_config(model_args: ModelArguments, data_args: DataArguments) -> PretrainedConfig:
+def load_config(model_args: ModelArguments) -> PretrainedConfig:
     """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours.
 
     Raises:
@@ -55,11 +48,11 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
         OSError: it does not exist.
     """
     source = model_args.config_name or model_args.model_name_or_path
-    fields, hub = overrides(model_args.config_overrides), hub_arguments(model_args, data_args)
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path", **hub)
+    fields, hub = overrides(model_args.config_overrides), model_args.model_download()
+    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
     arguments = hub | fields
     try:
-        if is_read_as_ours(source, model_args, data_args):
+        if is_read_as_ours(source, model_args):
             config = DebertaExtConfig.from_pretrained(source, **arguments)
         else:
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
@@ -86,7 +79,7 @@ def load_config(model_args: ModelArguments, data_args: DataArguments) -> Pretrai
     return config
 
 
-def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArguments) -> bool:
+def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
     """Tell if --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
@@ -95,7 +88,7 @@ def is_read_as_ours(source: str, model_args: ModelArguments, data_args: DataArgu
         return False
     return announce_official(
         source, way_out="; --model_type stock takes transformers' class", trust_remote_code=model_args.trust_remote_code,
-        **hub_arguments(model_args, data_args),
+        **model_args.model_download(),
     )  # fmt: skip
 
 
@@ -118,7 +111,7 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
 
 
 def load_tokenizer_for(
-    config: PretrainedConfig, model_args: ModelArguments, data_args: DataArguments, *, prefix_space: bool = False
+    config: PretrainedConfig, model_args: ModelArguments, *, prefix_space: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model; of DeBERTa models the one that equals the published one.
 
@@ -128,11 +121,9 @@ def load_tokenizer_for(
         ValueError: it does not fit the model, or leaves its special tokens out.
         OSError: it does not exist.
     """
-    source = model_args.tokenizer_name or model_args.model_name_or_path
-    flag = "--model_name_or_path" if model_args.tokenizer_name is None else "--tokenizer_name"
-    hub = hub_arguments(model_args, data_args)
+    source, flag, hub = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
-        hub.pop("revision", None)
+        source, flag, hub = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
     arguments = hub | ({"add_prefix_space": True} if prefix_space else {})
 
     def load_any() -> PreTrainedTokenizerBase:
@@ -146,7 +137,7 @@ def load_tokenizer_for(
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 
     if config.model_type in DEBERTA:
-        with named_tokenizer(source, flag, **hub):
+        with named_tokenizer(source, flag):
             try:
                 tokenizer = load_tokenizer(source, **arguments)
             except OSError as error:
@@ -158,7 +149,7 @@ def load_tokenizer_for(
                     raise error from None
         check_tokenizer(tokenizer, config)
         return tokenizer
-    with named_tokenizer(source, flag, **hub):
+    with named_tokenizer(source, flag):
         tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
@@ -177,7 +168,6 @@ def load_tokenizer_for(
 
 def load_model(
     model_args: ModelArguments,
-    data_args: DataArguments,
     config: PretrainedConfig,
     auto_class: Any,
     *,
@@ -213,13 +203,10 @@ def load_model(
         with readable_weights(source, model_args.config_overrides):
             model, info = auto_class.from_pretrained(
                 source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
-                **arguments, **hub_arguments(model_args, data_args),
+                **arguments, **model_args.model_download(),
             )  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    check_names(source, info)
-    quantized = getattr(config, "quantization_config", None) is not None
-    check_files(source, quantized=quantized, **hub_arguments(model_args, data_args))
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
     if adapter:
         from peft import PeftModel

@@ -14,12 +14,11 @@ from transformers.utils import logging
 
 from ..analysis.plots import metric_label, plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
+from ..files import replace_text
 from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
-from ..publishing.card_metadata import as_list, is_hub_id
-from ..publishing.facts import REPORT_FILE, RunFacts, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
 from ..training.batch_size import hardware_facts
-from ..training.disk_space import write_text
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
@@ -77,7 +76,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
     if baselines := baseline_scores(prepared):
         results["baselines"] = baselines
-        write_text(folder / "all_results.json", json.dumps(results, indent=4) + "\n")
+        replace_text(folder / "all_results.json", json.dumps(results, indent=4) + "\n")
     steps = str(trainer.state.global_step)
     if args.load_best_model_at_end:
         steps += f", the weights are those of step {trainer.state.best_global_step}"
@@ -188,7 +187,7 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
         summary (`dict`): the result of `summarise_seeds`.
     """
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
-    write_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
+    replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
     names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
     figure = None

@@ -11,7 +11,6 @@ from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
 from ..training.run_folder import (
     ARGUMENTS_FILE,
     begin_run,
-    claim_folder,
     find_checkpoint,
     follow_processes,
     resume_checkpoint,
@@ -78,25 +77,25 @@ def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError(f"--overwrite_output_dir would move {source} aside: choose another --output_dir")
 
 
-def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any], checkpoint: str | None = None):
-    """Make the folder of a run, after --overwrite_output_dir has moved an old one aside; or compare the arguments of a run
-    that is resumed.
+def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
+    """Make and lock the folder of a run, after --overwrite_output_dir has moved an old one aside.
 
     Args:
-        arguments (`dict`): what `repeated_arguments` returned.
-        checkpoint (`str`, *optional*): that the run goes on from; with several seeds each has its own.
+        arguments (`dict`): what `repeated_arguments` returned, which are compared if several seeds are resumed.
     Raises:
-        ValueError: resumed with other arguments.
+        ValueError: another run works in the folder; several seeds are resumed with other arguments.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
         print(f"{folder} is not empty: it is {move_aside(folder)} now", flush=True)
-    claim_folder(folder, is_new=args.resume_from_checkpoint is None)
-    begin_run(folder, arguments, checkpoint or args.resume_from_checkpoint is not None, args.resume_anyway)
+    lock_folder(folder)
+    if args.seeds:
+        # Without seeds the trainer writes the record.
+        begin_run(folder, arguments, args.resume_from_checkpoint is not None, args.resume_anyway)
 
 
-def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
-    """As `begin_folder` for a seed, whose folder is new, finished or to be resumed.
+def begin_seed(args: FineTuningArguments):
+    """Make and lock the folder of a seed, which is new, finished or to be resumed.
 
     A folder without a complete checkpoint is moved aside, and the seed begins anew.
     """
@@ -107,9 +106,7 @@ def begin_seed(args: FineTuningArguments, arguments: Mapping[str, Any]):
             resume_checkpoint(folder, None)
         except ValueError:
             print(f"{folder} has no complete checkpoint: it is {move_aside(folder)} now, and begins anew", flush=True)
-    claim_folder(folder, is_new=not resumed)
-    if not (is_finished(folder) and args.resume_anyway):
-        begin_run(folder, arguments, resumed, args.resume_anyway if resumed else ())
+    lock_folder(folder)
     if is_finished(folder):
         print(f"{folder} is finished", flush=True)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .attention_backends import BACKENDS, choose_backend
+from .attention_inputs import AttentionInputs
 from .input_validation import is_traced
 from .position_cache import PositionCache, has_hooks, module_state, same_values
 from .unpadding import PackedSequences
@@ -53,8 +54,12 @@ class DisentangledSelfAttention(PositionCache):
         """[..., N, H·d] -> [..., H, N, d]; of a tensor-parallel process, the heads that it has."""
         return x.unflatten(-1, (-1, self.head_size)).transpose(-2, -3)
 
+    def keys_and_values(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K_c and V_c, [B, H, N, d] each, of hidden states [B, N, hidden]."""
+        return self.split_heads(self.key_proj(hidden_states)), self.split_heads(self.value_proj(hidden_states))
+
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The modules that compute K_r and Q_r; None where no term needs it."""
+        """Return the modules that compute K_r and Q_r; None where no term needs it."""
         key = query = None
         if "c2p" in self.terms or "p2p" in self.terms:
             key = self.key_proj if self.share_att_key else self.pos_key_proj
@@ -63,25 +68,36 @@ class DisentangledSelfAttention(PositionCache):
         return key, query
 
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
+        """Return K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
 
         At inference on CPU they are kept until another table comes or a module has changed (`module_state`). Modules with
         hooks are called with the table every time, and with nothing else: a calibration sees real inputs.
         """
-        if not self.terms:
+        key, query = self.position_projections()
+        modules = [module for module in (key, query) if module is not None]
+
+        def project(P):
+            K_r = Q_r = None
+            if key is not None:
+                K_r = self.split_heads(key(P))
+            if query is not None:
+                Q_r = self.split_heads(query(P))
+            return K_r, Q_r
+
+        if not modules:
             return None, None
-        modules = self.position_projections()
-        cacheable = not (is_traced() or torch.is_grad_enabled() or self.pos_dropout.training)
-        if not cacheable or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
-            P = self.pos_dropout(rel_embeddings)
-            return tuple(module and self.split_heads(module(P)) for module in modules)
-        states = [module_state(module, rel_embeddings) for module in modules if module is not None]
+        varies = is_traced() or torch.is_grad_enabled() or self.pos_dropout.training
+        if varies or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
+            return project(self.pos_dropout(rel_embeddings))
+        states = [module_state(module, rel_embeddings) for module in modules]
         versions = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), *(state[0] for state in states)]
         samples = [state[1] for state in states]
-        cache = self.position_cache
-        if cache and cache[0] is rel_embeddings and cache[1] == versions and all(map(same_values, samples, cache[2])):
-            return cache[3]
-        projected = tuple(module and self.split_heads(module(rel_embeddings)) for module in modules)
+        entry = self.position_cache
+        if entry is not None:
+            table, kept_versions, kept_samples, projected = entry
+            if table is rel_embeddings and kept_versions == versions and all(map(same_values, kept_samples, samples)):
+                return projected
+        projected = project(rel_embeddings)
         self.position_cache = rel_embeddings, versions, samples, projected
         return projected
 
@@ -97,14 +113,14 @@ class DisentangledSelfAttention(PositionCache):
         reach: int | None = None,
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
-        keys_values: dict[str, torch.Tensor] | None = None,
+        keys_values: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
             hidden_states (`torch.Tensor`): keys and values, [B, N, hidden].
             attention_mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, Q, N]; True = may attend.
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
-            query_states (`torch.Tensor`, *optional*): a query stream of its own (EMD), [B, Q, hidden]; None = hidden_states.
+            query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
             delta (`torch.LongTensor`, *optional*): [2L - 1], L >= N, offset table of `RelativePosition`.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] positions of the queries, needed where Q != N; queries
                 that share a position must be equal.
@@ -112,7 +128,7 @@ class DisentangledSelfAttention(PositionCache):
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden], which do not see each
                 other; without a mask.
             output_attentions (`bool`): return the probabilities.
-            keys_values (`dict`, *optional*): K_c and V_c of an earlier call with these hidden_states; it is filled if empty.
+            keys_values (`tuple`, *optional*): K_c and V_c of these hidden_states, from `keys_and_values`; None = computed.
 
         Returns:
             context [B, Q, hidden] and probabilities [B, H, Q, N] or None.
@@ -120,78 +136,63 @@ class DisentangledSelfAttention(PositionCache):
         Raises:
             ValueError: `config._attn_implementation` names a backend that cannot serve this call.
         """
-        Q_c = self.split_heads(self.query_proj(hidden_states if query_states is None else query_states))
-        keys_values = {} if keys_values is None else keys_values
-        if not keys_values:
-            keys_values["K_c"] = self.split_heads(self.key_proj(hidden_states))
-            keys_values["V_c"] = self.split_heads(self.value_proj(hidden_states))
+        queries = hidden_states if query_states is None else query_states
+        Q_c = self.split_heads(self.query_proj(queries))
+        K_c, V_c = self.keys_and_values(hidden_states) if keys_values is None else keys_values
         K_r, Q_r = self.project_positions(rel_embeddings)
+        inputs = AttentionInputs(
+            Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, self.terms, attention_mask, query_positions, self.dropout_p, reach
+        )
         requested = getattr(self.config, "_attn_implementation", None)
-        call = dict(query_positions=query_positions, packed=packed, output_attentions=output_attentions)
-        positions = dict(K_r=K_r, Q_r=Q_r, delta=delta, reach=reach, terms=self.terms)
-        return self.attend(requested, Q_c, **keys_values, mask=attention_mask, scale=self.scale, **call, **positions)
+        return self.attend(inputs, requested, packed, output_attentions)
+
+    @property
+    def dropout_p(self) -> float:
+        """The dropout of the probabilities in the mode of the `dropout` module."""
+        return self.dropout.p if self.dropout.training else 0.0
 
     def attend(
         self,
+        inputs: AttentionInputs,
         requested: str | None,
-        Q_c: torch.Tensor,
-        K_c: torch.Tensor,
-        V_c: torch.Tensor,
-        *,
-        mask: torch.Tensor | None = None,
-        query_positions: torch.Tensor | None = None,
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
-        **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Context [B, Q, hidden] and probabilities or None, by the backend that is `requested` or the best for this call.
+        """Return the context [B, Q, hidden], and probabilities or None, by the requested or else the best backend.
 
-        Other arguments as in `forward` and `disentangled_attention_eager`.
+        Arguments as in `forward`; `inputs` describe the documents of `packed` as one stream without a mask.
         """
-        N = K_c.shape[2]
-        options["dropout_p"] = self.dropout.p if self.dropout.training else 0.0
+        Q_c, positions = inputs.Q_c, inputs.query_positions
+        query_share = 1.0
+        if positions is not None and packed is None:
+            query_share = Q_c.shape[2] / inputs.K_c.shape[2]
         name, reason = choose_backend(
-            requested,
-            query_share=1.0 if query_positions is None or packed is not None else Q_c.shape[2] / N,
-            device=Q_c.device,
-            dtype=Q_c.dtype,
-            head_size=Q_c.shape[-1],
-            needs_probs=output_attentions,
-            needs_grad=torch.is_grad_enabled() and Q_c.requires_grad,
-            dropout_p=options["dropout_p"],
+            requested, Q_c.device, Q_c.dtype, Q_c.shape[-1], needs_probs=output_attentions, query_share=query_share
         )
         if not torch.compiler.is_compiling():
             self.last_backend = name, reason
         backend = BACKENDS[name]
-        drop_others = query_positions is not None and (packed is not None or not backend.takes_query_positions)
+        drop_others = positions is not None and (packed is not None or not backend.takes_query_positions)
         if drop_others:
-            Q_c, mask = among_all_positions(Q_c, mask, query_positions, N)
-        elif query_positions is not None:
-            options["query_positions"] = query_positions
-
-        def function(*tensors, **call):
-            result = backend.function(*tensors, **options, **call)
-            return result if backend.returns_probs else (result, None)
-
-        probs = None
+            inputs = among_all_positions(inputs)
         if packed is None:
-            context, probs = function(Q_c, K_c, V_c, mask=mask)
-        elif backend.takes_cu_seqlens:
-            context, _ = function(Q_c, K_c, V_c, cu_seqlens=packed.cu_seqlens)
+            context, probs = backend.attend(inputs)
         else:
-            context = packed.attend(lambda *tensors, mask: function(*tensors, mask=mask)[0], Q_c, K_c, V_c)
+            context, probs = packed.attend(backend, inputs), None
         context = context.transpose(1, 2)
         if drop_others:
-            context = context.gather(1, query_positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
+            context = context.gather(1, positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
         return context.flatten(2), probs if output_attentions else None
 
 
-def among_all_positions(Q_c: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, N: int):
-    """Queries [B, H, Q, d] and their rows of the mask at their positions among all N, with zeros and True elsewhere."""
+def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:
+    """Return inputs with a query at every position: zeros, and True in the mask, where there was none."""
+    Q_c, mask, positions = inputs.Q_c, inputs.mask, inputs.query_positions
     B, H, _, d = Q_c.shape
+    N = inputs.K_c.shape[2]
     index = positions[:, None, :, None]
     full = Q_c.new_zeros(B, H, N, d).scatter(2, index.expand(-1, H, -1, d), Q_c)
     if mask is not None and mask.shape[-2] > 1:
         rows = mask.new_ones(B, mask.shape[1], N, N)
         mask = rows.scatter(2, index.expand(-1, mask.shape[1], -1, N), mask.expand(B, -1, -1, -1))
-    return full, mask
+    return inputs._replace(Q_c=full, mask=mask, query_positions=None)

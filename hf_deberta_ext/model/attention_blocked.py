@@ -16,10 +16,11 @@ with a batch of tiles in each product; of short ones, many heads and sequences g
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import torch
 from torch.nn import functional
+
+from .attention_inputs import AttentionInputs, without_autocast
 
 __all__ = ["blocked_unavailable", "disentangled_attention_blocked"]
 
@@ -33,40 +34,27 @@ CHUNK = 2**19
 LINE = 16
 
 
-def blocked_unavailable(**call) -> str | None:
+def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return the reason why the backend cannot serve a call now, or None: it takes every device, dtype and head size."""
     return "torch.compile cannot trace it" if torch.compiler.is_compiling() else None
 
 
-def disentangled_attention_blocked(
-    Q_c: torch.Tensor,
-    K_c: torch.Tensor,
-    V_c: torch.Tensor,
-    *,
-    K_r: torch.Tensor | None = None,
-    Q_r: torch.Tensor | None = None,
-    delta: torch.Tensor | None = None,
-    terms: tuple[str, ...] = (),
-    scale: float,
-    mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    reach: int | None = None,
-) -> torch.Tensor:
-    """Disentangled attention, DeBERTa Eq. (4), in blocks of queries; arguments as in `disentangled_attention_eager`.
+def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
+    """Compute disentangled attention, DeBERTa Eq. (4), in blocks of queries; see `AttentionInputs`.
 
-    Args:
-        reach (`int`, *optional*): delta is constant for i - j >= reach and for i - j <= -reach; None: nothing is known.
+    Queries are at the positions of their keys: `query_positions` is not served.
 
     Returns:
         out [B, H, N, d] in the dtype of Q_c; computed in float32 (float64 stays), also under autocast.
     """
+    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, reach, _ = inputs
     wide = torch.promote_types(Q_c.dtype, torch.float32)
     if dropout_p == 1:
         # All probabilities are dropped: the others cannot be scaled by 1 / 0.
         V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
     reach = N if reach is None else min(reach, N)
-    with nullcontext() if Q_c.device.type == "meta" else torch.autocast(Q_c.device.type, enabled=False):
+    with without_autocast(Q_c.device):
         K_x = Q_x = bias_x = None
         if terms:
             # The expanded tables, [H, 2W + 1, d] for i - j = -W ... W; blocks of queries and keys reach beyond `reach`.

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 
+from .attention_inputs import AttentionInputs, empty_heads, without_autocast
 from .triton_backward import (
     disentangled_bwd_kernel_bands,
     disentangled_bwd_kernel_dkv,
@@ -73,61 +74,94 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 class Call:
-    """Arguments that all kernels of one forward or backward share: pointers, strides, lengths and switches."""
+    """Operands of a forward or backward, and what all of its kernels share: pointers, strides, lengths and switches.
+
+    Args:
+        q, k, v (`torch.Tensor`): [B, H, N, d], with any strides but a last one of 1.
+        K_r, Q_r (`torch.Tensor`, *optional*): tables [H, R, d]; None: no c2p, no p2c.
+        rows (`torch.LongTensor`, *optional*): [2·span + 1] rows of the tables by offset.
+        bias (`torch.Tensor`, *optional*): [H, 2·span + 1] float32, p2p by offset.
+        mask (`torch.Tensor`, *optional*): uint8, expanded to [B, H, N, N].
+        documents (`torch.IntTensor`, *optional*): from `document_ranges`.
+        seed (`torch.LongTensor`, *optional*): [1], of dropout.
+        reach (`int`): distance from which on rows are constant; 0: there are no far tiles.
+    """
 
     def __init__(self, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
-        self.q, self.k, self.v, self.mask, self.documents, self.seed = q, k, v, mask, documents, seed
+        self.q, self.k, self.v, self.K_r, self.Q_r, self.rows = q, k, v, K_r, Q_r, rows
         self.B, self.H, self.N, self.D = q.shape
         self.reach, self.scale, self.dropout_p = reach, scale, dropout_p
         self.span = 0 if rows is None else rows.shape[0] // 2
-        # An absent tensor is never read; any pointer will do.
-        self.bias = q if bias is None else bias
         self.far = 0 < reach < self.N
         self.block_d = max(16, triton.next_power_of_2(self.D))
         self.terms = dict(C2P=K_r is not None, P2C=Q_r is not None, P2P=bias is not None)
-        kind = 0 if mask is None else 1 if mask.stride(2) == 0 else 2
+        kind = 0
+        self.mask_strides = (0, 0, 0, 0)
+        if mask is not None:
+            self.mask_strides = mask.stride()
+            kind = 1 if mask.stride(2) == 0 else 2
         self.switches = dict(MASK=kind, PACKED=documents is not None, DROPOUT=dropout_p > 0, WIDEN=INTERPRETED)
         self.shape = dict(D=self.D, BLOCK_D=self.block_d)
         self.key = (q.device, q.dtype, self.D, self.far, *self.terms.values(), *self.switches.values())
+        self.strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
         self.sizes = (self.H, self.N, self.B, self.span)
         # softmax in base 2
         self.scale2 = scale * math.log2(math.e)
+        # An absent tensor is never read; any pointer will do.
+        self.bias, *self.side = (q if x is None else x for x in (bias, mask, documents, seed))
 
-    def side_pointers(self):
-        """mask, documents, seed."""
-        return tuple(self.q if x is None else x for x in (self.mask, self.documents, self.seed))
-
-    def mask_strides(self):
-        return (0, 0, 0, 0) if self.mask is None else self.mask.stride()
-
-    def prepare(self, K_r, Q_r, rows, *, bounds=False):
-        """Makes the tables by offset, the logits of far tiles and, for the backward, the bounds of the tables' rows."""
+    def prepare(self, *, bounds=False):
+        """Make the tables by offset, the logits of far tiles and, for the backward, the bounds of the tables' rows."""
         q, k, tables = self.q, self.k, []
         self.kx = self.qx = self.ends = self.bounds = q
         self.R = 0
-        if rows is None:
+        if self.rows is None:
             return
         length = 2 * self.span + 1 + 2 * PADDING
-        for x in (K_r, Q_r):
-            x = x if x is None or x.stride(-1) == 1 else x.contiguous()
-            self.R = self.R if x is None else x.shape[1]
-            tables.append((q, q, (0, 0)) if x is None else (x, q.new_empty(self.H, length, self.D), x.stride()[:2]))
+        for x in (self.K_r, self.Q_r):
+            if x is None:
+                tables.append((q, q, (0, 0)))
+                continue
+            if x.stride(-1) != 1:
+                x = x.contiguous()
+            self.R = x.shape[1]
+            tables.append((x, q.new_empty(self.H, length, self.D), x.stride()[:2]))
         (K_r, self.kx, key_strides), (Q_r, self.qx, query_strides) = tables
         blocks = triton.cdiv(length, 64) * self.H
         if self.far:
             self.ends = q.new_empty(4, self.B, self.H, self.N, dtype=torch.float32)
             blocks += triton.cdiv(self.N, 64) * self.B * self.H
         if bounds:
-            self.bounds = rows.new_empty(self.R + 1, dtype=torch.int32)
+            self.bounds = self.rows.new_empty(self.R + 1, dtype=torch.int32)
         disentangled_prepare_kernel[(blocks,)](
-            q, k, K_r, Q_r, self.bias, rows, self.kx, self.qx, self.ends, self.bounds, *q.stride()[:3], *k.stride()[:3],
+            q, k, K_r, Q_r, self.bias, self.rows, self.kx, self.qx, self.ends, self.bounds, *self.strides[:6],
             *key_strides, *query_strides, *self.sizes, self.R, self.scale2, **self.terms, FAR=self.far, BOUNDS=bounds,
             **self.shape, BLOCK=64,
         )  # fmt: skip
 
+    def launch_blocks(self, name: str, kernel: Callable, *own, outputs=(), scales=(), **options):
+        """Launch a kernel each of whose programs computes one block of queries, or of keys, of one head.
+
+        Args:
+            name (`str`): name of the kernel in `LAUNCHES`.
+            own (`torch.Tensor`): its pointers after the shared ones.
+            outputs: tensors [B, H, N, d] whose strides it takes after the shared ones.
+        """
+        strides = [stride for x in outputs for stride in x.stride()[:3]]
+
+        def start(config):
+            kernel[(triton.cdiv(self.N, config.BLOCK) * self.B * self.H,)](
+                self.q, self.k, self.v, self.kx, self.qx, self.bias, self.ends, *self.side, *own, *self.strides, *strides,
+                *self.mask_strides, *self.sizes, self.reach, self.scale2, *scales, self.dropout_p, **self.terms,
+                FAR=self.far, **self.switches, **self.shape, BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK,
+                FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages, num_warps=config.num_warps, **options,
+            )  # fmt: skip
+
+        launch(name, self, start)
+
 
 def on_its_device(operator: Callable) -> Callable:
-    """Triton launches on the current CUDA device: makes that the one of the first tensor."""
+    """Triton launches on the current CUDA device: makes the device of the first tensor the current one."""
 
     @functools.wraps(operator)
     def run(*args):
@@ -137,78 +171,47 @@ def on_its_device(operator: Callable) -> Callable:
     return run
 
 
-def empty_heads(x: torch.Tensor) -> torch.Tensor:
-    """[B, H, N, d], laid out as [B, N, H, d], so that the heads join without a copy."""
-    B, H, N, d = x.shape
-    return x.new_empty(B, N, H, d).transpose(1, 2)
-
-
 @on_its_device
-def attend(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
-    """The forward operator: out [B, H, N, d] and LSE [B, H, N] in base 2."""
-    call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
-    call.prepare(K_r, Q_r, rows)
-    out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-    def start(config):
-        disentangled_fwd_kernel[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *call.mask_strides(),
-            *call.sizes, reach, call.scale2, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
-            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
-            num_warps=config.num_warps,
-        )  # fmt: skip
-
-    launch("forward", call, start)
+def attend(*operands):
+    """The forward operator, of the arguments of `Call`: out [B, H, N, d] and LSE [B, H, N] in base 2."""
+    call = Call(*operands)
+    call.prepare()
+    out, lse = fake_attend(*operands)
+    call.launch_blocks("forward", disentangled_fwd_kernel, out, lse, outputs=(out,))
     return out, lse
 
 
 @on_its_device
-def attend_backward(
-    grad, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, out, lse, reach, scale, dropout_p, positions
-):  # fmt: skip
+def attend_backward(grad, out, lse, *operands):
     """The backward operator: gradients of q, k, v, K_r, Q_r and bias; an empty tensor for what is absent.
 
-    positions (`bool`): whether the gradients of K_r, Q_r and bias are wanted.
+    The last operand is whether the gradients of K_r, Q_r and bias are wanted.
     """
-    call = Call(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p)
+    *operands, positions = operands
+    call = Call(*operands)
+    q, k, v = call.q, call.k, call.v
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    call.prepare(K_r, Q_r, rows, bounds=positions)
+    call.prepare(bounds=positions)
     dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
     rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
     # Row sums of dS over o >= reach and o <= -reach, then column sums.
-    sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32) if call.far else lse
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-
-    def start_dq(config):
-        disentangled_bwd_kernel_dq[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), out, lse, grad, rowsum, active, sums, dq,
-            *strides, *out.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *call.mask_strides(),
-            *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
-            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
-            num_warps=config.num_warps, **FEW_REGISTERS,
-        )  # fmt: skip
-
-    def start_dkv(config):
-        disentangled_bwd_kernel_dkv[(triton.cdiv(call.N, config.BLOCK) * call.B * call.H,)](
-            q, k, v, call.kx, call.qx, call.bias, call.ends, *call.side_pointers(), lse, grad, rowsum, active, sums, dk, dv,
-            *strides, *grad.stride()[:3], *dk.stride()[:3], *call.mask_strides(),
-            *call.sizes, reach, call.scale2, scale, dropout_p, **call.terms, FAR=call.far, **call.switches, **call.shape,
-            BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK, FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages,
-            num_warps=config.num_warps, **FEW_REGISTERS,
-        )  # fmt: skip
-
+    sums = lse
+    if call.far:
+        sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32)
     # rowsum and active are written by the first of the two and read by the others.
-    launch("dq", call, start_dq)
-    launch("dkv", call, start_dkv)
+    options = dict(scales=(call.scale,), **FEW_REGISTERS)
+    own = out, lse, grad, rowsum, active, sums, dq
+    call.launch_blocks("dq", disentangled_bwd_kernel_dq, *own, outputs=(out, grad, dq), **options)
+    own = lse, grad, rowsum, active, sums, dk, dv
+    call.launch_blocks("dkv", disentangled_bwd_kernel_dkv, *own, outputs=(grad, dk), **options)
     # An operator may not return one tensor twice.
     dK_r, dQ_r, dbias = (q.new_empty(0) for _ in range(3))
     if not positions:
         return dq, dk, dv, dK_r, dQ_r, dbias
 
     # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
-    inner = reach - 1 if call.far else call.span
+    inner = call.reach - 1 if call.far else call.span
 
     def start_bands(config):
         # Bands of tiles with an offset in [-inner, inner].
@@ -219,23 +222,25 @@ def attend_backward(
         splits = max(1, min(1024 // (bands * call.H), triton.cdiv(call.B * blocks, 4)))
         count = call.terms["C2P"] + call.terms["P2C"]
         windows = q.new_empty(count, call.H, splits, bands, 2 * block, call.D, dtype=torch.float32)
-        bias_windows = q.new_empty(call.H, splits, bands, 2 * block, dtype=torch.float32) if bias is not None else lse
+        bias_windows = lse
+        if call.terms["P2P"]:
+            bias_windows = q.new_empty(call.H, splits, bands, 2 * block, dtype=torch.float32)
         disentangled_bwd_kernel_bands[(bands, splits, call.H)](
-            q, k, v, call.kx, call.qx, call.bias, *call.side_pointers(), lse, grad, rowsum, active, windows, bias_windows,
-            *strides, *grad.stride()[:3], *call.mask_strides(), *call.sizes, call.scale2, dropout_p, bands, splits,
+            q, k, v, call.kx, call.qx, call.bias, *call.side, lse, grad, rowsum, active, windows, bias_windows,
+            *call.strides, *grad.stride()[:3], *call.mask_strides, *call.sizes, call.scale2, call.dropout_p, bands, splits,
             **call.terms, **call.switches, **call.shape, BLOCK=block, STAGES=config.near_stages, num_warps=config.num_warps,
         )  # fmt: skip
         return windows, bias_windows, block
 
     windows, bias_windows, block = launch("bands", call, start_bands)
-    if K_r is not None or Q_r is not None:
-        dK_r, dQ_r = fold(call, windows, sums, K_r, Q_r, block=block, inner=inner)
-    if bias is not None:
+    if call.terms["C2P"] or call.terms["P2C"]:
+        dK_r, dQ_r = fold(call, windows, sums, block=block, inner=inner)
+    if call.terms["P2P"]:
         dbias = fold_bias(call, bias_windows, sums, block=block, inner=inner)
     return dq, dk, dv, dK_r, dQ_r, dbias
 
 
-def fold(call, windows, sums, K_r, Q_r, *, block, inner):
+def fold(call, windows, sums, *, block, inner):
     """Gradients of K_r and Q_r, [H, R, d] each or empty, from the windows of the bands and the sums over far pairs."""
     terms, H, splits, bands = windows.shape[:4]
     far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
@@ -246,9 +251,12 @@ def fold(call, windows, sums, K_r, Q_r, *, block, inner):
             call.q, call.k, sums, far, *call.q.stride()[:3], *call.k.stride()[:3], H, call.N, call.B, far_splits,
             C2P=call.terms["C2P"], **call.shape, BLOCK=64,
         )  # fmt: skip
-    grads = [call.q.new_empty(0 if x is None else x.shape) for x in (K_r, Q_r)]
+    grads = [call.q.new_empty(0 if x is None else x.shape) for x in (call.K_r, call.Q_r)]
+    pointers = grads
+    if terms == 1:
+        pointers = [max(grads, key=len)] * 2
     disentangled_bwd_kernel_fold[(call.R, H, terms)](
-        windows, far, call.bounds, *(grads if terms == 2 else [max(grads, key=len)] * 2), H, call.R, call.span, inner, bands,
+        windows, far, call.bounds, *pointers, H, call.R, call.span, inner, bands,
         splits, far_splits, call.scale, FAR=call.far, **call.shape, BLOCK=block, SPLITS=triton.next_power_of_2(splits),
         FAR_SPLITS=16, WIDEN=INTERPRETED, num_warps=1,
     )  # fmt: skip
@@ -271,54 +279,49 @@ def fold_bias(call, windows, sums, *, block, inner):
     return grad * call.scale
 
 
-# The file may be loaded twice in one process (this package, and a copy from the Hub): each has operators of its own.
-NAMESPACE = re.sub(r"\W", "_", __name__)
-ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? rows, Tensor? bias, Tensor? mask, Tensor? documents, "
-    "Tensor? seed"
-)
-attend_op = torch.library.custom_op(
-    f"{NAMESPACE}::attend", attend, mutates_args=(),
-    schema=f"({ARGUMENTS}, int reach, float scale, float dropout_p) -> (Tensor, Tensor)",
-)  # fmt: skip
-attend_backward_op = torch.library.custom_op(
-    f"{NAMESPACE}::attend_backward", attend_backward, mutates_args=(),
-    schema=f"(Tensor grad, {ARGUMENTS}, Tensor out, Tensor lse, int reach, float scale, float dropout_p, bool positions) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)  # fmt: skip
-
-
-@attend_op.register_fake
-def _(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
+def fake_attend(q, *_):
     return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@attend_backward_op.register_fake
-def _(grad, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, out, lse, reach, scale, dropout_p, positions):
+def fake_attend_backward(grad, out, lse, q, k, v, K_r, Q_r, rows, bias, *others):
     # Contiguous, as the operator gives them, whatever the strides of the tables are.
-    tables = [q.new_empty(0) if x is None or not positions else x.new_empty(x.shape) for x in (K_r, Q_r, bias)]
+    tables = [q.new_empty(0) if x is None or not others[-1] else x.new_empty(x.shape) for x in (K_r, Q_r, bias)]
     return empty_heads(q), empty_heads(q), empty_heads(q), *tables
 
 
 def _save(ctx, inputs, output):
     *tensors, reach, scale, dropout_p = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*output, *tensors)
     ctx.numbers = reach, scale, dropout_p
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx, grad, _):
     needed = [ctx.needs_input_grad[i] for i in (3, 4, 6)]
-    grads = attend_backward_op(grad, *ctx.saved_tensors, *ctx.numbers, any(needed))
-    dq, dk, dv = grads[:3]
-    dK_r, dQ_r, dbias = (x if used else None for x, used in zip(grads[3:], needed, strict=True))
-    return dq, dk, dv, dK_r, dQ_r, None, dbias, *[None] * 6
+    *content, dK_r, dQ_r, dbias = attend_backward_op(grad, *ctx.saved_tensors, *ctx.numbers, any(needed))
+    tables = [x if used else None for x, used in zip((dK_r, dQ_r, dbias), needed, strict=True)]
+    return *content, *tables[:2], None, tables[2], *[None] * 6
 
 
+# The file may be loaded twice in one process (this package, and a copy from the Hub): each has its own operators.
+NAMESPACE = re.sub(r"\W", "_", __name__)
+OPERANDS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? rows, Tensor? bias, Tensor? mask, Tensor? documents, "
+    "Tensor? seed, int reach, float scale, float dropout_p"
+)
+BACKWARD = f"(Tensor grad, Tensor out, Tensor lse, {OPERANDS}, bool positions) -> ({', '.join(['Tensor'] * 6)})"
+attend_op = torch.library.custom_op(
+    f"{NAMESPACE}::attend", attend, mutates_args=(), schema=f"({OPERANDS}) -> (Tensor, Tensor)"
+)
+attend_backward_op = torch.library.custom_op(
+    f"{NAMESPACE}::attend_backward", attend_backward, mutates_args=(), schema=BACKWARD
+)
+attend_op.register_fake(fake_attend)
+attend_backward_op.register_fake(fake_attend_backward)
 attend_op.register_autograd(_differentiate, setup_context=_save)
 
 
-def triton_unavailable(device: torch.device, head_size: int, dtype: torch.dtype, **call) -> str | None:
+def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return the reason why the kernels cannot serve tensors like these, or None where they can."""
     if triton is None:
         return "the package triton is not installed"
@@ -351,41 +354,10 @@ def draw_seed(device: torch.device) -> torch.Tensor:
     return torch.randint(0, 2**62, (1,), device=device)
 
 
-def disentangled_attention_triton(
-    Q_c: torch.Tensor,
-    K_c: torch.Tensor,
-    V_c: torch.Tensor,
-    *,
-    K_r: torch.Tensor | None = None,
-    Q_r: torch.Tensor | None = None,
-    delta: torch.Tensor | None = None,
-    terms: tuple[str, ...] = (),
-    scale: float,
-    mask: torch.Tensor | None = None,
-    query_positions: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    reach: int | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Disentangled attention, DeBERTa (He et al. 2021) Eq. (4), in Triton kernels; forward and backward in O(N) memory.
+def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
+    """Compute disentangled attention, DeBERTa Eq. (4), in Triton kernels; see `AttentionInputs`.
 
-    A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_r[delta(i, j)] + K_c[j]·Q_r[delta(i, j)],  out = softmax(scale · A) V_c;
-    p2p adds Q_r[delta(i, j)]·K_r[delta(j, i)].
-
-    Args:
-        Q_c, K_c, V_c (`torch.Tensor`): content projections, [B, H, N, d], 16 <= d <= 128, any strides.
-        K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; needed by c2p and p2c.
-        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `cu_seqlens`, at least the tokens of
-            the longest document; delta(i, j) = delta[i - j + L - 1], in [0, R), non-decreasing.
-        terms (`tuple[str, ...]`): which of c2p, p2c, p2p to add.
-        scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms.
-        mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, N, N]; True = may attend. A row with no True gives
-            zeros.
-        query_positions (`torch.LongTensor`, *optional*): not served.
-        dropout_p (`float`): dropout of the probabilities, regenerated in the backward from one seed.
-        reach (`int`, *optional*): delta(i, j) is constant for i - j >= reach and for i - j <= -reach; None: nowhere.
-        cu_seqlens (`torch.IntTensor`, *optional*): [D + 1] from 0 to N; B = 1: document n holds the tokens
-            cu_seqlens[n] ... cu_seqlens[n + 1] - 1 of one stream, and documents do not attend to each other.
+    Forward and backward take O(N) memory; tensors may have any strides. The backward draws dropout again, from one seed.
 
     Returns:
         out [B, H, N, d] in the dtype of Q_c; logits and softmax are computed in float32.
@@ -394,14 +366,14 @@ def disentangled_attention_triton(
         ValueError: for a device, head size or dtype that the kernels do not serve, for query_positions, and for packed
             documents in a batch of more than one row.
     """
-    reason = triton_unavailable(Q_c.device, Q_c.shape[-1], Q_c.dtype)
+    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, query_positions, dropout_p, reach, cu_seqlens = inputs
+    reason = triton_unavailable(Q_c.device, Q_c.dtype, Q_c.shape[-1])
     if reason is not None:
         raise ValueError(f"attention 'triton' cannot serve this call: {reason}")
     if query_positions is not None or Q_c.shape != K_c.shape:
         raise ValueError(
             "attention 'triton' serves queries that stand at the positions of their keys, got "
-            f"{Q_c.shape[2]} queries and {K_c.shape[2]} keys"
-            f"{'' if query_positions is None else ' with query_positions'}; the blocked backend serves it"
+            f"{Q_c.shape[2]} queries and {K_c.shape[2]} keys with query_positions = {query_positions}"
         )
     B, H, N, _ = Q_c.shape
     if cu_seqlens is not None and B != 1:
@@ -409,8 +381,7 @@ def disentangled_attention_triton(
     if dropout_p == 1:
         # All probabilities are dropped: the others cannot be scaled by 1 / 0.
         V_c, dropout_p = V_c * 0, 0.0
-    device_type = Q_c.device.type
-    with torch.autocast(device_type, enabled=False):
+    with without_autocast(Q_c.device):
         q, k, v = (x.to(Q_c.dtype) for x in (Q_c, K_c, V_c))
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         rows = bias = None

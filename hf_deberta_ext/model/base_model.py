@@ -8,8 +8,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration_deberta_ext import DebertaExtConfig
 from .embeddings import DebertaExtEmbeddings
 from .encoder import DebertaExtEncoder
-from .input_validation import check_switches, model_forward
-from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
+from .input_validation import model_forward
+from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, batch_shape
 from .unpadding import PackedSequences
 
 __all__ = ["DebertaExtModel"]
@@ -37,7 +37,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         document_ids: torch.Tensor | None = None,
         skip_last_layer: bool = False,
-        packed: PackedSequences | bool | None = None,
+        packed: PackedSequences | None = None,
+        may_pack: bool = True,
     ) -> BaseModelOutput:
         """
         Args:
@@ -51,9 +52,10 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
                 one number > 0, padding 0. Documents do not see each other, and positions start anew in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
-            packed (`PackedSequences`, *optional*): how the batch becomes one stream; then last_hidden_state is that stream,
-                [1, T, hidden], for heads. False: the batch stays as it is. None: as `set_unpadding` and `document_ids` say,
-                and padded again.
+            packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is,
+                [1, T, hidden]: for heads.
+            may_pack (`bool`): False: without `packed`, the batch stays padded. True: it is packed as `set_unpadding` and
+                `document_ids` say, and padded again.
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
@@ -61,26 +63,22 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             those of queries that attend to the real tokens (in the official code, to nothing).
 
         Raises:
-            ValueError: both or neither of the inputs, a tensor of another shape or dtype, more tokens than absolute
-                positions, or `attn_implementation` names a backend that cannot serve this call. On CPU, also ids outside of
-                their table and masks of other values than 0 and 1.
-            TypeError: something else than a tensor.
+            ValueError: both or neither of the inputs, a mask of another shape or with other values than 0 and 1 (on CPU),
+                more tokens than absolute positions, or `attn_implementation` names a backend that cannot serve this call.
         """
-        if packed is None:
-            # Otherwise a head has looked at them.
-            self.check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
-            check_switches(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        B, N = batch_shape(input_ids, inputs_embeds)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        B, N = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
         config = self.config
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        keep_stream = packed is not None
-        if packed is None:
+        if output_attentions is None:
+            output_attentions = config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        returns_stream = packed is not None
+        if packed is None and may_pack:
             packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
-        packed = packed or None
         if packed is None:
-            mask, token_mask = attention_masks(attention_mask, (B, N), config.num_attention_heads)
+            mask, token_mask = attention_masks(attention_mask, (B, N))
         else:
             mask = token_mask = None
             inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)
@@ -90,7 +88,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             embedded,
             mask,
             token_mask,
-            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             skip_last_layer=skip_last_layer,
             packed=packed,
@@ -98,6 +96,6 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         if packed is not None:
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(packed.pad(states) for states in outputs.hidden_states)
-            if not keep_stream:
+            if not returns_stream:
                 outputs.last_hidden_state = packed.pad(outputs.last_hidden_state)
         return outputs

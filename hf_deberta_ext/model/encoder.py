@@ -90,8 +90,7 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
         if passes > 1:
-            # Filled by the first pass. Here and not outside, as checkpointing runs this function again.
-            options["keys_values"] = {}
+            options["keys_values"] = attention.self.keys_and_values(hidden_states)
         for _ in range(passes):
             states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
             query_states = feed_forward.output(feed_forward.intermediate(states), states)

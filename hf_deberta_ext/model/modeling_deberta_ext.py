@@ -23,10 +23,11 @@ from .attention import DisentangledSelfAttention  # noqa: F401
 from .attention_backends import choose_backend  # noqa: F401
 from .attention_blocked import disentangled_attention_blocked  # noqa: F401
 from .attention_eager import disentangled_attention_eager  # noqa: F401
+from .attention_inputs import AttentionInputs  # noqa: F401
 from .attention_native import disentangled_attention_native  # noqa: F401
 from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
 from .base_model import DebertaExtModel
-from .checkpoint_files import read_tensors  # noqa: F401
+from .checkpoint_files import read_json  # noqa: F401
 from .checkpoint_layouts import LoadingReport  # noqa: F401
 from .checkpoint_loading import LoadingMixin  # noqa: F401
 from .configuration_deberta_ext import DebertaExtConfig
@@ -37,16 +38,15 @@ from .encoder import ContextPooler
 from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
 from .generator_and_discriminator import DebertaExtForPreTraining  # noqa: F401
 from .heads import HEADS
-from .input_validation import check_batch, check_labels, model_forward, require_tensor
+from .input_validation import check_labels, model_forward
 from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
 from .layer_sharing import run_layer  # noqa: F401
-from .losses import cross_entropy, mean_loss, sequence_loss
+from .losses import check_fractions, cross_entropy, mean_loss, sequence_loss
 from .masked_language_model import DebertaExtForMaskedLM  # noqa: F401
 from .official_configurations import from_official  # noqa: F401
 from .position_cache import PositionCache  # noqa: F401
 from .presets import PRESETS  # noqa: F401
 from .pretrained_model import DebertaExtPreTrainedModel, cls_states
-from .publishing import push_model  # noqa: F401
 from .relative_position import RelativePosition  # noqa: F401
 from .remote_code import copy_code  # noqa: F401
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection  # noqa: F401
@@ -94,8 +94,9 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """`labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression), [B, C] (regression
         or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the labels."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        outputs, packed = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states
+        )  # fmt: skip
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         logits = self.classifier(self.dropout(self.pooler(cls)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
@@ -131,8 +132,10 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
         """`labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids, labels)
+        outputs, packed = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
+            document_ids, labels,
+        )  # fmt: skip
         states = outputs.last_hidden_state
         if self.proj is not None:
             states = ACT2FN[self.config.classifier_act](self.proj(states))
@@ -179,10 +182,11 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         [B, E], -10,000 for an entity without tokens."""
         if entity_indices is None:
             raise ValueError("entity_indices [B, E, T] are needed: the indices of the tokens of each entity, filled with 0")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, _ = self.encode(*inputs, output_attentions, output_hidden_states, may_pack=False)
+        outputs, _ = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
+            may_pack=False,
+        )  # fmt: skip
         states = outputs.last_hidden_state
-        check_labels("entity_indices", entity_indices, "class", classes=states.shape[1])
         places, is_token = entity_indices.long().clamp(min=0), entity_indices > 0
         scores = (states @ states[:, 0, :, None]).squeeze(-1) / states.shape[-1] ** 0.5
         scores = scores.gather(1, places.flatten(1)).view(places.shape).masked_fill(~is_token, EXCLUDED)
@@ -192,7 +196,8 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         is_entity = is_token.any(-1)
         loss = None
         if labels is not None:
-            check_labels("labels", labels, "class", [*is_entity.shape], classes=2)
+            check_labels("labels", labels, list(is_entity.shape))
+            check_fractions(labels)
             losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
             counted = is_entity & (labels >= 0)
             loss = mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
@@ -231,10 +236,12 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at padding."""
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions come together, or there is no loss; got one of them")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         # Padding takes part in the softmax of the loss.
         may_pack = start_positions is None
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, may_pack=may_pack)
+        outputs, packed = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
+            may_pack=may_pack,
+        )  # fmt: skip
         logits = self.qa_outputs(outputs.last_hidden_state)
         if packed is not None:
             logits = packed.pad(logits).masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
@@ -245,7 +252,7 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
             for name, logits, target in (
                 ("start_positions", start_logits, start_positions), ("end_positions", end_logits, end_positions),
             ):  # fmt: skip
-                check_labels(name, target, "index", [B], [B, 1])
+                check_labels(name, target, [B], [B, 1])
                 target = target.reshape(-1).to(logits.device)
                 inside = (target >= 0) & (target < logits.shape[1])
                 losses.append(cross_entropy(logits, target.where(inside, -100)))
@@ -285,37 +292,25 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
     ) -> MultipleChoiceModelOutput:
         """All inputs [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right choice. Returns the mean
         cross-entropy and logits [B, C]."""
-        batch = input_ids if input_ids is not None else inputs_embeds
-        if batch is None:
-            raise ValueError("multiple choice takes input_ids [batch, choices, length], got None")
-        require_tensor("input_ids" if input_ids is not None else "inputs_embeds", batch)
-        if batch.dim() < 3:
-            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {list(batch.shape)}")
-        if input_ids is None:
-            check_batch("inputs_embeds", inputs_embeds, "batch, choices, length, embedding_size")
-        elif not input_ids.is_floating_point():
-            check_batch("input_ids", input_ids, "batch, choices, length")
+        batch = inputs_embeds if input_ids is None else input_ids
+        if batch is None or batch.dim() < 3:
+            shape = None if batch is None else list(batch.shape)
+            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
 
-        def flat(name, x):
-            if x is None:
-                return None
-            require_tensor(name, x)
-            if list(x.shape[:2]) != list(batch.shape[:2]):
-                raise ValueError(
-                    f"{name} must have shape [batch = {len(batch)}, choices = {batch.shape[1]}, ...], got {list(x.shape)}"
-                )
-            return x.flatten(0, 1)
+        def flat(x):
+            return None if x is None else x.flatten(0, 1)
 
-        attention_mask = flat("attention_mask", attention_mask)
-        token_type_ids, position_ids = flat("token_type_ids", token_type_ids), flat("position_ids", position_ids)
-        input_ids, inputs_embeds = flat("input_ids", input_ids), flat("inputs_embeds", inputs_embeds)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states)
+        attention_mask = flat(attention_mask)
+        outputs, packed = self.encode(
+            flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds),
+            output_attentions, output_hidden_states,
+        )  # fmt: skip
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         logits = self.classifier(self.dropout(self.pooler(cls))).view(batch.shape[:2])
+        loss = None
         if labels is not None:
-            check_labels("labels", labels, "class", [len(batch)], [len(batch), 1], classes=batch.shape[1])
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+            check_labels("labels", labels, [len(batch)], [len(batch), 1])
+            loss = cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -3,47 +3,49 @@
 """Reading the configurations of Microsoft's code and of transformers' own DeBERTa classes."""
 
 import os
+from pathlib import Path
 from typing import Any
 
-__all__ = ["MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "json_object"]
+import transformers
+
+__all__ = [
+    "MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "stored_configuration",
+]  # fmt: skip
 
 # Of files without a model_type: Microsoft's code, which knows none.
 MICROSOFT = "microsoft"
 MICROSOFT_CONFIG = "model_config.json"
 
 # Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
+_COMMON = dict(
+    relative_attention=False, position_biased_input=True, pos_att_type=[], position_buckets=-1, norm_rel_ebd="none",
+    share_att_key=False, conv_act="tanh", hidden_size=768, num_attention_heads=12,
+)  # fmt: skip
+_V2_SIZES = dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144)
 STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
-    model_type: dict(
-        relative_attention=False,
-        position_biased_input=True,
-        pos_att_type=[],
-        position_buckets=-1,
-        norm_rel_ebd="none",
-        share_att_key=False,
-        conv_act="tanh",
-    )
-    | others
-    for model_type, others in {
-        "deberta": dict(vocab_size=50265, hidden_size=768, num_attention_heads=12),
-        "deberta-v2": dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144),
-        MICROSOFT: dict(hidden_size=768, num_attention_heads=12, pos_att_type="c2p", hidden_act="gelu"),
-    }.items()
+    "deberta": _COMMON | dict(vocab_size=50265),
+    "deberta-v2": _COMMON | _V2_SIZES,
+    MICROSOFT: _COMMON | dict(pos_att_type="c2p", hidden_act="gelu"),
 }
 # Stock keys that say nothing about our model: heads, code paths and tokenizers that do not exist here.
 STOCK_IGNORED = {"legacy", "z_steps", "vocab_type", "do_lower_case", "use_cache", "is_decoder", "add_cross_attention"}
 OFFICIAL_TYPES = tuple(STOCK_DEFAULTS)
 
 
-def configuration_file(folder: str | os.PathLike, subfolder: str = "") -> dict[str, str]:
-    """The argument with which transformers reads the model_config.json of a folder of Microsoft's trainer; {} elsewhere.
+def configuration_file(folder: str | os.PathLike | None, subfolder: str | None = None) -> str | None:
+    """Return the path of the model_config.json that Microsoft's trainer wrote into a folder; None without it.
 
     Raises:
         ValueError: a config.json is beside it.
     """
-    names = [name for name in ("config.json", MICROSOFT_CONFIG) if os.path.isfile(os.path.join(folder, subfolder, name))]
-    if len(names) > 1:
-        raise ValueError(f"{folder} holds {' and '.join(names)}: take away the one that is not of this model")
-    return {"_configuration_file": MICROSOFT_CONFIG} if names == [MICROSOFT_CONFIG] else {}
+    if folder is None:
+        return None
+    file = Path(folder, subfolder or "", MICROSOFT_CONFIG)
+    if not file.is_file():
+        return None
+    if file.with_name("config.json").is_file():
+        raise ValueError(f"{folder} holds config.json and {MICROSOFT_CONFIG}: take away the one that is not of this model")
+    return str(file.absolute())
 
 
 def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
@@ -53,74 +55,70 @@ def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_official(stock: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a `deberta`, `deberta-v2` or Microsoft's checkpoint in our fields, without a `model_type`.
+    """Translate the configuration of a `deberta`, `deberta-v2` or Microsoft's checkpoint into our fields, without a
+    `model_type`.
 
     Raises:
-        ValueError: a value of another type than can be computed with, or the checkpoint uses something that no released
-            model has (talking heads, a head size of its own).
+        ValueError: a size that is not an integer, or something that no released model has (talking heads, a head size of
+            its own).
     """
-    config = STOCK_DEFAULTS[stock["model_type"]] | {k: v for k, v in stock.items() if k not in STOCK_IGNORED}
-    # What is computed with here; the rest is checked as fields of ours.
-    for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
-        value, is_size = config.get(name, -1), name in ("hidden_size", "num_attention_heads")
-        if not isinstance(value, int) or isinstance(value, bool) or (is_size and value < 1):
-            raise ValueError(f"{name} = {value!r} must be an integer{' of at least 1' if is_size else ''}")
-    for name, kind in (("norm_rel_ebd", str), ("pooling", dict)):
-        value = config.get(name)
-        if not (value is None or isinstance(value, kind)):
-            raise ValueError(f"{name} = {value!r} must be a {kind.__name__}")
-    del config["model_type"]
+    is_microsoft = stock["model_type"] == MICROSOFT
+    config = STOCK_DEFAULTS[stock["model_type"]] | stock
     # The code map of a stock repo would be that of somebody else's class.
-    config.pop("auto_map", None)
-    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
+    for name in ("model_type", "auto_map", *STOCK_IGNORED):
+        config.pop(name, None)
+    for name in ("position_buckets", "max_relative_positions"):
+        config.setdefault(name, -1)
+    for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
+        # What is computed with here; the rest is checked as fields of ours.
+        if not isinstance(config[name], int):
+            raise ValueError(f"{name} = {config[name]!r} must be an integer")
+    hidden_size = config["hidden_size"]
+    head_size = hidden_size // max(1, config["num_attention_heads"])
     pooling = config.pop("pooling", None) or {}
-    if stock["model_type"] == MICROSOFT:
+    if is_microsoft:
         if "vocab_size" not in stock:
             raise ValueError("vocab_size is missing; it is the number of rows of the word embeddings")
         # Its pooler reads the fields of the model where there are none of its own.
         pooling = pooling or dict(hidden_act=config["hidden_act"], dropout=config.pop("dropout", 0))
-    for name, stock_name in {"pooler_dropout": "dropout", "pooler_hidden_act": "hidden_act"}.items():
-        if stock_name in pooling:
-            config[name] = pooling[stock_name]
+    for name in ("dropout", "hidden_act"):
+        if name in pooling:
+            config[f"pooler_{name}"] = pooling[name]
     if "padding_idx" in config:
         config["pad_token_id"] = config.pop("padding_idx")
-    pooler_size = config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size))
-    head_size = config.pop("attention_head_size", None) or hidden_size // heads
-    for name, value, supported in [
-        ("pooler_hidden_size", pooler_size, hidden_size),
-        ("attention_head_size", head_size, hidden_size // heads),
-        ("talking_head", config.pop("talking_head", False), False),
-    ]:
-        if value != supported:
-            raise ValueError(f"{name} = {value!r} is not supported, only {supported!r}; no released checkpoint has it")
-    norms = (config["norm_rel_ebd"] or "none").lower().split("|")
-    config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in (norm.strip() for norm in norms) else "none"
+    supported = dict(
+        pooler_hidden_size=(config.pop("pooler_hidden_size", pooling.get("hidden_size", hidden_size)), hidden_size),
+        attention_head_size=(config.pop("attention_head_size", None) or head_size, head_size),
+        talking_head=(config.pop("talking_head", False), False),
+    )
+    for name, (value, only) in supported.items():
+        if value != only:
+            raise ValueError(f"{name} = {value!r} is not supported, only {only!r}; no released checkpoint has it")
+    # "layer_norm|..." of several norms.
+    norm = config["norm_rel_ebd"] or "none"
+    if isinstance(norm, str):
+        config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in norm.lower() else "none"
     for name in ("position_buckets", "max_relative_positions"):
-        if config.get(name, -1) < 1:
+        if config[name] < 1:
             config[name] = -1
     if not config.get("conv_kernel_size"):
         config.pop("conv_act")
     if config["position_biased_input"]:
-        config["emd_layers"], config["emd_input"] = 1, "hidden"
+        config["emd_layers"] = 1
+        config["emd_input"] = "hidden"
     return config
 
 
-def json_object(source, read, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`read(source, **kwargs)`, a `get_config_dict` of transformers, which trips over a config.json that holds no object.
-
-    One without a `model_type` is Microsoft's.
-
-    Raises:
-        ValueError: it holds something else, or there are two.
-    """
-    file = {} if source is None else configuration_file(source, kwargs.get("subfolder") or "")
-    wrong = f"the {file.get('_configuration_file', 'config.json')} of {source} holds no JSON object, {{...}}"
+def stored_configuration(source: str | os.PathLike | None, **download) -> dict[str, Any]:
+    """Return the config.json of a folder or repo as it is stored, or the file of Microsoft's trainer; {} without one."""
+    if source is None:
+        return {}
+    file = configuration_file(source, download.get("subfolder"))
     try:
-        config, unused = read(source, **kwargs, **file)
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{wrong} ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{wrong}, but a {type(config).__name__}")
-    if {*config} - {"_commit_hash"}:
+        config, _ = transformers.PreTrainedConfig.get_config_dict(file or source, **download)
+    except OSError:
+        # transformers loads weights without it where it is given a configuration, or says what is missing.
+        return {}
+    if set(config) - {"_commit_hash"}:
         config.setdefault("model_type", MICROSOFT)
-    return config, unused
+    return config

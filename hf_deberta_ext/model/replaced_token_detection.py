@@ -9,8 +9,8 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
-from .input_validation import check_labels, model_forward
-from .losses import mean_loss
+from .input_validation import model_forward
+from .losses import check_fractions, mean_loss
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, cls_states
 
 __all__ = ["DebertaExtForReplacedTokenDetection", "ReplacedTokenDetectionHead"]
@@ -61,19 +61,25 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
     ) -> TokenClassifierOutput:
         """`labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted either (label it -100
         where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, packed = self.encode(*inputs, output_attentions, output_hidden_states, document_ids)
-        states, cls = outputs.last_hidden_state, None
+        outputs, packed = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
+            document_ids,
+        )  # fmt: skip
+        states = outputs.last_hidden_state
+        cls = None
         if packed is not None:
             cls = states.index_select(1, packed.first_token)
         elif attention_mask is not None:
             cls = cls_states(states, attention_mask, None)[:, None]
         logits = self.mask_predictions(states, cls)
-        logits = logits if packed is None else packed.pad(logits)
+        if packed is not None:
+            logits = packed.pad(logits)
         loss = None
         if labels is not None:
             B, N = logits.shape
-            check_labels("labels", labels, "fraction", [B, N], [B * N])
+            if list(labels.shape) not in ([B, N], [B * N]):
+                raise ValueError(f"labels must have shape [{B}, {N}] or [{B * N}], got {list(labels.shape)}")
+            check_fractions(labels)
             labels = labels.reshape(B, N)
             counted = labels != -100
             _, token_mask = attention_masks(attention_mask, labels.shape)

@@ -2,11 +2,12 @@
 # hf_deberta_ext model code
 """Packed (varlen) sequences: the real tokens of a batch as one stream, so that nothing is computed for padding."""
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
+from .attention_backends import Backend
+from .attention_inputs import AttentionInputs
 from .input_validation import check_whole
 
 __all__ = ["PackedSequences"]
@@ -111,25 +112,23 @@ class PackedSequences:
         inverse[index[mask]] = mask.nonzero().squeeze(1)
         return index.to(self.token_index.device), inverse.to(self.token_index.device), groups
 
-    def attend(
-        self, attention: Callable[..., torch.Tensor], Q_c: torch.Tensor, K_c: torch.Tensor, V_c: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention within each document, for a backend that does not take cu_seqlens.
+    def attend(self, backend: Backend, inputs: AttentionInputs) -> torch.Tensor:
+        """Return the attention within each document, [1, H, T, d].
 
         Args:
-            attention (`Callable`): `attention(Q_c, K_c, V_c, mask=mask)` for [D, H, n, d].
-            Q_c, K_c, V_c (`torch.Tensor`): the stream, [1, H, T, d].
-
-        Returns:
-            [1, H, T, d].
+            inputs (`AttentionInputs`): Q_c, K_c and V_c of the stream, [1, H, T, d], without a mask.
         """
+        if backend.takes_cu_seqlens:
+            return backend.attend(inputs._replace(cu_seqlens=self.cu_seqlens))[0]
         index, inverse, groups = self.groups
-        padded = [x[0].transpose(0, 1).index_select(0, index) for x in (Q_c, K_c, V_c)]  # [places, H, d]
-        sizes = [count * length for count, length, _ in groups]
-        outs = []
-        for (count, length, mask), *tensors in zip(groups, *(x.split(sizes) for x in padded), strict=True):
-            q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in tensors)
-            outs.append(attention(q, k, v, mask=mask).transpose(1, 2).flatten(0, 1))
+        padded = [x[0].transpose(0, 1).index_select(0, index) for x in inputs[:3]]  # [places, H, d]
+        outs, start = [], 0
+        for count, length, mask in groups:
+            places = slice(start, start + count * length)
+            Q_c, K_c, V_c = (x[places].unflatten(0, (count, length)).transpose(1, 2) for x in padded)
+            out, _ = backend.attend(inputs._replace(Q_c=Q_c, K_c=K_c, V_c=V_c, mask=mask))
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+            start += count * length
         return torch.cat(outs).index_select(0, inverse).transpose(0, 1)[None]
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:

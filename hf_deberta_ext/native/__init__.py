@@ -6,10 +6,13 @@ then runs in a process that has imported this package. A changed signature needs
 """
 
 import ctypes
-import struct
+from ctypes import c_float, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+
+from ..model.attention_inputs import empty_heads
 
 __all__ = ["INSTRUCTION_SETS", "kernel_status", "load"]
 
@@ -24,13 +27,68 @@ INSTRUCTION_SETS = {
     5: "AVX-512 and its bfloat16 products",
     6: "AVX-512 and AMX",
 }
+WRONG_SIZE = 1
 NO_MEMORY = 3
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-# struct Arguments: each field has eight bytes, which scale and dropout share.
-ARGUMENTS = struct.Struct("=42q2fQ21q")
 
-# That of the next calls; tests choose another one.
+# The instruction set of the next calls; tests choose another one.
 instruction_set = 0
+
+
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of disentangled_attention.cpp, which documents the fields; `load` compares the sizes."""
+
+    _fields_ = (
+        *fields(c_int64, "size dtype isa"),
+        *fields(c_void_p, "q k v out"),
+        *fields(3 * c_int64, "q_strides k_strides v_strides out_strides"),
+        *fields(c_void_p, "K_r Q_r"),
+        *fields(2 * c_int64, "K_r_strides Q_r_strides"),
+        *fields(c_void_p, "bias delta"),
+        *fields(c_int64, "middle reach R"),
+        *fields(c_void_p, "mask"),
+        *fields(4 * c_int64, "mask_strides"),
+        *fields(c_void_p, "starts positions"),
+        *fields(c_int64, "B H M N d"),
+        *fields(c_float, "scale dropout"),
+        *fields(c_uint64, "seed"),
+        *fields(c_int64, "threads"),
+        *fields(c_void_p, "lse d_out"),
+        *fields(3 * c_int64, "d_out_strides"),
+        *fields(c_void_p, "d_q d_k d_v"),
+        *fields(3 * c_int64, "d_q_strides d_k_strides d_v_strides"),
+        *fields(c_void_p, "d_K_r d_Q_r d_bias"),
+    )
+
+    def point(self, name: str, x: torch.Tensor | None, axes: int = 0):
+        """Set the pointer of a tensor, and the strides of its first axes where the struct has them; null for None."""
+        if x is not None:
+            setattr(self, name, x.data_ptr())
+            if axes:
+                setattr(self, f"{name}_strides", x.stride()[:axes])
+
+
+class Inputs(NamedTuple):
+    """Inputs of the operator: `AttentionInputs`, the p2p scores by offset, [H, 2L - 1] float32, and the seed of dropout."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    K_r: torch.Tensor | None
+    Q_r: torch.Tensor | None
+    bias: torch.Tensor | None
+    delta: torch.Tensor | None
+    mask: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None
+    positions: torch.Tensor | None
+    seed: torch.Tensor | None
+    reach: int
+    scale: float
+    dropout: float
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
@@ -43,10 +101,10 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         raise OSError("it was not built: `pip install` of hf_deberta_ext builds it where it finds a C++ compiler")
     library = ctypes.CDLL(str(path))
     for function in ("version", "supports", "forward", "backward"):
-        getattr(library, f"disentangled_{function}").restype = ctypes.c_int64
-    library.disentangled_supports.argtypes = [ctypes.c_int64]
-    size_alone = ARGUMENTS.pack(ARGUMENTS.size, *[0] * 41, 0.0, 0.0, *[0] * 22)
-    if library.disentangled_version() != VERSION or library.disentangled_forward(size_alone) == 1:
+        getattr(library, f"disentangled_{function}").restype = c_int64
+    library.disentangled_supports.argtypes = [c_int64]
+    only_size = Arguments(size=ctypes.sizeof(Arguments))
+    if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(only_size)) == WRONG_SIZE:
         raise OSError(f"{path} is of another version: install hf_deberta_ext again")
     return library
 
@@ -56,129 +114,152 @@ def kernel_status() -> str:
     return status
 
 
-def empty_heads(x: torch.Tensor) -> torch.Tensor:
-    """[B, H, M, d], laid out as [B, M, H, d], so that the heads join without a copy."""
-    B, H, M, d = x.shape
-    return x.new_empty(B, M, H, d).transpose(1, 2)
-
-
 def rows(x: torch.Tensor | None) -> torch.Tensor | None:
-    """With the last axis in one piece, as the kernel reads it."""
+    """Return the tensor with its last axis in one piece, as the kernel reads it."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
-def run(
-    function, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout, lse,
-    grad=None, gradients=(None,) * 6,
-):  # fmt: skip
-    """Call a function of the library.
+def contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    return x if x is None else x.contiguous()
+
+
+def checked(inputs: Inputs) -> Inputs:
+    """Return the inputs as the kernel reads them.
 
     Raises:
         ValueError: tensors that do not fit each other: the library would read beyond their ends.
     """
-    B, H, M, d = q.shape
-    N = k.shape[2]
-    R = next((x.shape[1] for x in (K_r, Q_r) if x is not None), 0)
-    length = 0 if delta is None else len(delta)
-    floating, whole = q.dtype, torch.int64
+    q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, *numbers = inputs
+    (B, H, M, d), N, R, length = q.shape, k.shape[2], 0, 0
+    if delta is not None:
+        length = len(delta)
+    for table in (Q_r, K_r):
+        if table is not None:
+            R = table.shape[1]
     expected = [
-        (k, floating, (B, H, N, d)), (v, floating, (B, H, N, d)), (K_r, floating, (H, R, d)), (Q_r, floating, (H, R, d)),
-        (bias, torch.float32, (H, length)), (delta, whole, (length,)), (positions, whole, (B, M)), (seed, whole, (1,)),
-        (mask, torch.bool, None), (cu_seqlens, torch.int32, None), (grad, floating, (B, H, M, d)),
+        (k, q.dtype, (B, H, N, d)), (v, q.dtype, (B, H, N, d)), (K_r, q.dtype, (H, R, d)), (Q_r, q.dtype, (H, R, d)),
+        (bias, torch.float32, (H, length)), (delta, torch.int64, (length,)), (positions, torch.int64, (B, M)),
+        (seed, torch.int64, (1,)), (mask, torch.bool, None), (cu_seqlens, torch.int32, None),
     ]  # fmt: skip
     for x, dtype, shape in expected:
         if x is not None and (x.dtype != dtype or (shape is not None and x.shape != shape)):
             raise ValueError(f"native attention expected {dtype} {shape or ''}, got {x.dtype} {[*x.shape]}")
     queries_are_keys = positions is None or cu_seqlens is not None
-    if floating not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
+    if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
-            f"native attention serves float32 and bfloat16, {M} queries of {N} keys with positions alone, and K_r and Q_r "
-            f"with delta; got {floating}, positions {positions}, delta {delta}"
+            "native attention serves float32 and bfloat16, as many queries as keys unless they have positions, and tables "
+            f"with delta; got {q.dtype}, {M} queries, {N} keys, {R} rows and {length} offsets"
         )
-    q, k, v, K_r, Q_r, grad = map(rows, (q, k, v, K_r, Q_r, grad))
-    bias, delta, positions, cu_seqlens = (x if x is None else x.contiguous() for x in (bias, delta, positions, cu_seqlens))
     if mask is not None:
         mask = mask.expand(B, H, M, N)
+    tables = contiguous(bias), contiguous(delta), mask, contiguous(cu_seqlens), contiguous(positions)
+    return Inputs(rows(q), rows(k), rows(v), rows(K_r), rows(Q_r), *tables, seed, *numbers)
+
+
+def arguments_of(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> Arguments:
+    """Return the arguments of a forward pass, which point into the checked inputs."""
+    q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout = inputs
+    arguments = Arguments(ctypes.sizeof(Arguments), DTYPES[q.dtype], instruction_set)
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        arguments.point(name, x, 3)
+    arguments.point("K_r", K_r, 2)
+    arguments.point("Q_r", Q_r, 2)
+    arguments.point("bias", bias)
+    arguments.point("mask", mask, 4)
+    arguments.point("starts", cu_seqlens)
+    arguments.point("positions", positions)
+    arguments.point("lse", lse)
+    arguments.B, arguments.H, arguments.M, arguments.d = q.shape
+    arguments.N = k.shape[2]
     if cu_seqlens is not None:
-        B = len(cu_seqlens) - 1
+        arguments.B = len(cu_seqlens) - 1
+    if delta is not None:
+        arguments.point("delta", delta)
+        arguments.middle = len(delta) // 2
+    for table in (Q_r, K_r):
+        if table is not None:
+            arguments.R = table.shape[1]
+    if seed is not None:
+        arguments.seed = seed.item()
+    arguments.reach, arguments.scale, arguments.dropout = reach, scale, dropout
+    arguments.threads = torch.get_num_threads()
+    return arguments
 
-    def pointer(x):
-        return 0 if x is None else x.data_ptr()
 
-    def strides(x, axes):
-        return (0,) * axes if x is None else x.stride()[:axes]
+def run(function, arguments: Arguments):
+    """Call a function of the library.
 
-    dq, dk, dv, dK_r, dQ_r, dbias = gradients
-    result = function(
-        ARGUMENTS.pack(
-            ARGUMENTS.size, DTYPES[floating], instruction_set, *map(pointer, (q, k, v, out)),
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            pointer(K_r), pointer(Q_r), *strides(K_r, 2), *strides(Q_r, 2),
-            pointer(bias), pointer(delta), length // 2, reach, R,
-            pointer(mask), *strides(mask, 4), pointer(cu_seqlens), pointer(positions),
-            B, H, M, N, d, scale, dropout, 0 if seed is None else seed.item(), torch.get_num_threads(), pointer(lse),
-            pointer(grad), *strides(grad, 3), *map(pointer, (dq, dk, dv)),
-            *strides(dq, 3), *strides(dk, 3), *strides(dv, 3), *map(pointer, (dK_r, dQ_r, dbias)),
-        )
-    )  # fmt: skip
+    Raises:
+        ValueError: sizes that the kernel does not serve, or an index out of range.
+        MemoryError: no memory for its scratch.
+    """
+    result = function(ctypes.byref(arguments))
     if result:
+        sizes = f"{arguments.M} queries of {arguments.N} keys"
         if result == NO_MEMORY:
-            raise MemoryError(f"native attention: not enough memory for {M} queries of {N} keys")
+            raise MemoryError(f"native attention: not enough memory for {sizes}")
         raise ValueError(
-            f"native attention cannot serve {M} queries of {N} keys, head size {d}: head sizes are 16 to 128, or there is "
-            "an index out of range in delta, positions or cu_seqlens"
+            f"native attention cannot serve {sizes}, head size {arguments.d}: head sizes are 16 to 128, or an index is "
+            "out of range in delta, positions or cu_seqlens"
         )
 
 
-def forward(q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout):
-    out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    run(
-        library.disentangled_forward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
-        dropout, lse,
-    )  # fmt: skip
+def forward(*operands):
+    """Return out [B, H, M, d] and lse [B, H, M], the base-2 logarithm of the sums of exponentials."""
+    inputs = checked(Inputs(*operands))
+    out, lse = fake_forward(*operands)
+    run(library.disentangled_forward, arguments_of(inputs, out, lse))
     return out, lse
 
 
-def backward(
-    grad, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, out, lse, reach, scale, dropout, tables
-):  # fmt: skip
-    """Gradients of q, k, v, K_r, Q_r and bias; of the last three an empty tensor where `tables` says that none is wanted."""
-    sums = [
-        x.new_zeros(x.shape, dtype=torch.float32) if wanted else None
-        for x, wanted in zip((K_r, Q_r, bias), tables, strict=True)
-    ]
-    content = empty_heads(q), empty_heads(k), empty_heads(v)
-    run(
-        library.disentangled_backward, q, k, v, out, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale,
-        dropout, lse, grad, (*content, *sums),
-    )  # fmt: skip
-    tables = (q.new_empty(0) if x is None else x.to(y.dtype) for x, y in zip(sums, (K_r, Q_r, bias), strict=True))
-    return *content, *tables
+def backward(grad, out, lse, *operands):
+    """Return the gradients of q, k, v, K_r, Q_r and bias; empty tensors for those of the last three that are not wanted."""
+    *operands, wanted = operands
+    inputs, grad = checked(Inputs(*operands)), rows(grad)
+    if grad.shape != out.shape or grad.dtype != out.dtype:
+        raise ValueError(f"native attention expected {out.dtype} {[*out.shape]}, got {grad.dtype} {[*grad.shape]}")
+    arguments = arguments_of(inputs, out, lse)
+    arguments.point("d_out", grad, 3)
+    gradients = [empty_heads(inputs.q), empty_heads(inputs.k), empty_heads(inputs.v)]
+    for name, x in zip(("d_q", "d_k", "d_v"), gradients, strict=True):
+        arguments.point(name, x, 3)
+    for name, is_wanted in zip(("K_r", "Q_r", "bias"), wanted, strict=True):
+        sums = inputs.q.new_empty(0)
+        if is_wanted:
+            sums = torch.zeros(getattr(inputs, name).shape)
+            arguments.point(f"d_{name}", sums)
+        gradients.append(sums)
+    run(library.disentangled_backward, arguments)
+    *content, dK_r, dQ_r, dbias = gradients
+    return *content, dK_r.to(grad.dtype), dQ_r.to(grad.dtype), dbias
 
 
 def fake_forward(q, *_):
     return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def fake_backward(grad, q, k, v, K_r, Q_r, bias, *others):
-    *_, tables = others
-    sums = [x.new_empty(x.shape) if wanted else q.new_empty(0) for x, wanted in zip((K_r, Q_r, bias), tables, strict=True)]
-    return empty_heads(q), empty_heads(k), empty_heads(v), *sums
+def fake_backward(grad, out, lse, q, k, v, K_r, Q_r, bias, *others):
+    gradients = [empty_heads(q), empty_heads(k), empty_heads(v)]
+    for x, is_wanted in zip((K_r, Q_r, bias), others[-1], strict=True):
+        gradients.append(x.new_empty(x.shape) if is_wanted else q.new_empty(0))
+    return tuple(gradients)
 
 
 def save(ctx, inputs, output):
     *tensors, reach, scale, dropout = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*output, *tensors)
     ctx.numbers = reach, scale, dropout
     ctx.mark_non_differentiable(output[1])
 
 
 def differentiate(ctx, grad, _):
-    tables = [ctx.needs_input_grad[place] for place in (3, 4, 5)]
+    wanted = ctx.needs_input_grad[3:6]
     operator = torch.ops.hf_deberta_ext.disentangled_attention_backward.default
-    dq, dk, dv, *sums = operator(grad, *ctx.saved_tensors, *ctx.numbers, tables)
-    sums = [x if wanted else None for x, wanted in zip(sums, tables, strict=True)]
-    return dq, dk, dv, *sums, *[None] * 8
+    dq, dk, dv, *tables = operator(grad, *ctx.saved_tensors, *ctx.numbers, wanted)
+    for place, is_wanted in enumerate(wanted):
+        if not is_wanted:
+            tables[place] = None
+    return dq, dk, dv, *tables, *[None] * 8
 
 
 def refuse(ctx, *grads):
@@ -187,19 +268,15 @@ def refuse(ctx, *grads):
 
 def register():
     library = torch.library.Library("hf_deberta_ext", "DEF")
-    tensors = (
+    operands = (
         "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? bias, Tensor? delta, Tensor? mask, "
-        "Tensor? cu_seqlens, Tensor? positions, Tensor? seed"
+        "Tensor? cu_seqlens, Tensor? positions, Tensor? seed, int reach, float scale, float dropout"
     )
-    numbers = "int reach, float scale, float dropout"
     name, back = "disentangled_attention", "disentangled_attention_backward"
     tags = (torch.Tag.pt2_compliant_tag,)
-    library.define(f"{name}({tensors}, {numbers}) -> (Tensor, Tensor)", tags=tags)
-    library.define(
-        f"{back}(Tensor grad, {tensors}, Tensor out, Tensor lse, {numbers}, bool[] tables) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-        tags=tags,
-    )
+    library.define(f"{name}({operands}) -> (Tensor, Tensor)", tags=tags)
+    gradients = ", ".join(["Tensor"] * 6)
+    library.define(f"{back}(Tensor grad, Tensor out, Tensor lse, {operands}, bool[] wanted) -> ({gradients})", tags=tags)
     for operator, function, fake in ((name, forward, fake_forward), (back, backward, fake_backward)):
         library.impl(operator, function, "CPU")
         # Not register_fake, which searches all modules for the caller's source: 50 ms.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora: text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
+"""Load corpora: text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-Local files are read by one generator, whatever their kind: row by row, the text column only. So files of one folder may
-differ in kind and in their other columns, streaming holds one row at a time, and errors name the file and the line.
+One generator reads all local files row by row, only the text column, whatever their kind. So files of one folder may differ
+in kind and in their other columns, streaming holds one row at a time, and errors name the file and the line.
 """
 
+import itertools
 import os
 import re
-import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers.utils import logging
 
 from .._version import __version__
-from ..data.files import HELD_BYTES, KINDS, STREAMED_BYTES, file_kind, read_lines, read_rows
+from ..data.files import KINDS, file_kind, read_lines, read_rows
 from ..data.hub import load_hub_dataset
 from .prepared_corpus import MANIFEST_FILE, halved
 
@@ -31,7 +31,7 @@ ENDINGS = ", ".join(KINDS) + " (each also with .gz)"
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w.-]+)?")
 # Bytes of text in a byte of a compressed file, about.
 COMPRESSED = 4
-# Of the lanes of a stream, the shortest has at least so much of the text of the longest.
+# The smallest shard of a stream has at least this share of the text of the largest.
 BALANCE = 0.8
 # Path, size and time of change, by which the cache notices changes.
 File = tuple[str, int, int]
@@ -49,9 +49,8 @@ def load_corpus(
     revision: str | None = None,
     token: str | bool | None = None,
     num_proc: int | None = None,
-    max_file_bytes: int = STREAMED_BYTES,
 ) -> "Dataset | IterableDataset":
-    """Text of files, folders and Hub data sets as a data set with the one column "text": a document a row, in order.
+    """Load the text of files, folders and Hub data sets as a data set with the one column "text", a document a row.
 
     Args:
         sources: one or several of: a file (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz); a folder
@@ -59,13 +58,12 @@ def load_corpus(
             name of a data set on the Hub.
         documents: a document of plain text: the lines between blank lines ("blank_line"), each line that is not blank
             ("line"), or a file ("file"). Line ends become "\\n", a byte order mark is dropped. A document is held in memory,
-            and so is a .json file that is one array and a .parquet.gz file: each has at most `HELD_BYTES` (2 GiB).
+            and so is a .json file that is one array.
         text_column (`str`): the column of the text in JSON, tables and Hub data sets; null is an empty document.
         name, split, revision, token: as in `datasets.load_dataset`, for Hub data sets only; files are used whole.
         streaming (`bool`): read while iterating, row by row; nothing is written to disk.
-        cache_dir: where the Arrow files go; default is the cache of datasets. Changed files are read anew.
+        cache_dir: where the Arrow files go; default is the cache of datasets. Changed files are read again.
         num_proc (`int`, *optional*): processes that read; a file is read by one of them. Not for streaming.
-        max_file_bytes (`int`): how many a file may have, decompressed.
     Returns:
         `datasets.Dataset`, with `streaming` `datasets.IterableDataset`.
     Raises:
@@ -80,42 +78,34 @@ def load_corpus(
         raise ValueError(f"documents must be one of {', '.join(DOCUMENTS)}, got {documents!r}")
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
-    if num_proc is not None and streaming:
-        raise ValueError("num_proc is for corpora that are read at once; with streaming=True leave it out")
-
-    # Neighbouring files become one data set.
-    groups: list[list[File] | str] = []
-    for source in map(os.fspath, sources):
-        files = list_files(source)
-        if files is not None and groups and isinstance(groups[-1], list):
-            groups[-1] += files
-        else:
-            groups.append(source if files is None else files)
-    if not groups:
-        raise ValueError("sources is empty, expected at least one file, folder or data set name")
-    # The first document of the first file of each kind, so that a wrong column is refused before hours of reading.
-    first_files = {file_kind(file[0]): file for group in reversed(groups) if isinstance(group, list) for file in group[::-1]}
-    reading = dict(documents=documents, text_column=text_column, max_file_bytes=max_file_bytes)
-    for file in first_files.values():
-        next(file_documents([file], **reading), None)
-    options = dict(streaming=streaming, cache_dir=None if cache_dir is None else os.fspath(cache_dir), num_proc=num_proc)
+    reading = dict(documents=documents, text_column=text_column)
     hub = dict(config=name, split=split, revision=revision, token=token)
-    loaded = [
-        load_files(group, reading, **options)
-        if isinstance(group, list)
-        else load_hub_corpus(group, text_column, **hub, **options)
-        for group in groups
-    ]
-    return loaded[0] if len(loaded) == 1 else concatenate_datasets(loaded)
+    options = dict(streaming=streaming, cache_dir=cache_dir, num_proc=num_proc)
+    listed = [(os.fspath(source), list_files(os.fspath(source))) for source in sources]
+    kinds = {file_kind(file[0]): file for _, files in listed for file in files or ()}
+    # The first document of a file of each kind: a wrong column is refused before hours of reading.
+    for file in kinds.values():
+        next(file_documents([file], **reading), None)
+    loaded = []
+    # Neighbouring files become one data set.
+    for is_hub, group in itertools.groupby(listed, key=lambda item: item[1] is None):
+        if is_hub:
+            loaded += [load_hub_corpus(source, text_column, **hub, **options) for source, _ in group]
+        else:
+            files = [file for _, files in group for file in files]
+            loaded.append(load_files(files, reading, **options))
+    return concatenate_datasets(loaded)
 
 
 def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The documents of `load_corpus` one by one, without the blank ones, for the training of tokenizers."""
-    return (row["text"] for row in corpus if row["text"] and not row["text"].isspace())
+    """Iterate over the documents of `load_corpus` without the blank ones, for the training of tokenizers."""
+    for row in corpus:
+        if row["text"] and not row["text"].isspace():
+            yield row["text"]
 
 
 class DocumentStream:
-    """The documents of a stream but for the first ones, which are held out: whole, or as lanes of files.
+    """The documents of a stream except the first ones, which are held out: whole, or as shards of files.
 
     Args:
         corpus (`datasets.IterableDataset`): of `load_corpus`.
@@ -124,30 +114,28 @@ class DocumentStream:
 
     Attributes:
         held_out (`list[dict]`): the documents.
-        files (`int`): into which the stream can be parted.
+        files (`int`): number of files.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
-        self.corpus, self.files, self.held_out = corpus, corpus.num_shards, []
+        self.corpus, self.files = corpus, corpus.num_shards
+        self.sizes = list(sizes or [1] * self.files)
+        self.held_out: list[dict[str, Any]] = []
         # Documents that are held out of the first files.
         self.skipped: list[int] = []
-        self.sizes = [1] * self.files if sizes is None else [*sizes]
         while len(self.held_out) < held_out and len(self.skipped) < self.files:
             file = len(self.skipped)
-            documents = [*corpus.shard(self.files, file).take(held_out - len(self.held_out))]
+            documents = list(corpus.shard(self.files, file).take(held_out - len(self.held_out)))
             self.held_out += documents
             self.skipped.append(len(documents))
             if sizes is not None:
-                self.sizes[file] = max(0, self.sizes[file] - sum(len(text.encode()) for text in texts(documents)))
+                self.sizes[file] -= sum(len(text.encode()) for text in texts(documents))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def lanes(self, most: int) -> "list[IterableDataset]":
-        """The stream in as many lanes as are asked for, or half as many, and so on, until they are of about the same size.
-
-        Of n lanes, number i has the files i, i + n, i + 2n, ...
-        """
+        """Return up to `most` shards, halved until they are of about the same size; of n, shard i has files i, i + n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
@@ -155,17 +143,19 @@ class DocumentStream:
         return [self.corpus.shard(n, i, contiguous=False).skip(sum(self.skipped[i::n])) for i in range(n)]
 
     def is_balanced(self, n: int) -> bool:
-        sizes = [sum(self.sizes[i::n]) for i in range(n)]
-        return min(sizes) > 0 and min(sizes) >= BALANCE * max(sizes)
+        shards = [sum(self.sizes[i::n]) for i in range(n)]
+        return min(shards) > 0 and min(shards) >= BALANCE * max(shards)
 
 
 def file_bytes(path: str, size: int) -> int:
-    """Bytes of text in a file, about."""
-    return size * (COMPRESSED if path.endswith((".gz", ".parquet")) else 1)
+    """Estimate the bytes of text in a file."""
+    if path.endswith((".gz", ".parquet")):
+        return size * COMPRESSED
+    return size
 
 
 def list_files(source: str) -> list[File] | None:
-    """The files of a source; None for the name of a Hub data set.
+    """List the files of a source; None for the name of a Hub data set.
 
     Raises:
         FileNotFoundError: there is no such file or folder, and no data set can have this name.
@@ -173,21 +163,7 @@ def list_files(source: str) -> list[File] | None:
     """
     path = os.path.expanduser(source)
     if os.path.isdir(path):
-        paths, left_out = [], Counter()
-        for folder, subfolders, names in os.walk(path):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for name in filter(lambda name: not name.startswith("."), names):
-                # A manifest lists files, and holds no text.
-                if file_kind(name) and name != MANIFEST_FILE:
-                    paths.append(os.path.join(folder, name))
-                else:
-                    left_out[name if file_kind(name) else os.path.splitext(name)[1] or "no ending"] += 1
-        if not paths:
-            raise ValueError(f"the folder {source} holds no file with one of the endings {ENDINGS}")
-        if left_out:
-            shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
-            logger.warning(f"{source}: {len(paths)} files are read; left out: {shown}")
-        paths.sort(key=lambda file: os.path.relpath(file, path).split(os.sep))
+        paths = folder_files(path)
     elif os.path.isfile(path):
         if not file_kind(path):
             raise ValueError(f"the ending of {source} is unknown, expected one of {ENDINGS}; rename or convert the file")
@@ -200,10 +176,34 @@ def list_files(source: str) -> list[File] | None:
     return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
+def folder_files(path: str) -> list[str]:
+    """List the data files below a folder, sorted; those that are left out are counted in a warning."""
+    paths, left_out = [], Counter()
+    for folder, subfolders, names in os.walk(path):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            if name.startswith("."):
+                continue
+            # A manifest lists files, and holds no text.
+            if name == MANIFEST_FILE or not file_kind(name):
+                left_out[os.path.splitext(name)[1] or name] += 1
+            else:
+                paths.append(os.path.join(folder, name))
+    if not paths:
+        raise ValueError(f"the folder {path} holds no file with one of the endings {ENDINGS}")
+    if left_out:
+        shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
+        logger.warning(f"{path}: {len(paths)} files are read; left out: {shown}")
+    return sorted(paths, key=lambda file: os.path.relpath(file, path).split(os.sep))
+
+
 def has_columns(sources: Sequence[str]) -> bool:
-    """False if all sources are files of plain text, or folders of these."""
-    listed = [None if "://" in source else list_files(source) for source in sources]
-    return any(files is None or any(file_kind(path) != "text" for path, _, _ in files) for files in listed)
+    """Return False if all sources are files of plain text, or folders of these."""
+    for source in sources:
+        files = None if "://" in source else list_files(source)
+        if files is None or any(file_kind(path) != "text" for path, _, _ in files):
+            return True
+    return False
 
 
 def _no_file(source: str) -> str:
@@ -213,106 +213,76 @@ def _no_file(source: str) -> str:
 def load_files(
     files: list[File], reading: dict[str, Any], *, streaming: bool, cache_dir: str | None, num_proc: int | None
 ) -> "Dataset | IterableDataset":
-    """A data set of the documents of files; `reading` are arguments of `file_documents`, others as in `load_corpus`."""
+    """Load the documents of files; `reading` are arguments of `file_documents`, others as in `load_corpus`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
     arguments = dict(files=files, version=__version__) | reading
-    _check_not_empty(file_documents(**arguments), files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
-    features = Features({"text": Value("string")})
+    if next(texts(file_documents(**arguments)), None) is None:
+        raise ValueError(f"empty corpus: no document with a visible character in {len(files)} files: {files[0][0]}, ...")
+    common = dict(generator=file_documents, features=Features({"text": Value("string")}), gen_kwargs=arguments)
     if streaming:
-        return IterableDataset.from_generator(file_documents, features=features, gen_kwargs=arguments)
-    num_proc = None if num_proc is None else min(num_proc, len(files))
+        return IterableDataset.from_generator(**common)
     try:
-        return Dataset.from_generator(
-            file_documents, features=features, gen_kwargs=arguments, cache_dir=cache_dir, num_proc=num_proc
-        )
+        return Dataset.from_generator(**common, cache_dir=cache_dir, num_proc=num_proc)
     except DatasetGenerationError as error:
-        # It hides file and row; of another process only the traceback comes, as text.
-        if isinstance(error.__cause__, ValueError):
-            raise error.__cause__ from None
-        if message := re.search(r"^ValueError: (.*)", str(error.__cause__), re.MULTILINE):
-            raise ValueError(message[1]) from error
-        raise
+        # Only its cause names the file and the row.
+        raise ValueError(str(error.__cause__)) from error
 
 
 def load_hub_corpus(source: str, text_column: str, *, config: str | None, streaming: bool, **options: Any) -> Any:
-    """The text column of a data set on the Hub; arguments and errors as in `load_corpus`."""
+    """Load the text column of a data set on the Hub; arguments and errors as in `load_corpus`."""
     from datasets import Features, Value
 
     try:
         corpus = load_hub_dataset(source, config, streaming=streaming, **options)
     except ValueError as error:
         raise FileNotFoundError(f"{_no_file(source)}, and {error}") from error
-    columns = corpus.column_names or list(next(iter(corpus), {}))
-    if text_column not in columns:
-        raise ValueError(_no_column(f"the data set {source}", text_column, columns))
-    feature = corpus.features and corpus.features[text_column]
-    if feature is not None and getattr(feature, "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"the column {text_column!r} of the data set {source} must hold strings, got {feature}")
+    first = next(iter(corpus), {})
+    if not isinstance(first.get(text_column), str | None) or text_column not in first:
+        raise ValueError(f"the data set {source} has no column {text_column!r} of strings, but {', '.join(first)}")
     corpus = corpus.select_columns([text_column])
     if text_column != "text":
         corpus = corpus.rename_column(text_column, "text")
     features = Features({"text": Value("string")})
-    corpus = corpus if corpus.features == features else corpus.cast(features)
-    _check_not_empty(corpus, source)
-    return corpus
-
-
-def _check_not_empty(corpus: Iterable[dict[str, Any]], source: str):
-    """
-    Raises:
-        ValueError: no document has a visible character.
-    """
-    if next(texts(corpus), None) is None:
-        raise ValueError(f"empty corpus: no document with a visible character in {source}")
+    if corpus.features == features:
+        return corpus
+    return corpus.cast(features)
 
 
 def file_documents(
-    files: list[File], documents: str, text_column: str, max_file_bytes: int, version: str = __version__
+    files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """The rows of all files; one list argument, which datasets shares out among processes and workers.
+    """Iterate over the rows of all files; `files` is the list that datasets shares out among processes and workers.
 
-    Sizes, times and `version` are for the key of the cache: changed files, or those that another release read, are read
-    anew.
+    Sizes, times and `version` are for the key of the cache: changed files are read again.
     """
     for path, _, _ in files:
-        try:
-            if file_kind(path) == "text":
-                for text in plain_documents(path, documents, max_file_bytes):
-                    yield {"text": text}
-                continue
-            for place, row in read_rows(path, [text_column], max_file_bytes):
-                if text_column not in row:
-                    raise ValueError(_no_column(place, text_column, row))
-                if not isinstance(row[text_column], str | None):
-                    raise ValueError(f"{text_column!r} in {place} must be a string, got {reprlib.repr(row[text_column])}")
-                yield {"text": row[text_column] or ""}
-        except MemoryError as error:
-            raise ValueError(f"{path} needs more memory than there is: part its documents") from error
+        if file_kind(path) == "text":
+            for text in plain_documents(path, documents):
+                yield {"text": text}
+            continue
+        for place, row in read_rows(path, [text_column]):
+            if text_column not in row:
+                raise ValueError(f"no column {text_column!r} in {place}; it has {', '.join(row)}; name one as text_column")
+            text = row[text_column]
+            if not isinstance(text, str | None):
+                raise ValueError(f"{text_column!r} in {place} must be a string, got {str(text)[:80]}")
+            yield {"text": text or ""}
 
 
-def plain_documents(path: str, documents: str, max_file_bytes: int) -> Iterator[str]:
-    """The documents of a text file; arguments and errors as in `load_corpus`."""
+def plain_documents(path: str, documents: str) -> Iterator[str]:
+    """Iterate over the documents of a text file; arguments as in `load_corpus`."""
     document: list[str] = []
-    size = 0
-    for number, line in read_lines(path, max_file_bytes):
+    for _, line in read_lines(path):
         line = line.rstrip("\r\n")
-        blank = not line.strip()
-        if documents == "file" or (documents == "blank_line" and not blank):
+        is_blank = not line.strip()
+        if documents == "file" or (documents == "blank_line" and not is_blank):
             document.append(line)
-            size += len(line) + 1
-            if size > HELD_BYTES:
-                cure = "part it by blank lines, or give --documents line"
-                raise ValueError(f"the document at line {number} of {path} has more than {HELD_BYTES} bytes: {cure}")
-        elif documents == "line" and not blank:
+        elif documents == "line" and not is_blank:
             yield line
         elif document:
             yield "\n".join(document)
-            document, size = [], 0
+            document = []
     if document:
         yield "\n".join(document)
-
-
-def _no_column(place: str, text_column: str, columns: Iterable[str]) -> str:
-    return f"no column {text_column!r} in {place}; it has {', '.join(map(repr, columns))}; name one of them as text_column"

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of corpora and tokenizers, of a preparation and of all pre-training scripts, without Trainer and the models."""
+"""Flags of corpora and tokenizers, for a preparation and all pre-training scripts; imports neither Trainer nor models."""
 
 from dataclasses import dataclass
 
-from ..data.files import STREAMED_BYTES
 from ..data.languages import language_problem
-from ..training.flags import LEAVE_OUT, option
+from ..training.flags import option
 from .corpus import DOCUMENTS, has_columns
 from .packing import MODES
 from .prepared_corpus import is_prepared
 
 __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus", "tokenizer_options"]
 
+LEAVE_OUT = "leave it out"
 # Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",
@@ -27,7 +27,15 @@ ELSEWHERE = {
     "whole_word_mask": "--masking word",
 }
 
-UNIGRAM_OPTIONS = ("byte_fallback", "lowercase")
+SMALLEST = dict(
+    max_length=8,
+    min_tokens=1,
+    validation_documents=1,
+    shuffle_buffer=1,
+    num_proc=1,
+    max_train_samples=1,
+    max_eval_samples=1,
+)
 
 
 @dataclass
@@ -59,42 +67,45 @@ class CorpusArguments:
     validation_documents: int | None = option(
         None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
     )
-    max_file_bytes: int = option(
-        STREAMED_BYTES, "most of a data file, decompressed: a small .gz may hold more than disks do"
-    )
     packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
     max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
     min_tokens: int = option(1, "shorter documents are left out, and counted")
     language: str = option("en", "ISO code of the text, for the ends of sentences")
 
+    def __post_init__(self):
+        # Looked up once: the folder may be a remote one.
+        self.is_prepared = is_prepared(*self.train_data)
+
 
 def check_corpus(arguments: CorpusArguments):
-    """
+    """Check the flags of a corpus.
+
     Raises:
         ValueError: no data, a number that is too small, no language, or a column of plain text.
     """
     if not arguments.train_data:
         raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
-    smallest = dict(max_length=8, min_tokens=1, validation_documents=1, shuffle_buffer=1)
-    smallest |= dict(num_proc=1, max_file_bytes=1, max_train_samples=1, max_eval_samples=1)
-    for name, least in smallest.items():
+    for name, least in SMALLEST.items():
         value = getattr(arguments, name, None)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
-    if problem := language_problem(arguments.language):
+    problem = language_problem(arguments.language)
+    if problem:
         raise ValueError(f"--language: {problem}")
-    sources, column = [*arguments.train_data, *getattr(arguments, "validation_data", ())], arguments.text_column
-    if column != "text" and not is_prepared(*arguments.train_data) and not has_columns(sources):
-        raise ValueError(f"{' '.join(sources)} is plain text, which has no columns: leave --text_column {column} out")
+    sources = [*arguments.train_data, *getattr(arguments, "validation_data", ())]
+    if arguments.text_column != "text" and not arguments.is_prepared and not has_columns(sources):
+        raise ValueError(
+            f"{' '.join(sources)} is plain text, which has no columns: leave --text_column {arguments.text_column} out"
+        )
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Options of `train_unigram` that are given.
+    """Return the options of `train_unigram` that are given.
 
     Raises:
         ValueError: no unigram tokenizer is to be trained.
     """
-    options = {name: True for name in UNIGRAM_OPTIONS if getattr(arguments, name)}
+    options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(
             f"--{next(iter(options))} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out"

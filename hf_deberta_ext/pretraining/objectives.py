@@ -154,10 +154,15 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             raise ValueError(f"{reads_pairs[0]} reads one [CLS] a row: pack sentence pairs, not several documents")
         needs_last_layer = len(self.objectives) > 1
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        logits, targets, outputs, packed = self.predict(*inputs, False, needs_last_layer, document_ids, labels, sparse=True)
-        predictions = {"mlm": (logits, targets, (labels != -100).nonzero()[:, 0])}
+        predicted = self.predict(
+            *inputs, labels=labels, document_ids=document_ids, masked_only=True, output_hidden_states=needs_last_layer
+        )
+        logits, packed = predicted.logits, predicted.packed
+        predictions = {"mlm": (logits, predicted.targets, (labels != -100).nonzero()[:, 0])}
         if needs_last_layer:
-            states = outputs.last_hidden_state if packed is None else packed.pad(outputs.last_hidden_state)
+            states = predicted.encoder.last_hidden_state
+            if packed is not None:
+                states = packed.pad(states)
         for name in self.objectives[1:]:
             predictions[name] = OBJECTIVES[name].predict(self, states, batch)
         statistics = {

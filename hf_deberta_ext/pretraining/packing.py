@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: documents into examples of at most `max_length` tokens, without losing or doubling a token.
+"""Pack documents into examples of at most `max_length` tokens, without losing or doubling a token.
 
 The four input formats that RoBERTa compares (Liu et al. 2019, section 4.2) and best-fit packing of whole documents for
 attention that does not cross documents. A document is tokenised once, as a whole; the starts of its sentences only say
@@ -43,15 +43,9 @@ COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_
 class PackingReport:
     """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, special tokens not counted.
 
-    Args:
-        documents (`int`): all that came.
-        empty_documents, short_documents (`int`): dropped ones, without visible character, or of too few tokens.
-        tokens, dropped_tokens, packed_tokens (`int`): in all documents, in the dropped ones, in the examples.
-        examples (`int`): rows of the result.
-        negative_pairs (`int`): examples with sentence label 1 (next sentence prediction).
-        max_length (`int`): tokens that an example may have.
-        mean_length (`float`): tokens of an example on average, special tokens included.
-        fill (`float`): mean_length / max_length, the part of a padded batch that is not padding.
+    Empty documents (without a visible character) and short ones are dropped. `negative_pairs` are examples with sentence
+    label 1 (next sentence prediction); `mean_length` counts special tokens; `fill` is mean_length / max_length, the part of
+    a padded batch that is not padding.
     """
 
     documents: int
@@ -67,8 +61,10 @@ class PackingReport:
     fill: float
 
     def summary(self) -> str:
-        """One line for a log."""
-        negative = f", {self.negative_pairs} with a B of another document" if self.negative_pairs else ""
+        """Return one line for a log."""
+        negative = ""
+        if self.negative_pairs:
+            negative = f", {self.negative_pairs} with a B of another document"
         return (
             f"{self.documents} documents ({self.empty_documents} empty and {self.short_documents} short ones dropped), "
             f"{self.tokens} tokens ({self.dropped_tokens} dropped) -> {self.examples} examples of at most "
@@ -103,10 +99,8 @@ def pack(
     What does not fit between the special tokens is cut at the end of a sentence, a longer sentence anywhere.
 
     Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2, and the
-    pairs drawn exchange their B's two by two with pairs of other documents (sentence_labels 1). BERT instead puts the
-    rest of a chunk back, so that documents shift. Drawn pairs that find no partner (all other documents of the batch too
-    few) stay as they are, label 0. "consecutive" pairs have label 0 throughout; sentence order prediction swaps them in
-    its collator.
+    pairs drawn exchange their B's two by two with pairs of other documents (sentence_labels 1); those that find no partner
+    stay as they are, label 0. "consecutive" pairs have label 0; sentence order prediction swaps them in its collator.
 
     Args:
         corpus: column "text", a document a row; null is an empty document.
@@ -130,45 +124,35 @@ def pack(
     from datasets import Features, IterableDataset, Sequence, Value
 
     check_packing(tokenizer, mode, max_length, sentence_pairs, min_tokens)
-    if corpus.column_names is not None and "text" not in corpus.column_names:
-        raise ValueError(f'the corpus must have a column "text", got {corpus.column_names}; read it with load_corpus')
     features = {"input_ids": Sequence(Value("int32"))}
     if mode in PAIR_MODES:
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
+    else:
+        # Modes that draw nothing are packed, and cached, once for all seeds.
+        seed = 0
     if mode == "best_fit":
         features["document_ids"] = Sequence(Value("int32"))
-    if is_stream := isinstance(corpus, IterableDataset):
-        if num_proc is not None:
-            raise ValueError("num_proc is for a Dataset; an IterableDataset is packed by the workers that load it")
-        cached = {}
-    else:
-        features["counts"] = Sequence(Value("int64"))
-        cached = dict(num_proc=num_proc, load_from_cache_file=cache, desc=f"Packing ({mode})")
     packing = dict(mode=mode, max_length=max_length, sentence_pairs=sentence_pairs, language=language, min_tokens=min_tokens)
-    packed = corpus.map(
-        _pack_batch,
-        batched=True,
-        with_indices=True,
-        batch_size=batch_size,
-        remove_columns=corpus.column_names or ["text"],
-        features=Features(features),
-        fn_kwargs=dict(
-            with_counts=not is_stream,
-            tokenizer=tokenizer,
-            packing=packing,
-            # Modes that draw nothing are packed, and cached, once for all seeds.
-            seed=seed if mode in PAIR_MODES else 0,
-            version=__version__,
-        ),
-        **cached,
-    )
-    if is_stream:
+    arguments = dict(tokenizer=tokenizer, packing=packing, seed=seed, version=__version__)
+    options = dict(batched=True, with_indices=True, batch_size=batch_size, remove_columns=corpus.column_names or ["text"])
+    if isinstance(corpus, IterableDataset):
+        packed = corpus.map(_pack_batch, features=Features(features), fn_kwargs=arguments, **options)
         return packed, None
+    features["counts"] = Sequence(Value("int64"))
+    packed = corpus.map(
+        _pack_counted_batch,
+        features=Features(features),
+        fn_kwargs=arguments,
+        num_proc=num_proc,
+        load_from_cache_file=cache,
+        desc=f"Packing ({mode})",
+        **options,
+    )
     return _split_off_report(packed, max_length, min_tokens)
 
 
 def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
-    """Refuse what `pack` cannot do; without a tokenizer (None) the rest."""
+    """Check the arguments of `pack`; without a tokenizer (None) only the others."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if sentence_pairs not in ("nsp", "consecutive"):
@@ -210,32 +194,32 @@ def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "t
 
 
 def _pack_batch(
-    batch: dict[str, list],
-    indices: list[int],
-    *,
-    with_counts: bool,
-    tokenizer: Any,
-    packing: dict[str, Any],
-    seed: int,
-    version: str,
+    batch: dict[str, list], indices: list[int], *, tokenizer: Any, packing: dict[str, Any], seed: int, version: str
 ) -> dict[str, list]:
-    """Columns of the examples of a batch of documents.
+    """Return the columns of the examples of a batch of documents; rows are lists, as an `IterableDataset` passes them on.
 
     Args:
-        with_counts (`bool`): add a column "counts", filled in the first row, or in one without tokens if there is no row.
-            Without it, rows are lists as a `Dataset` gives them: an `IterableDataset` passes on those that it gets.
         packing (`dict`): arguments of `pack_documents`.
         version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
     """
+    columns, _ = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
+    for name in {*columns} - {"sentence_labels"}:
+        columns[name] = [row.tolist() for row in columns[name]]
+    return columns
+
+
+def _pack_counted_batch(
+    batch: dict[str, list], indices: list[int], *, tokenizer: Any, packing: dict[str, Any], seed: int, version: str
+) -> dict[str, list]:
+    """Return them with a column "counts", filled in the first row, or in one without tokens if there is no row."""
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
-    if not with_counts:
-        return {
-            name: rows if name == "sentence_labels" else [row.tolist() for row in rows] for name, rows in columns.items()
-        }
     rows = len(columns["input_ids"])
     if rows == 0:
-        columns = {name: [0 if name == "sentence_labels" else []] for name in columns}
-    return columns | {"counts": [list(counts.values())] + [[]] * (rows - 1)}
+        columns = {name: [[]] for name in columns}
+        if "sentence_labels" in columns:
+            columns["sentence_labels"] = [0]
+    columns["counts"] = [list(counts.values())] + [[]] * (rows - 1)
+    return columns
 
 
 def pack_documents(
@@ -249,7 +233,7 @@ def pack_documents(
     min_tokens: int,
     draws: str,
 ) -> tuple[dict[str, list], dict[str, int]]:
-    """Columns of the examples of documents that are packed together, rows as arrays, and their `COUNTS`.
+    """Return the columns of the examples of documents that are packed together, rows as arrays, and their `COUNTS`.
 
     Args:
         draws (`str`): seed of the random choices.
@@ -284,7 +268,7 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """(token ids, the token index at which each sentence ends) of the documents that are not dropped.
+    """Iterate over (token ids, the token index at which each sentence ends) of the documents that are not dropped.
 
     Args:
         least (`int`): documents of fewer tokens are dropped.
@@ -294,20 +278,17 @@ def tokenize_documents(
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):
         group_texts = [text for text, _ in group]
-        encoded = tokenizer(
-            group_texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            # No warning about texts that are longer than the model's inputs.
-            verbose=False,
-        )
+        # Not verbose: no warning about texts that are longer than the model's inputs.
+        without = dict(return_attention_mask=False, return_token_type_ids=False, verbose=False)
+        encoded = tokenizer(group_texts, add_special_tokens=False, **without)
         for text, ids, encoding in zip(group_texts, encoded["input_ids"], encoded.encodings, strict=True):
             n = len(ids)
             counts["documents"] += 1
             counts["tokens"] += n
-            if n == 0 or not text.strip() or n < least:
-                counts["short_documents" if n and text.strip() else "empty_documents"] += 1
+            is_empty = n == 0 or not text.strip()
+            if is_empty or n < least:
+                counts["empty_documents"] += is_empty
+                counts["short_documents"] += not is_empty
                 counts["dropped_tokens"] += n
                 continue
             counts["packed_tokens"] += n
@@ -316,7 +297,7 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int], end: int) -> Iterator[int]:
-    """The first token that ends after each start, for those that have one before the next start or the end."""
+    """Find the first token that ends after each start, for those that have one before the next start or the end."""
     if len(encoding) > SEARCHED:
         ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
         # Monotone although normalisers may reorder.
@@ -324,20 +305,20 @@ def first_tokens(encoding: Any, starts: list[int], end: int) -> Iterator[int]:
         return
     for start, stop in itertools.pairwise([*starts, end]):
         # White space may be in no token.
-        tokens = map(encoding.char_to_token, range(start, stop))
-        if (token := next((token for token in tokens if token is not None), None)) is not None:
-            yield token
+        for character in range(start, stop):
+            token = encoding.char_to_token(character)
+            if token is not None:
+                yield token
+                break
 
 
 def sentence_starts(text: str, language: str) -> list[int]:
-    """Characters at which the second and later sentences begin.
+    """Find the characters at which the second and later sentences begin.
 
     White space between two sentences belongs to the first, but for a last space, which subword tokens hold.
     """
-    try:
-        from sentencex import get_sentence_boundaries
-    except ImportError as error:
-        raise ImportError("packing finds sentences with sentencex: pip install sentencex") from error
+    from sentencex import get_sentence_boundaries
+
     starts: list[int] = []
     begin = 0
     # Of en-US the language alone: sentencex has no rules for the rest.
@@ -406,19 +387,18 @@ def full_sentences(
 
 
 def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.ndarray]]:
-    """Columns of the rows of best-fit packing; the pieces of a row are its documents 1, 2, ..."""
+    """Return the columns of the rows of best-fit packing; the pieces of a row are its documents 1, 2, ..."""
     lengths = [len(piece) for piece in pieces]
-    rows = [[pieces[i] for i in row] for row in _best_fit_decreasing(lengths, max_length)]
-    return {
-        "input_ids": [np.concatenate(row) for row in rows],
-        "document_ids": [
-            np.repeat(np.arange(1, len(row) + 1, dtype=np.int32), [len(piece) for piece in row]) for row in rows
-        ],
-    }
+    columns: dict[str, list[np.ndarray]] = {"input_ids": [], "document_ids": []}
+    for row in _best_fit_decreasing(lengths, max_length):
+        numbers = np.arange(1, len(row) + 1, dtype=np.int32)
+        columns["input_ids"].append(np.concatenate([pieces[i] for i in row]))
+        columns["document_ids"].append(np.repeat(numbers, [lengths[i] for i in row]))
+    return columns
 
 
 def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
-    """Indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
+    """Return the indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -435,10 +415,11 @@ def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]
 
 
 def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[SegmentPair]:
-    """The pairs of all documents; a single sentence is divided in its middle."""
+    """Return the pairs of all documents; a single sentence is divided in its middle."""
     pairs = []
+    sentences = 2 if mode == "sentence_pair" else None
     for document, (ids, ends) in enumerate(documents):
-        spans = _sentence_spans(ends, room, least=2, sentences=2 if mode == "sentence_pair" else None)
+        spans = _sentence_spans(ends, room, least=2, sentences=sentences)
         _fit_last_span(spans, ends, room)
         for start, end in spans:
             cuts = [cut - start for cut in ends[bisect_right(ends, start) : bisect_left(ends, end)]]
@@ -459,5 +440,5 @@ def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> 
     elif n - end < 2:
         # The span before is full, as the token does not fit: it gives away its last sentence, or else one token.
         borders = [border for border in ends[-3:] if max(start + 2, n - room) <= border <= n - 2]
-        border = borders[-1] if borders else n - 2
+        border = max(borders, default=n - 2)
         spans[-2:] = [(start, border), (border, n)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of a corpus as stages of datatrove tasks: documents, filters, deduplication, tokenizer, packed shards.
+"""Prepare a corpus in stages of datatrove tasks: documents, filters, deduplication, tokenizer, packed shards.
 
     documents     files -> filters -> parts of documents            a task for each group of files
     exact         parts -> signatures, then their duplicates        a task for each part, then one
@@ -12,19 +12,14 @@ Groups and parts follow from the files alone. So the result depends neither on h
 order, nor on the executor, and a task that died is run again alone.
 """
 
-import contextlib
-import io
-import multiprocessing
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from copy import copy, deepcopy
 from typing import Any
 
-import dill
+import multiprocess
 import numpy as np
+import pyarrow as pa
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.io import get_datafolder
@@ -40,26 +35,37 @@ from datatrove.pipeline.dedup import (
     MinhashDedupCluster,
     MinhashDedupFilter,
     MinhashDedupSignature,
-)  # fmt: skip
+)
 from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter, LanguageFilter
+from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.hashing import HashConfig, create_hash_func
 from datatrove.utils.lid import FastTextLID
 from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-from ..data.files import STREAMED_BYTES, file_kind, read_rows
+from ..data.files import file_kind, read_rows
 from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
-from .preparation_blocks import WORK, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteParts, WriteRows
+from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
 
 __all__ = [
-    "EXECUTORS", "QUALITY", "document_filters", "evaluation_files", "grouped_sources", "language_filters", "ngram_hashes",
-    "prepare", "run_stages", "text_hashes",
-]  # fmt: skip
+    "EXECUTORS",
+    "QUALITY",
+    "document_filters",
+    "evaluation_files",
+    "grouped_sources",
+    "language_filters",
+    "ngram_hashes",
+    "prepare",
+    "run_stages",
+    "text_hashes",
+]
 
-EXECUTORS = ("local", "slurm", "ray")
+EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
 QUALITY = {
-    "gopher_repetition": GopherRepetitionFilter, "gopher_quality": GopherQualityFilter, "fineweb": FineWebQualityFilter,
-}  # fmt: skip
+    "gopher_repetition": GopherRepetitionFilter,
+    "gopher_quality": GopherQualityFilter,
+    "fineweb": FineWebQualityFilter,
+}
 # Words as runs of letters and digits, single signs, and single characters of scripts without spaces.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
@@ -81,41 +87,32 @@ WORDS = Words()
 
 
 class LanguageModel(FastTextLID):
-    """fastText's classifier of languages, of a file of one's own; labels are of the form `__label__en`.
+    """fastText's classifier of languages, of a local file; labels are of the form `__label__en`.
 
     Args:
-        path (`str`): a local file.
+        path (`str`): the .bin file, such as lid.176 or GlotLID.
         languages: labels, without their prefix, to score.
     Raises:
-        FileNotFoundError, ValueError: no such file, no model of fastText, or one that does not know one of the languages.
+        ValueError: no such file, no model of fastText, or one that does not know one of the languages.
     """
 
     def __init__(self, path: str, languages: Sequence[str]):
         super().__init__([*languages])
-        self.path = path
-        known = [label.removeprefix("__label__") for label in read_language_model(path).get_labels()]
-        if missing := [language for language in languages if language not in known]:
-            raise ValueError(f"{path} knows no language {missing[0]!r} of --languages, but {', '.join(sorted(known)[:200])}")
+        self.path, self.loaded = path, None
+        known = [label.removeprefix("__label__") for label in self.model.get_labels()]
+        for language in languages:
+            if language not in known:
+                raise ValueError(f"{path} knows no language {language!r} of --languages, but {', '.join(sorted(known))}")
+        # Loaded again in the task: it cannot be pickled.
+        self.loaded = None
 
     @property
     def model(self) -> Any:
-        # Read in the task: it cannot be pickled.
-        if self._model is None:
-            self._model = read_language_model(self.path)
-        return self._model
+        if self.loaded is None:
+            from fasttext import load_model
 
-
-def read_language_model(path: str) -> Any:
-    from fasttext.FastText import _FastText
-
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no file {path}, of --language_model")
-    try:
-        return _FastText(path)
-    except (ValueError, MemoryError) as error:
-        raise ValueError(
-            f"{path} is no classifier of fastText ({error}): give the .bin file of lid.176 or GlotLID"
-        ) from error
+            self.loaded = load_model(self.path)
+        return self.loaded
 
 
 def document_text(document: Document) -> str:
@@ -142,22 +139,24 @@ def grouped_sources(
     """
     groups: list[dict[str, Any]] = []
     for source in sources:
-        hub, files = None, remote_files(source) if "://" in source else list_files(source)
+        hub = None
+        files = remote_files(source) if "://" in source else list_files(source)
         if files is None:
             hub = dict(source=source, text_column=text_column, config=config, split=split)
-            pieces = getattr(load_hub_corpus(**hub, streaming=True), "num_shards", 1)
+            pieces = load_hub_corpus(**hub, streaming=True).num_shards
             files = [(f"{piece} of {pieces}", part_bytes, 0) for piece in range(pieces)]
         size = part_bytes
         for path, count, changed in files:
             if size >= part_bytes or hub:
-                groups.append(dict(hub=hub, files=[], bytes=0))
+                groups.append(dict(hub=hub, files=[]))
                 size = 0
             size += file_bytes(path, count)
             groups[-1]["files"].append((path, count, changed))
             groups[-1]["bytes"] = size
     first = 0
     for group in groups:
-        group["first"], group["parts"] = first, -(-max(group["bytes"], 1) // part_bytes)
+        group["first"] = first
+        group["parts"] = -(-max(group["bytes"], 1) // part_bytes)
         first += group["parts"]
     return groups
 
@@ -180,7 +179,7 @@ def language_filters(languages: Sequence[str], threshold: float, model: str | No
         threshold (`float`): probability from which on a document is of a language.
         model (`str`, *optional*): fastText's .bin file; None: lid.176, which the first task downloads.
     Raises:
-        FileNotFoundError, ValueError: there is no such file, it is no model of fastText, or it lacks a language.
+        ValueError: there is no such file, it is no model of fastText, or it lacks a language.
         ImportError: fastText is not installed.
     """
     if not languages:
@@ -211,10 +210,13 @@ def evaluation_files(sources: Sequence[str]) -> list[File]:
     Raises:
         FileNotFoundError: one of them is no file or folder.
     """
-    found = [(source, list_files(source)) for source in sources]
-    if missing := [source for source, files in found if files is None]:
-        raise FileNotFoundError(f"no file or folder {missing[0]}: give --decontaminate files of the evaluation sets")
-    return [file for _, files in found for file in files]
+    found = []
+    for source in sources:
+        files = list_files(source)
+        if files is None:
+            raise FileNotFoundError(f"no file or folder {source}: give --decontaminate files of the evaluation sets")
+        found += files
+    return found
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
@@ -226,7 +228,7 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
-            rows = file_documents([(path, size, changed)], "line", "text", STREAMED_BYTES)
+            rows = file_documents([(path, size, changed)], "line", "text")
         else:
             rows = (row for _, row in read_rows(path))
         for text in strings_of(rows):
@@ -279,88 +281,35 @@ def prepare(
         manifest: of `WriteManifest`.
     """
     work, parts = f"{output}/{WORK}", groups[-1]["first"] + groups[-1]["parts"]
-    documents = {"blank": ReadDocuments(groups, reading), **filters, "": WriteParts(f"{work}/parts")}
-    kept: dict[str, PipelineStep] = {"": ReadPart(f"{work}/parts")}
-    stages: list[tuple[str, int, list[PipelineStep]]] = [("documents", len(groups), [*documents.values()])]
+    schema = pa.schema([("text", pa.large_string())])
+    write_parts = ParquetWriter(
+        f"{work}/parts",
+        "${part}.parquet",
+        compression="zstd",
+        max_file_size=-1,
+        schema=schema,
+        use_content_defined_chunking=False,
+    )
+    counted = [Counted(output, label, block) for label, block in filters.items()]
+    stages = [("documents", len(groups), [ReadDocuments(output, groups, reading), *counted, write_parts])]
+    kept: list[PipelineStep] = [ReadPart(f"{work}/parts")]
     if "exact" in deduplicate:
         signatures, duplicates = f"{work}/exact/signatures", f"{work}/exact/duplicates"
-        stages.append(("exact_signatures", parts, [*kept.values(), ExactDedupSignature(signatures, EXACT)]))
+        stages.append(("exact_signatures", parts, [*kept, ExactDedupSignature(signatures, EXACT)]))
         stages.append(("exact_duplicates", 1, [ExactFindDedups(signatures, duplicates, EXACT)]))
-        kept["exact duplicates"] = ExactDedupFilter(duplicates, EXACT)
+        kept.append(Counted(output, "exact duplicates", ExactDedupFilter(duplicates, EXACT)))
     if "minhash" in deduplicate:
-        folders = [f"{work}/minhash/{name}" for name in ("signatures", "buckets", "remove")]
-        signature = MinhashDedupSignature(folders[0], MINHASH, language=WORDS)
-        stages.append(("minhash_signatures", parts, [*kept.values(), signature]))
-        stages.append(("minhash_buckets", MINHASH.num_buckets, [MinhashDedupBuckets(*folders[:2], config=MINHASH)]))
-        stages.append(("minhash_clusters", 1, [MinhashDedupCluster(*folders[1:], config=MINHASH)]))
-        kept["near duplicates"] = MinhashDedupFilter(folders[2])
+        signatures, buckets, remove = [f"{work}/minhash/{name}" for name in ("signatures", "buckets", "remove")]
+        stages.append(("minhash_signatures", parts, [*kept, MinhashDedupSignature(signatures, MINHASH, language=WORDS)]))
+        stages.append(("minhash_buckets", MINHASH.num_buckets, [MinhashDedupBuckets(signatures, buckets, config=MINHASH)]))
+        stages.append(("minhash_clusters", 1, [MinhashDedupCluster(buckets, remove, config=MINHASH)]))
+        kept.append(Counted(output, "near duplicates", MinhashDedupFilter(remove)))
     if trained_tokenizer is not None:
-        training = TrainTokenizer(output, [*kept.values()], parts, tokenizer_sample, trained_tokenizer)
+        training = TrainTokenizer(output, kept, parts, tokenizer_sample, trained_tokenizer)
         stages.append(("tokenizer", 1, [training]))
-    stages.append(("rows", parts, [*kept.values(), WriteRows(output, packing, held_out)]))
-    labels = {"documents": [*documents], "rows": [*kept, ""]}
-    return [*stages, ("manifest", 1, [WriteManifest(output, manifest, labels, parts)])]
-
-
-class FreshTasks:
-    """Mixin of executors. A task begins with blocks as they were built: those of datatrove add up what they count."""
-
-    def _run_for_rank(self, *args, **kwargs) -> Any:
-        executor = copy(self)
-        executor.pipeline = deepcopy(self.pipeline)
-        return super(FreshTasks, executor)._run_for_rank(*args, **kwargs)
-
-
-class SlurmExecutor(FreshTasks, SlurmPipelineExecutor):
-    pass
-
-
-class RayExecutor(FreshTasks, RayPipelineExecutor):
-    pass
-
-
-class LocalExecutor(FreshTasks, LocalPipelineExecutor):
-    """Processes of this machine. A task whose process is killed runs again, once, with those that were not finished.
-
-    datatrove's own waits for ever for a process that was killed.
-    """
-
-    def run(self) -> None:
-        if self.workers == 1:
-            for rank in self.get_incomplete_ranks():
-                run_task(self, rank)
-            return
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
-        context.set_forkserver_preload([__name__])
-        for attempt in (1, 2):
-            ranks, pickled = self.get_incomplete_ranks(), dill.dumps(self)
-            with ProcessPoolExecutor(self.workers, context) as pool:
-                try:
-                    for task in [pool.submit(run_pickled, pickled, rank) for rank in ranks]:
-                        task.result()
-                    return
-                except BrokenProcessPool as error:
-                    if attempt == 2:
-                        missing = len(self.get_incomplete_ranks())
-                        raise OSError(
-                            f"a process was killed twice, {missing} of {self.tasks} tasks are left (is there too little "
-                            "memory?): run the command again with fewer --workers, it goes on from there"
-                        ) from error
-                finally:
-                    pool.shutdown(cancel_futures=True)
-
-
-def run_pickled(executor: bytes, rank: int) -> None:
-    # A process for each worker: no threads of tokenizers beside them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    run_task(dill.loads(executor), rank)
-
-
-def run_task(executor: LocalExecutor, rank: int) -> None:
-    """Run a task; its log is in the folder of logs alone."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        executor._run_for_rank(rank)
+    stages.append(("rows", parts, [*kept, WriteRows(output, packing, held_out)]))
+    stages.append(("manifest", 1, [WriteManifest(output, manifest, parts)]))
+    return stages
 
 
 def run_stages(
@@ -376,22 +325,26 @@ def run_stages(
         ValueError: an option that the executor does not have; an error of the user in a task.
         OSError: tasks that are not finished.
     """
-    kind = dict(zip(EXECUTORS, (LocalExecutor, SlurmExecutor, RayExecutor), strict=True))[executor]
+    # Processes start with these modules, and have no threads of tokenizers beside them.
+    multiprocess.set_forkserver_preload([__name__])
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     previous = None
     for name, tasks, blocks in stages:
         options |= dict(tasks=tasks, workers=workers, logging_dir=f"{output}/{WORK}/logs/{name}")
         if executor == "slurm":
             options |= dict(job_name=f"prepare_{name}", depends=previous)
         try:
-            previous = kind(blocks, **options)
+            previous = EXECUTORS[executor](blocks, **options)
         except TypeError as error:
             raise ValueError(f"--executor_options do not fit the executor {executor}: {error}") from error
         if executor == "slurm":
             continue
-        if missing := len(previous.get_incomplete_ranks()):
+        missing = len(previous.get_incomplete_ranks())
+        if missing:
             print(f"{name}: {missing} of {tasks} tasks", flush=True)
             previous.run()
-        if missing := len(previous.get_incomplete_ranks()):
+        missing = len(previous.get_incomplete_ranks())
+        if missing:
             logs = f"{output}/{WORK}/logs/{name}/logs"
             raise OSError(f"{missing} of {tasks} tasks of the stage {name} failed: see {logs}, and run the command again")
     if executor == "slurm":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a preparation that datatrove does not have: documents, parts, tokenizer, shards of rows, manifest."""
+"""Blocks of a preparation that datatrove does not have: documents, counted filters, tokenizer, shards of rows, manifest."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -18,19 +17,27 @@ from datatrove.data import Document
 from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.readers import ParquetReader
-from datatrove.pipeline.writers import ParquetWriter
+from fsspec.core import url_to_fs
+from xxhash import xxh3_64_hexdigest
 
 from ..tokenization import load_tokenizer
 from ..training.digests import json_digest, tokenizer_digest
 from .corpus import file_documents, load_hub_corpus
 from .packing import COUNTS, PackingReport, pack_documents
-from .prepared_corpus import BATCH_ROWS, SHARDS, TOKENIZER, batch_digest, tokenizer_folder, write_manifest
+from .prepared_corpus import SHARDS, TOKENIZER, tokenizer_folder, write_manifest
 from .tokenizer_training import train_tokenizer
 
 __all__ = [
-    "WORK", "ReadDocuments", "ReadPart", "ShardWriter", "TrainTokenizer", "WriteManifest", "WriteParts", "WriteRows",
+    "WORK",
+    "Counted",
+    "ReadDocuments",
+    "ReadPart",
+    "ShardWriter",
+    "TrainTokenizer",
+    "WriteManifest",
+    "WriteRows",
     "save_tokenizer",
-]  # fmt: skip
+]
 
 # Documents that are packed together.
 TOGETHER = 1000
@@ -38,26 +45,32 @@ HELD_OUT = 100
 WORK = "work"
 
 
+def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
+    """Write what a task has counted, for the manifest."""
+    with get_datafolder(f"{output}/{WORK}/counts").open(f"{name}-{rank:05d}.json", "w") as file:
+        json.dump(counts, file)
+
+
 class ReadDocuments(PipelineStep):
-    """Documents with a visible character of the group of files with the task's number, and their part."""
+    """Read the documents with a visible character of the group of files with the task's number, and number their part."""
 
     type, name = "reader", "documents"
 
-    def __init__(self, groups: list[dict[str, Any]], reading: dict[str, Any]):
+    def __init__(self, output: str, groups: list[dict[str, Any]], reading: dict[str, Any]):
         super().__init__()
-        self.groups, self.reading = groups, reading
+        self.output, self.groups, self.reading = output, groups, reading
 
     def run(self, data=None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         group = self.groups[rank]
-        number = 0
+        counts = dict(documents=0, blank=0)
         for text in self.texts(group):
-            self.stat_update("documents")
-            if not text or text.isspace():
-                self.stat_update("dropped")
-                continue
-            part = group["first"] + number % group["parts"]
-            yield Document(text=text, id="", metadata={"part": f"{part:05d}"})
-            number += 1
+            if text and not text.isspace():
+                part = group["first"] + (counts["documents"] - counts["blank"]) % group["parts"]
+                yield Document(text=text, id="", metadata={"part": f"{part:05d}"})
+            else:
+                counts["blank"] += 1
+            counts["documents"] += 1
+        write_counts(self.output, "documents", rank, counts)
 
     def texts(self, group: dict[str, Any]) -> Iterator[str | None]:
         if group["hub"]:
@@ -65,46 +78,42 @@ class ReadDocuments(PipelineStep):
             corpus = load_hub_corpus(**group["hub"], streaming=True).shard(int(pieces), int(piece))
             yield from (row["text"] for row in corpus)
             return
-        for path, size, changed in group["files"]:
-            with local_file(path) as file:
+        with tempfile.TemporaryDirectory() as folder:
+            for path, size, changed in group["files"]:
+                file = path
+                if "://" in path:
+                    files, remote = url_to_fs(path)
+                    file = os.path.join(folder, os.path.basename(remote))
+                    files.get_file(remote, file)
                 yield from (row["text"] for row in file_documents([(file, size, changed)], **self.reading))
 
 
-@contextlib.contextmanager
-def local_file(path: str) -> Iterator[str]:
-    """The path of a file on this machine."""
-    if "://" not in path:
-        yield path
-        return
-    from fsspec.core import url_to_fs
+class Counted(PipelineStep):
+    """Run a filter, and write down how many documents it drops in each task."""
 
-    files, remote = url_to_fs(path)
-    with tempfile.TemporaryDirectory() as folder:
-        files.get_file(remote, file := os.path.join(folder, os.path.basename(remote)))
-        yield file
+    type, name = "filter", "counted"
 
+    def __init__(self, output: str, label: str, block: PipelineStep):
+        super().__init__()
+        self.output, self.label, self.block = output, label, block
 
-class WriteParts(ParquetWriter):
-    """Writes each document into the file of its part."""
+    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        dropped = 0
 
-    name = "parts"
+        def counted(documents):
+            nonlocal dropped
+            for document in documents:
+                dropped += 1
+                yield document
 
-    def __init__(self, folder: Any):
-        schema = pa.schema([("text", pa.large_string())])
-        super().__init__(folder, compression="zstd", max_file_size=-1, schema=schema, use_content_defined_chunking=False)
-
-    def _get_output_filename(self, document: Document, rank: int | str = 0, **kwargs) -> str:
-        return f"{document.metadata['part']}.parquet"
-
-    def update_doc_stats(self, document: Document):
-        pass
-
-    def stat_update(self, *labels, **kwargs):
-        pass
+        for document in self.block.run(counted(data), rank, world_size):
+            dropped -= 1
+            yield document
+        write_counts(self.output, self.label, rank, {self.label: dropped})
 
 
 class ReadPart(ParquetReader):
-    """The documents of the part with the task's number; none where no document was kept."""
+    """Read the documents of the part with the task's number; none where no document was kept."""
 
     name = "part"
 
@@ -114,7 +123,7 @@ class ReadPart(ParquetReader):
 
 
 class TrainTokenizer(PipelineStep):
-    """Trains a tokenizer on the first documents of every part, `characters` in all."""
+    """Train a tokenizer on the first documents of every part, `characters` in all."""
 
     type, name = "tokenizer", "tokenizer"
 
@@ -139,6 +148,7 @@ class TrainTokenizer(PipelineStep):
 
 
 def save_tokenizer(tokenizer: Any, output: str):
+    """Save a tokenizer in the folder of a preparation, which may be remote."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = get_datafolder(f"{output}/{TOKENIZER}")
@@ -148,7 +158,7 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Packs the documents of a part into a shard of rows; its first ones, evenly over the parts, are held out.
+    """Pack the documents of a part into a shard of rows; its first ones, evenly over the parts, are held out.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
@@ -159,118 +169,128 @@ class WriteRows(PipelineStep):
 
     def __init__(self, output: str, packing: dict[str, Any], held_out: int | None):
         super().__init__()
-        self.output, self.packing, self.held_out = get_datafolder(output), packing, held_out
-        self.tokenizer_folder = output
+        self.folder, self.packing, self.held_out = output, packing, held_out
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> None:
-        tokenizer = load_tokenizer(tokenizer_folder(self.tokenizer_folder))
+        tokenizer = load_tokenizer(tokenizer_folder(self.folder))
         texts = (document.text for document in data)
         held_out = HELD_OUT if self.held_out is None else self.held_out
         count = held_out // world_size + (rank < held_out % world_size)
-        first = [*itertools.islice(texts, 10 * count)]
+        first = list(itertools.islice(texts, 10 * count))
         if self.held_out is None:
             count = min(count, max(len(first) > 1, len(first) // 10))
         report = {
-            name: self.write_shard(f"{name}/{rank:05d}.arrow", chosen, tokenizer)
-            for name, chosen in {"held_out": iter(first[:count]), "train": itertools.chain(first[count:], texts)}.items()
+            "held_out": self.write_shard(f"held_out/{rank:05d}.arrow", iter(first[:count]), tokenizer),
+            "train": self.write_shard(f"train/{rank:05d}.arrow", itertools.chain(first[count:], texts), tokenizer),
         }
-        with self.output.open(f"{WORK}/rows/{rank:05d}.json", "w") as file:
+        with get_datafolder(f"{self.folder}/{WORK}/rows").open(f"{rank:05d}.json", "w") as file:
             json.dump(report, file)
 
     def write_shard(self, path: str, texts: Iterator[str], tokenizer: Any) -> dict[str, Any]:
-        packing = {name: value for name, value in self.packing.items() if name != "seed"}
+        packing = dict(self.packing)
+        seed = packing.pop("seed")
         counts = Counter()
-        with self.output.open(path, "wb") as file:
-            writer = ShardWriter(file, max(tokenizer.get_vocab().values()))
-            for number in itertools.count():
-                if not (together := [*itertools.islice(texts, TOGETHER)]):
-                    break
-                draws = f"{self.packing['seed']} {path} {number}"
-                columns, new_counts = pack_documents(together, tokenizer, **packing, draws=draws)
-                counts.update(new_counts)
-                writer.write(columns)
-            writer.close()
-        shard = dict(file=path, rows=writer.rows, bytes=self.output.size(path), digest=json_digest(writer.digests))
-        if not writer.rows:
-            self.output.rm(path)
+        writer = ShardWriter(max(tokenizer.get_vocab().values()))
+        for number in itertools.count():
+            together = list(itertools.islice(texts, TOGETHER))
+            if not together:
+                break
+            columns, new_counts = pack_documents(together, tokenizer, **packing, draws=f"{seed} {path} {number}")
+            counts.update(new_counts)
+            writer.write(columns)
+        content = writer.content()
+        if writer.rows:
+            with get_datafolder(self.folder).open(path, "wb") as file:
+                file.write(content)
+        shard = dict(file=path, rows=writer.rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
         return dict(shard=shard, tokens=writer.tokens, counts=dict(counts))
 
 
 class ShardWriter:
-    """Writes columns of rows into an Arrow file, in batches with their digests."""
+    """Make the content of an Arrow file, as `datasets.Dataset.from_file` reads it, of columns of rows."""
 
-    def __init__(self, file: Any, largest_id: int):
-        self.file, self.writer, self.digests, self.rows, self.tokens = file, None, [], 0, 0
-        ids = np.uint16 if largest_id < 2**16 else np.int32
-        self.types = dict(input_ids=ids, token_type_ids=np.int8, document_ids=np.int16)
+    def __init__(self, largest_id: int):
+        ids = pa.uint16() if largest_id < 2**16 else pa.int32()
+        self.types = dict(
+            input_ids=pa.list_(ids),
+            token_type_ids=pa.list_(pa.int8()),
+            document_ids=pa.list_(pa.int16()),
+            sentence_labels=pa.int8(),
+        )
+        self.sink, self.writer = pa.BufferOutputStream(), None
+        self.rows = self.tokens = 0
 
     def write(self, columns: dict[str, list]):
-        for start in range(0, len(columns["input_ids"]), BATCH_ROWS):
-            rows = {name: values[start : start + BATCH_ROWS] for name, values in columns.items()}
-            batch = pa.RecordBatch.from_pydict({name: self.array(name, values) for name, values in rows.items()})
-            self.writer = self.writer or pa.ipc.new_file(self.file, batch.schema)
-            self.digests.append(batch_digest(batch))
-            self.writer.write_batch(batch, custom_metadata={"digest": self.digests[-1]})
-            self.rows += len(batch)
-            self.tokens += sum(map(len, rows["input_ids"]))
+        if len(columns["input_ids"]) == 0:
+            return
+        arrays = {name: self.array(name, rows) for name, rows in columns.items()}
+        batch = pa.RecordBatch.from_pydict(arrays)
+        if self.writer is None:
+            self.writer = pa.ipc.new_stream(self.sink, batch.schema)
+        self.writer.write_batch(batch)
+        self.rows += len(batch)
+        self.tokens += len(arrays["input_ids"].values)
 
     def array(self, name: str, rows: list) -> pa.Array:
-        if name not in self.types:
-            return pa.array(rows, pa.int8())
+        kind = self.types[name]
+        if name == "sentence_labels":
+            return pa.array(rows, kind)
         ends = np.cumsum([0, *map(len, rows)], dtype=np.int32)
-        return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(rows).astype(self.types[name])))
+        return pa.ListArray.from_arrays(ends, pa.array(np.concatenate(rows)).cast(kind.value_type))
 
-    def close(self):
+    def content(self) -> bytes:
         if self.writer is not None:
             self.writer.close()
+        return self.sink.getvalue().to_pybytes()
 
 
 class WriteManifest(PipelineStep):
-    """Sums up what the other stages counted.
+    """Sum up what the other stages counted.
 
     Args:
         manifest (`dict`): what is known before.
-        labels (`dict`): stage -> a name for what each of its blocks drops.
+        parts (`int`): number of parts.
     """
 
     type, name = "manifest", "manifest"
 
-    def __init__(self, output: str, manifest: dict[str, Any], labels: dict[str, list[str]], parts: int):
+    def __init__(self, output: str, manifest: dict[str, Any], parts: int):
         super().__init__()
-        self.output, self.manifest, self.labels, self.parts = get_datafolder(output), manifest, labels, parts
-        self.folder = output
+        self.folder, self.manifest, self.parts = output, manifest, parts
 
     def run(self, data=None, rank: int = 0, world_size: int = 1) -> None:
-        manifest, dropped, documents = dict(self.manifest), Counter(), 0
-        for stage, labels in self.labels.items():
-            dropped.update(dict.fromkeys(labels, 0))
-            for file in self.output.list_files(f"{WORK}/logs/{stage}/stats"):
-                for label, block in zip(labels, json.loads(self.output.cat_file(file)), strict=True):
-                    dropped[label] += total(block["stats"].get("dropped", 0))
-                    documents += total(block["stats"].get("documents", 0)) if stage == "documents" else 0
-        reports = [json.loads(self.output.cat_file(f"{WORK}/rows/{part:05d}.json")) for part in range(self.parts)]
+        files = get_datafolder(self.folder)
+        dropped = Counter()
+        for file in files.list_files(f"{WORK}/counts"):
+            dropped.update(json.loads(files.cat_file(file)))
+        documents = dropped.pop("documents")
+        reports = [json.loads(files.cat_file(f"{WORK}/rows/{part:05d}.json")) for part in range(self.parts)]
         shards = {name: [report[name]["shard"] for report in reports if report[name]["shard"]["rows"]] for name in SHARDS}
-        counts = sum((Counter(report["train"]["counts"]) for report in reports), Counter())
-        del dropped[""]
+        counts, tokens = Counter(), 0
+        for report in reports:
+            counts.update(report["train"]["counts"])
+            tokens += report["train"]["tokens"]
         dropped["too short"] = counts["short_documents"]
-        tokens, rows = sum(report["train"]["tokens"] for report in reports), sum(shard["rows"] for shard in shards["train"])
+        rows = sum(shard["rows"] for shard in shards["train"])
         if not rows:
             raise ValueError(
                 f"no row is left of {documents} documents (dropped: {dict(dropped)}; held out: "
-                f"{manifest['held_out_documents'] or 'a tenth'}): give more text, fewer filters or --validation_documents"
+                f"{self.manifest['held_out_documents'] or 'a tenth'}): give more text, fewer filters or "
+                "--validation_documents"
             )
-        mean, longest = tokens / rows, manifest["packing"]["max_length"]
+        longest = self.manifest["packing"]["max_length"]
         report = PackingReport(
             **{name: counts[name] for name in COUNTS},
             examples=rows,
             max_length=longest,
-            mean_length=mean,
-            fill=mean / longest,
+            mean_length=tokens / rows,
+            fill=tokens / rows / longest,
         )
         tokenizer = load_tokenizer(tokenizer_folder(self.folder))
-        facts = dict(vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer))
-        facts |= dict(manifest["tokenizer"], files=get_datafolder(f"{self.folder}/{TOKENIZER}").list_files())
-        manifest |= dict(
+        facts = dict(self.manifest["tokenizer"], vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer))
+        facts["files"] = [os.path.basename(file) for file in files.list_files(TOKENIZER)]
+        manifest = dict(
+            self.manifest,
             finished=True,
             documents=documents,
             dropped=dict(dropped),
@@ -280,7 +300,3 @@ class WriteManifest(PipelineStep):
             **shards,
         )
         write_manifest(self.folder, manifest)
-
-
-def total(stat: Any) -> int:
-    return stat["total"] if isinstance(stat, dict) else stat

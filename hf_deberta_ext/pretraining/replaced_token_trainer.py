@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReplacedTokenTrainer`: generator and discriminator trained jointly, or in turn as the official code does."""
+"""Train generator and discriminator jointly, or in turn as the official code does (`ReplacedTokenTrainer`)."""
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
 from ..training.arguments import RunArguments, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
+from ..training.flags import option
 from ..training.published_optimizer import published_schedule
 from .objectives import row_statistics
 from .trainer import TargetArguments, TargetTrainer
@@ -23,44 +24,32 @@ from .trainer import TargetArguments, TargetTrainer
 __all__ = ["ReplacedTokenArguments", "ReplacedTokenTrainer", "check_stepping"]
 
 STEPPING = ("joint", "decoupled")
+WITHOUT_WARMUP, HAS_WARMUP = RunArguments.needs["warmup_steps"]
+
+
+def discriminator_warms_up(args: Any) -> bool:
+    """Return whether the discriminator has a schedule with a warm-up."""
+    return args.discriminator_lr_scheduler_type is not None and has_warmup(args.discriminator_lr_scheduler_type)
 
 
 @dataclass
 class ReplacedTokenArguments(TargetArguments):
     """`TrainingArguments` for `ReplacedTokenTrainer`. An argument of the discriminator that is None is the generator's."""
 
-    stepping: str = field(
-        default="joint",
-        metadata={
-            "help": "joint: one step on the sum of both losses; decoupled: the generator's step, then the discriminator's "
-            "with the generator's new embeddings, as the official code",
-            "choices": [*STEPPING],
-        },
+    stepping: str = option(
+        "joint",
+        "joint: one step on the sum of both losses; decoupled: the generator's step, then the discriminator's with the "
+        "generator's new embeddings, as the official code",
+        choices=[*STEPPING],
     )
-    discriminator_learning_rate: float | None = field(default=None, metadata={"help": "default: --learning_rate"})
-    discriminator_warmup_steps: float | None = field(default=None, metadata={"help": "default: --warmup_steps"})
-    discriminator_lr_scheduler_type: str | None = field(default=None, metadata={"help": "default: --lr_scheduler_type"})
-    discriminator_max_grad_norm: float | None = field(
-        default=None, metadata={"help": "decoupled steps only; default: --max_grad_norm"}
-    )
+    discriminator_learning_rate: float | None = option(None, "default: --learning_rate")
+    discriminator_warmup_steps: float | None = option(None, "default: --warmup_steps")
+    discriminator_lr_scheduler_type: str | None = option(None, "default: --lr_scheduler_type")
+    discriminator_max_grad_norm: float | None = option(None, "decoupled steps only; default: --max_grad_norm")
 
     needs: ClassVar = {
-        "warmup_steps": (
-            "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
-            lambda args: (
-                RunArguments.needs["warmup_steps"][1](args)
-                or (
-                    args.discriminator_warmup_steps is None
-                    and has_warmup(args.discriminator_lr_scheduler_type or "constant")
-                )
-            ),
-        ),
-        "discriminator_warmup_steps": (
-            "without a schedule that has a warm-up (--discriminator_lr_scheduler_type constant_with_warmup, linear, ...)",
-            lambda args: (
-                args.published_optimizer or has_warmup(args.discriminator_lr_scheduler_type or args.lr_scheduler_type)
-            ),
-        ),
+        "warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
+        "discriminator_warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
     }
 
     def __post_init__(self):
@@ -80,7 +69,7 @@ class ReplacedTokenArguments(TargetArguments):
 
 
 class ReplacedTokenTrainer(TargetTrainer):
-    """Trains `DebertaExtForPreTraining`.
+    """Train `DebertaExtForPreTraining`.
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
     gradient over all micro-batches and its step; then, on what the generator had made of them, that of the discriminator
@@ -134,10 +123,9 @@ class ReplacedTokenTrainer(TargetTrainer):
             )
         if self.args.stepping == "joint":
             return
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if self.is_deepspeed_enabled:
             raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping = 'joint'")
-        if self.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) == 1:
+        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
             raise ValueError(
                 "decoupled steps cannot run under FSDP 1, which clips all parameters at once: set fsdp_version 2 in "
                 "fsdp_config, or use stepping = 'joint'"
@@ -218,8 +206,10 @@ class ReplacedTokenTrainer(TargetTrainer):
         generators = {id(parameter) for parameter in self.model.generator.parameters()}
         groups = []
         for group in optimizer.param_groups:
-            halves = [[p for p in group["params"] if (id(p) in generators) == first] for first in (True, False)]
-            groups += [{**group, "params": half, "half": name} for name, half in zip(PARTS, halves, strict=True) if half]
+            for half in PARTS:
+                members = [p for p in group["params"] if (id(p) in generators) == (half == "generator")]
+                if members:
+                    groups.append({**group, "params": members, "half": half})
         for group in groups:
             if group["half"] == "discriminator" and rate is not None:
                 group["lr"] = rate
@@ -262,7 +252,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         if self.args.stepping == "joint":
             return super().training_step(model, inputs, num_items_in_batch)
         if self.begin_micro_batch() == 0:
-            # Whatever an interrupted step had left.
+            # An interrupted step may have left some.
             self._waiting = []
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
@@ -285,7 +275,9 @@ class ReplacedTokenTrainer(TargetTrainer):
             total = total + self._half_step(model, "discriminator", batch, num_items_in_batch, repeated)[0]
         check_loss(total, self)
         limit = self.args.discriminator_max_grad_norm
-        self._norms["discriminator"] = self._reduce_and_clip(model, self.args.max_grad_norm if limit is None else limit)
+        if limit is None:
+            limit = self.args.max_grad_norm
+        self._norms["discriminator"] = self._reduce_and_clip(model, limit)
         self._waiting = []
         return total
 
@@ -318,11 +310,15 @@ class ReplacedTokenTrainer(TargetTrainer):
         return self.accelerator.clip_grad_norm_(parameters, limit or math.inf)
 
     def _clip_grad_norm(self, model):
-        return super()._clip_grad_norm(model) if self.args.stepping == "joint" else self._norms["discriminator"]
+        if self.args.stepping == "joint":
+            return super()._clip_grad_norm(model)
+        return self._norms["discriminator"]
 
     def _get_grad_norm(self, model, grad_norm=None):
         # Without clipping, Trainer would ask for the norm anew, and gradients of a loss scaler are unscaled once.
-        return super()._get_grad_norm(model, self._norms.get("discriminator") if grad_norm is None else grad_norm)
+        if grad_norm is None:
+            grad_norm = self._norms.get("discriminator")
+        return super()._get_grad_norm(model, grad_norm)
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
@@ -340,29 +336,38 @@ def check_stepping(stepping: str, embedding_sharing: str):
 
 
 def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
+    """Return [B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
 
 
 def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
-    """Precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens."""
+    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens.
+
+    Args:
+        caught (`float`): number of tokens that are replaced and were taken for that.
+        flagged, replaced, counted (`float`): numbers of those taken for replaced, of replaced ones, and of all.
+    """
     return {
-        "discriminator_precision": caught / flagged if flagged else 0.0,
-        "discriminator_recall": caught / replaced if replaced else 0.0,
-        "replaced_share": replaced / counted if counted else 0.0,
+        "discriminator_precision": caught / max(1, flagged),
+        "discriminator_recall": caught / max(1, replaced),
+        "replaced_share": replaced / max(1, counted),
     }
 
 
 def guess_loss(share: float) -> float:
-    """The loss of a discriminator that knows nothing but the share of replaced tokens."""
+    """Return the loss of a discriminator that knows only the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 
 
 def word_tables(model: DebertaExtForPreTraining, special: list[int] | None) -> dict[str, torch.Tensor]:
-    """The words' embeddings [V', E] of generator and discriminator, special tokens left out."""
+    """Return the words' embeddings [V', E] of generator and discriminator, special tokens left out."""
     table = model.discriminator.get_input_embeddings()
-    weight = table.table() if hasattr(table, "table") else table.weight.detach()
+    if hasattr(table, "table"):
+        # GDES: the generator's table plus a difference.
+        weight = table.table()
+    else:
+        weight = table.weight.detach()
     words = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
     words[special or []] = False
     return {"generator": model.get_input_embeddings().weight.detach()[words], "discriminator": weight[words]}

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from ..data.languages import check_languages
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.card_metadata import check_metadata
+from ..publishing.facts import as_list
 from ..training.flags import option, overrides
+from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import PAIR_MODES
-from .prepared_corpus import is_prepared, read_manifest, tokenizer_folder
+from .prepared_corpus import read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
 __all__ = [
@@ -27,14 +29,13 @@ __all__ = [
     "check_arguments",
     "check_length",
     "config_overrides",
-    "download",
     "masking_options",
     "model_config",
 ]
 
 
 @dataclass
-class ModelArguments(TokenizerArguments):
+class ModelArguments(TokenizerArguments, HubArguments):
     """Model and tokenizer: from scratch, or from a checkpoint."""
 
     model: str | None = option(
@@ -45,21 +46,18 @@ class ModelArguments(TokenizerArguments):
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
-    revision: str | None = option(None, "of --model on the Hub", aliases=["--model_revision"])
-    token: str | None = option(None, "for the Hub; default: that of `hf auth login`")
-    cache_dir: str | None = option(None, "for downloads and packed data")
     license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
 
     needs: ClassVar = {
         "tokenizer": ("with --train_tokenizer", lambda args: args.train_tokenizer is None),
         "preset": ("with --model", lambda args: args.model is None),
-        "vocab_size": (
-            "without --train_tokenizer",
-            lambda args: (
-                args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
-            ),
-        ),
+        "vocab_size": ("without --train_tokenizer", lambda args: may_train_tokenizer(args)),
     }
+
+
+def may_train_tokenizer(args: Any) -> bool:
+    """Return whether a tokenizer is trained, or the flag for it is still missing."""
+    return args.train_tokenizer is not None or not (args.tokenizer or args.model or args.is_prepared)
 
 
 @dataclass
@@ -76,10 +74,8 @@ class DataArguments(CorpusArguments):
     card_language: str | None = option(None, "ISO code of the text, for the model card")
 
     needs: ClassVar = {
-        "shuffle_buffer": (
-            "without --streaming or prepared data", lambda args: args.streaming or is_prepared(*args.train_data)
-        )
-    }  # fmt: skip
+        "shuffle_buffer": ("without --streaming or prepared data", lambda args: args.streaming or args.is_prepared),
+    }
 
 
 @dataclass
@@ -105,37 +101,37 @@ class MaskingArguments:
 
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Refuse flags that are wrong by themselves, or together.
+    """Check flags that are wrong by themselves, or together.
 
     Raises:
         ValueError: names them, and a way out.
     """
     check_corpus(data_args)
-    if is_prepared(*data_args.train_data):
+    if data_args.is_prepared:
         check_prepared(data_args, model_args, args)
-    if data_args.streaming and args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
-    if (data_args.streaming or is_prepared(*data_args.train_data)) and args.train_sampling_strategy != "random":
+    if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
             f"--train_sampling_strategy {args.train_sampling_strategy} is for text that is packed before the training: "
             "--streaming and prepared data have an order of their own, leave it out"
         )
-    if data_args.streaming and data_args.num_proc is not None:
-        raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
     if data_args.streaming:
-        # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
-        args.accelerator_config.dispatch_batches = False
+        if args.max_steps < 1:
+            raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+        if data_args.num_proc is not None:
+            raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
         if args.accelerator_config.split_batches:
             raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
-    check_metadata(language=data_args.card_language, license=model_args.license, flag="--card_language")
-    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+        # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
+        args.accelerator_config.dispatch_batches = False
+    check_languages(as_list(data_args.card_language), "--card_language")
     tokenizer_options(model_args)
+    nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Refuse flags that a prepared folder does not fit; its tokenizer is that of a new model.
+    """Check that flags fit a prepared folder; its tokenizer is that of a new model.
 
     Raises:
         ValueError: names them, and a way out; and as `read_manifest`.
@@ -144,7 +140,7 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         raise ValueError(
             f"{' '.join(data_args.train_data)}: a prepared folder is all the data of a run, prepare them together"
         )
-    (folder,) = data_args.train_data
+    folder = data_args.train_data[0]
     packing = read_manifest(folder)["packing"]
     wanted = dict(packing=data_args.packing, max_length=data_args.max_length)
     prepared = dict(packing=packing["mode"], max_length=packing["max_length"])
@@ -152,22 +148,24 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         wanted["sentence_pairs"] = "nsp" if getattr(args, "nsp_weight", 0) > 0 else "consecutive"
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
-        values, others = (" ".join(f"--{n} {v}" for n, v in each.items()) for each in (prepared, wanted))
-        raise ValueError(f"{folder} was packed with {values}, not with {others}: give those, or prepare another folder")
-    refused = dict(streaming=data_args.streaming, validation_documents=data_args.validation_documents)
+        raise ValueError(f"{folder} was packed with {prepared}, not with {wanted}: give those, or prepare another folder")
+    refused = dict(
+        streaming=data_args.streaming,
+        validation_documents=data_args.validation_documents,
+        train_tokenizer=model_args.train_tokenizer,
+    )
     if not data_args.validation_data:
         refused["text_column"] = data_args.text_column != "text"
         refused["language"] = data_args.language not in ("en", packing["language"])
-    if given := [name for name, value in refused.items() if value] + (
-        ["train_tokenizer"] if model_args.train_tokenizer else []
-    ):
-        raise ValueError(f"--{given[0]} is for text, and {folder} is prepared: leave it out")
+    for name, is_given in refused.items():
+        if is_given:
+            raise ValueError(f"--{name} is for text, and {folder} is prepared: leave it out")
     if model_args.model is None and model_args.tokenizer is None:
         model_args.tokenizer = tokenizer_folder(folder)
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
-    """The options of masking that the flags set.
+    """Return the options of masking that the flags set.
 
     Raises:
         ValueError: a value out of its range.
@@ -176,28 +174,35 @@ def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOpti
     if duplicates is not None and duplicates < 1:
         raise ValueError(f"--masking_duplicates must be at least 1 (static masks), got {duplicates}")
     return MaskingOptions(
-        unit=arguments.masking, rate=arguments.masking_rate, max_ngram=arguments.max_ngram, span_p=arguments.span_p,
-        max_span=arguments.max_span, mask_share=arguments.mask_share, random_share=arguments.random_share,
-        policy=arguments.masking_policy, max_length=max_length, final_rate=arguments.final_masking_rate,
-    )  # fmt: skip
+        unit=arguments.masking,
+        rate=arguments.masking_rate,
+        max_ngram=arguments.max_ngram,
+        span_p=arguments.span_p,
+        max_span=arguments.max_span,
+        mask_share=arguments.mask_share,
+        random_share=arguments.random_share,
+        policy=arguments.masking_policy,
+        max_length=max_length,
+        final_rate=arguments.final_masking_rate,
+    )
 
 
 def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """ "a=1,b=x" as a dictionary of configuration fields, see `overrides`.
+    """Parse "a=1,b=x" as a dictionary of configuration fields, see `overrides`.
 
     Raises:
         ValueError: a part without "=", or an unknown field.
     """
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
-    if unknown := {name: value for name, value in values.items() if name not in fields}:
-        # It suggests the name that is meant; loading a checkpoint would ignore them.
-        DebertaExtConfig(**unknown)
+    unknown = {name: value for name, value in values.items() if name not in fields}
+    # It suggests the name that is meant; loading a checkpoint would ignore them.
+    DebertaExtConfig(**unknown)
     return values
 
 
 def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
-    """The configuration without regard to the vocabulary of a tokenizer that does not exist yet.
+    """Return the configuration without regard to the vocabulary of a tokenizer that does not exist yet.
 
     Args:
         fields: of the configuration, set by flags of their own; `--config_overrides` wins over them.
@@ -211,31 +216,24 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
-    check_source(model_args.model, "--model", **download(model_args))
-    announce_official(model_args.model, **download(model_args))
-    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download(model_args))
-
-
-def download(model_args: ModelArguments) -> dict[str, str]:
-    """Arguments of `from_pretrained` for the Hub, those that were given."""
-    names = ("revision", "token", "cache_dir")
-    return {name: getattr(model_args, name) for name in names if getattr(model_args, name) is not None}
+    download = model_args.model_download()
+    check_source(model_args.model, "--model")
+    announce_official(model_args.model, **download)
+    return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 
 
 def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):
-    """Examples must not be longer than the model's absolute position table.
+    """Check that examples are not longer than the model's absolute position table.
 
     Raises:
         ValueError: they are.
     """
     rows = config.max_position_embeddings
-    if config.has_absolute_positions and max_length > rows:
-        cure = (
-            f"give --config_overrides max_position_embeddings={max_length}"
-            if model_args.model is None
-            else f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
-        )
-        raise ValueError(
-            f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or "
-            + cure
-        )
+    if not config.has_absolute_positions or max_length <= rows:
+        return
+    cure = f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
+    if model_args.model is None:
+        cure = f"give --config_overrides max_position_embeddings={max_length}"
+    raise ValueError(
+        f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {cure}"
+    )

@@ -1,42 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PretrainingTrainer`: a weighted sum of objectives, each averaged over its own targets and logged on its own.
+"""Train a weighted sum of objectives, each averaged over its own targets and logged separately (`PretrainingTrainer`).
 
-`TargetTrainer` and `TargetArguments` are what it shares with the trainer of replaced token detection.
+`TargetTrainer` and `TargetArguments` are shared with the trainer of replaced token detection.
 """
 
 import math
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar
 
 import torch
 from transformers import EvalPrediction
 
-from ..publishing.results import MAX_PERPLEXITY
 from ..training.arguments import RunArguments
 from ..training.distributed import check_sharding
 from ..training.flags import option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, lower_rate
-from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
+from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, Objective, check_objectives, count_targets
 from .packing import PAIR_MODES
 from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
 
-# Arguments of Trainer that would change the result silently, or fail at the first evaluation.
-NEEDED = {
-    "remove_unused_columns": (False, "masks are drawn from columns that no model reads"),
-    "label_smoothing_factor": (0.0, "the objectives are defined without it"),
-    "prediction_loss_only": (False, "an evaluation gives the loss and the accuracy of each objective"),
-    "dataloader_drop_last": (False, "it would leave rows out of every evaluation"),
-    "batch_eval_metrics": (False, "an evaluation averages over all targets"),
-    "eval_do_concat_batches": (True, "an evaluation averages over all targets"),
-    "include_for_metrics": ([], "an evaluation averages over all targets"),
-    "average_tokens_across_devices": (True, "the targets of a step are counted over all processes"),
-    "length_column_name": ("length", "the length of a row is that of its input_ids"),
-    "label_names": (None, "the targets are those of the objectives"),
-}
+# Arguments of Trainer that would change the losses silently, or fail at the first evaluation, with the value that they need.
+NEEDED = dict(
+    remove_unused_columns=False,
+    label_smoothing_factor=0.0,
+    prediction_loss_only=False,
+    dataloader_drop_last=False,
+    batch_eval_metrics=False,
+    eval_do_concat_batches=True,
+    include_for_metrics=[],
+    average_tokens_across_devices=True,
+    length_column_name="length",
+    label_names=None,
+)
+# Larger ones are reported as this: a loss that diverged has a perplexity of 300 digits.
+MAX_PERPLEXITY = 1e6
 WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items() if objective.has_perplexity)}
 
 
@@ -44,15 +45,9 @@ WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items()
 class TargetArguments(RunArguments):
     """`RunArguments` of a pre-training, refused where they would change its losses silently."""
 
-    eval_steps: float | None = field(
-        default=0.1, metadata={"help": "evaluate so often, with eval_strategy steps: steps, or below 1 a share of all steps"}
-    )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "False: every parameter of these models is used in every step"}
-    )
-    remove_unused_columns: bool = field(
-        default=False, metadata={"help": "must stay False: the collator reads columns that the model does not"}
-    )
+    eval_steps: float | None = option(0.1, "steps between evaluations, or below 1 a share of all steps")
+    ddp_find_unused_parameters: bool | None = option(False, "every parameter of these models is used in every step")
+    remove_unused_columns: bool = option(False, "must stay False: the collator reads columns that the model does not")
 
     needs: ClassVar = {
         "data_seed": (
@@ -62,21 +57,21 @@ class TargetArguments(RunArguments):
     }
 
     def __post_init__(self):
-        for name, (value, reason) in NEEDED.items():
+        for name, value in NEEDED.items():
             if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: {reason}")
+                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: the losses need it")
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
         super().__post_init__()
 
 
+def weight_option(objective: Objective) -> Any:
+    return option(objective.weight, f"weight of {objective.title} ({objective.paper})")
+
+
+WEIGHTS = {f"{name}_weight": weight_option(objective) for name, objective in OBJECTIVES.items()}
 WeightArguments = make_dataclass(
-    "WeightArguments",
-    [
-        (f"{name}_weight", float, option(objective.weight, f"weight of {objective.title} ({objective.paper})"))
-        for name, objective in OBJECTIVES.items()
-    ],
-    bases=(TargetArguments,),
+    "WeightArguments", [(name, float, weight) for name, weight in WEIGHTS.items()], bases=(TargetArguments,)
 )
 
 
@@ -87,24 +82,22 @@ class PretrainingArguments(WeightArguments):
     z_loss: float = option(0.0, "weight of the mean of (log Z)^2, Z the masked tokens' sum of exp(logits) (PaLM: 1e-4)")
 
     def __post_init__(self):
-        if not (math.isfinite(self.z_loss) and self.z_loss >= 0):
-            raise ValueError(f"z_loss must be 0 or a positive number, got {self.z_loss}")
-        for name in OBJECTIVES:
-            weight = getattr(self, f"{name}_weight")
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"{name}_weight must be 0 or a positive number, got {weight}")
+        for name in ("z_loss", *WEIGHTS):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be 0 or a positive number, got {value}")
         check_objectives([*self.objectives])
         super().__post_init__()
 
     @property
     def objectives(self) -> dict[str, float]:
-        """The objectives that are trained, with their weights."""
+        """Return the objectives that are trained, with their weights."""
         weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
         return {name: weight for name, weight in weights.items() if weight > 0}
 
 
 class TargetTrainer(RunTrainer):
-    """Trains a weighted sum of losses, each the mean over its own targets.
+    """Train a weighted sum of losses, each the mean over its own targets.
 
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
     number of processes changes the loss.
@@ -126,41 +119,42 @@ class TargetTrainer(RunTrainer):
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
         self.check_wrappers()
         self.add_callback(EpochCallback())
-        guesses = {name: math.log(self.model.config.vocab_size if name in WITH_PERPLEXITY else 2) for name in weights}
-        self.uniform_loss = sum(weight * guesses[name] for name, weight in weights.items())
+        self.uniform_loss = 0.0
+        for name, weight in weights.items():
+            classes = self.model.config.vocab_size if name in WITH_PERPLEXITY else 2
+            self.uniform_loss += weight * math.log(classes)
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
-        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        for dataset in evaluated.values():
+        evaluated = [self.eval_dataset]
+        if isinstance(self.eval_dataset, dict):
+            evaluated = self.eval_dataset.values()
+        for dataset in evaluated:
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """[losses] float32: the targets of each loss in a batch, without running the model."""
+        """Return [losses] float32: the targets of each loss in a batch, without running the model."""
         raise NotImplementedError
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
-        """The model's outputs and [statistics, 3]: for each the sum of losses, how many right, targets; with gradient."""
+        """Return the model's outputs and [statistics, 3]: sum of losses, number right and targets of each; with gradient."""
         raise NotImplementedError
 
     def row_sums(self, model, inputs) -> torch.Tensor:
-        """The same for each row of an evaluation batch, [B, statistics, 3]."""
+        """Return the same for each row of an evaluation batch, [B, statistics, 3]."""
         raise NotImplementedError
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        """Metrics to log, from the sums since the last log by name."""
+        """Return metrics to log, from the sums since the last log by name."""
         return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
-        """The same for all rows [R, statistics, 3] of an evaluation."""
+        """Return the same for all rows [R, statistics, 3] of an evaluation."""
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
 
     def check_wrappers(self):
-        """
-        Raises:
-            ValueError: the kind of distributed training that was asked for cannot be had, or not for this model.
-        """
+        """Check that the kind of distributed training that was asked for works with this model."""
         check_sharding(self)
 
     def _check_targets(self, dataset):
@@ -169,8 +163,8 @@ class TargetTrainer(RunTrainer):
             counts += self.count_targets(self.data_collator([dataset[row]]))
             if counts.all():
                 return
-        missing = [name for name, count in zip(self.objectives, counts.tolist(), strict=True) if not count]
-        raise ValueError(_no_targets(missing, len(dataset)))
+        names = [*self.objectives]
+        raise ValueError(_no_targets([names[i] for i in (counts == 0).nonzero()], len(dataset)))
 
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
@@ -180,24 +174,29 @@ class TargetTrainer(RunTrainer):
         return ShardOrder(dataset, batch=self.args.train_batch_size, lanes=most_lanes(self.args), seed=seed)
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
-        """The micro-batches of a step, at the step's masking rate, and the targets of each objective over all processes."""
+        """Return the micro-batches of a step, at its masking rate, and the targets of each objective over all processes."""
         batches = []
         for _ in range(num_batches):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
-            batches.append(lower_rate(batch, self.masking_rate()) if "masked_from" in batch else batch)
+            if "masked_from" in batch:
+                batch = lower_rate(batch, self.masking_rate())
+            batches.append(batch)
         if not batches:
             return batches, None
         batches = self.without_repeated_rows(batches)
-        none = torch.zeros(len(self.objectives))
-        counts = sum((self.count_targets(batch) for batch in batches if "repeated" not in batch), none).to(device)
+        counts = torch.zeros(len(self.objectives))
+        for batch in batches:
+            if "repeated" not in batch:
+                counts += self.count_targets(batch)
+        counts = counts.to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts
 
     def masking_rate(self) -> float:
-        """The rate of this step, on the line from `rate` at the first step to `final_rate` at the last."""
+        """Return the rate of this step, on the line from `rate` at the first step to `final_rate` at the last."""
         options = self.data_collator.options
         progress = self.state.global_step / max(1, self.state.max_steps - 1)
         return options.rate + progress * (options.final_rate - options.rate)
@@ -206,14 +205,15 @@ class TargetTrainer(RunTrainer):
         repeated = inputs.pop("repeated", None)
         outputs, sums = self.batch_sums(model, inputs)
         if repeated is not None:
-            # In the graph of the loss all the same: distributed training waits for every parameter.
+            # Still in the graph of the loss: distributed training waits for every parameter.
             sums = sums * 0
         loss = self.weighted_loss(sums, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """The loss of a micro-batch whose sums are [statistics, 3], `counts` [losses] the targets of the whole step."""
-        counts = sums[: len(self.objectives), 2] if counts is None else counts
+        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the whole step."""
+        if counts is None:
+            counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
         loss = (weights * sums[: len(weights), 0] / counts.clamp(min=1)).sum()
         if self.model.training:
@@ -239,7 +239,7 @@ class TargetTrainer(RunTrainer):
         return metrics
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Statistics of each row in place of logits: small, and gathered from several processes without doubles."""
+        """Return statistics of each row in place of logits: small, and gathered from several processes without doubles."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             rows = self.row_sums(model, inputs)
@@ -250,7 +250,7 @@ class TargetTrainer(RunTrainer):
 
 
 class PretrainingTrainer(TargetTrainer):
-    """Trains `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
+    """Train `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
 
     Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
     of each objective. With `z_loss`, "z_loss" is logged, too, and part of the training's loss alone.
@@ -268,7 +268,9 @@ class PretrainingTrainer(TargetTrainer):
                 f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
                 "load it with objectives=args.objectives"
             )
-        weights = args.objectives | ({"z": args.z_loss} if args.z_loss else {})
+        weights = args.objectives
+        if args.z_loss:
+            weights["z"] = args.z_loss
         super().__init__(model, args, weights=weights, statistics=[*weights], **kwargs)
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -288,7 +290,7 @@ class PretrainingTrainer(TargetTrainer):
 
 
 def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:
-    """Loss, accuracy and perplexity from rows [R, objectives, 3] of (sum of losses, right, targets)."""
+    """Return loss, accuracy and perplexity from rows [R, objectives, 3] of (sum of losses, right, targets)."""
     metrics: dict[str, Any] = {"loss": 0.0}
     for name, (total, correct, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
         if not count:

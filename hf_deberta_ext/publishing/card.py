@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card of a folder: one template, filled with the facts that the files in the folder hold, or a card completed."""
+"""The model card of a folder, rendered from one template with the facts at hand."""
 
 import json
 import os
@@ -12,43 +12,39 @@ from typing import Any
 from ..files import free_name, replace_text
 from ..model.checkpoint_files import read_json
 from ..model.heads import HEADS
-from .card_checks import split_card
-from .card_metadata import DATASET_LANGUAGES, as_list, check_metadata, is_hub_id, one_or_list
-from .facts import HALVES, REPORT_FILE, ModelFolder, RunFacts, read_folder, shown_source
-from .loading_code import AUTO_MODELS, loading_code, render_template, sample_texts
-from .results import (
-    eval_results,
-    is_score,
-    learned_nothing,
-    number_of_examples,
-    objectives_table,
-    replaced_token_table,
-    results_table,
-    summary_table,
-)
+from . import results
+from .facts import AUTO_MODELS, HALVES, REPORT_FILE, ModelFolder, RunFacts, as_list, read_folder, shown_source
 
-__all__ = ["facts_table", "put_section", "render_card", "shown_number", "write_model_card", "write_run_card"]
+__all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]
 
 CARD = "README.md"
-TEMPLATE = Path(__file__).with_name("model_card_template.md")
+TEMPLATE = Path(__file__).with_name("model_card.jinja")
 NOUNS = {
     "encoder": "encoder",
     "fine-tune": "encoder with the head of replaced token detection (DeBERTaV3's discriminator)",
     "joint": HEADS["pretraining"].description,
-} | {head.pipeline_tag: head.description.removeprefix("A DeBERTa ") for head in HEADS.values() if head.pipeline_tag}
+}
+for _head in HEADS.values():
+    if _head.pipeline_tag is not None:
+        NOUNS[_head.pipeline_tag] = _head.description.removeprefix("A DeBERTa ")
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
+# Languages of data sets on the Hub, as their cards say.
+DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(
+    [
+        "allenai/swag", "aps/super_glue", "ehovy/race", "eriktks/conll2003", "jaredfern/codah", "leondz/wnut_17",
+        "nyu-mll/glue", "rajpurkar/squad", "rajpurkar/squad_v2",
+    ],
+    "en",
+)  # fmt: skip
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
-    """Keep the facts of a run in its run_report.json, and write the card of its model; of a joint model those of its halves
-    too."""
-    report = Path(folder, REPORT_FILE)
-    values = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
-    replace_text(report, json.dumps(read_json(report) | {"card": values}, indent=2, default=str) + "\n")
-    model = read_folder(folder)
-    for half in HALVES if model.is_joint else ():
-        replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half)))
-    return replace_text(model.folder / CARD, card_text(model))
+    """Write the card of a run's model and of the halves of a joint model, and keep the facts in run_report.json."""
+    folder = Path(folder)
+    kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
+    report = read_json(folder / REPORT_FILE) | {"card": kept}
+    replace_text(folder / REPORT_FILE, json.dumps(report, indent=2, default=str) + "\n")
+    return write_cards(read_folder(folder, facts), {})
 
 
 def write_model_card(
@@ -61,93 +57,52 @@ def write_model_card(
     tags: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Path:
-    """Write README.md, the model card, into the folder of a model; an existing card keeps its text and gets these metadata.
-
-    A card is built from config.json (or adapter_config.json), the headers of the .safetensors, and as far as they are there
-    from what a run leaves: *_results.json, run_report.json, or else trainer_state.json and run_arguments.json. Of a joint
-    model its folders discriminator and generator get cards too, where they have none.
+    """Write README.md, the model card, into the folder of a model; an existing card keeps its text and gets the metadata.
 
     Args:
-        language (`str` or `list[str]`, *optional*): ISO 639 codes, with a region or without (pt, pt-BR): the Hub lists
-            models by the language alone, so give both.
-        license (`str`, *optional*): as the Hub calls it.
-        base_model (`str`, *optional*): the Hub id of the model that this one began as.
-        datasets (`str` or `list[str]`, *optional*): ids on the Hub of the data that it was trained on.
-        tags (`list[str]`): more of them.
-        overwrite (`bool`): build the card anew though there is one, whose text, unless it is the one that is built, is kept
-            beside it as README.md.old-1 (-2, ...).
+        language (`str` or `list[str]`, *optional*): ISO 639 codes; a region may follow (pt-BR). The Hub lists models by the
+            language without region.
+        license (`str`, *optional*): the Hub's name of the licence: apache-2.0, mit, other.
+        base_model (`str`, *optional*): Hub id of the model that this one was trained from.
+        datasets (`str` or `list[str]`, *optional*): Hub ids of the data that it was trained on.
+        tags (`list[str]`): further tags.
+        overwrite (`bool`): write a new card; a card that is there is kept beside it as README.md.old-1 (-2, ...).
 
     Returns:
         `Path`: the card.
 
     Raises:
-        ValueError: it is no folder of a model, one of its files is damaged, a name is none that the Hub knows, or the
-            metadata of the card that is there cannot be read.
+        ValueError: the folder holds no model, or one of its files is damaged.
     """
+    from huggingface_hub import metadata_load, metadata_save
+
     folder = Path(folder)
-    check_metadata(language=language, license=license)
-    for flag, ids in (("base_model", base_model), ("datasets", datasets)):
-        if wrong := [name for name in as_list(ids) if not is_hub_id(name)]:
-            raise ValueError(f"--{flag}: {wrong[0]!r} is no id of the Hub, owner/name")
-    metadata = dict(
-        language=one_or_list(as_list(language)), license=license, base_model=base_model,
-        datasets=as_list(datasets) or None, tags=as_list(tags) or None,
-    )  # fmt: skip
-    metadata = {name: value for name, value in metadata.items() if value is not None}
-    if not overwrite and (folder / CARD).is_file():
-        return complete_card(folder / CARD, metadata)
+    values = {"language": language, "license": license, "base_model": base_model, "datasets": as_list(datasets)}
+    metadata = {name: value for name, value in values.items() if value}
+    card = folder / CARD
+    if card.is_file() and not overwrite:
+        known = metadata_load(card) or {}
+        if tags:
+            metadata["tags"] = [*dict.fromkeys([*as_list(known.get("tags")), *tags])]
+        if metadata:
+            metadata_save(card, known | metadata)
+        return card
     model = read_folder(folder)
-    card = replace_card(model, metadata)
-    for half in HALVES if model.is_joint else ():
-        if (folder / half / "config.json").is_file() and (overwrite or not (folder / half / CARD).is_file()):
-            replace_card(read_folder(folder / half), metadata)
-    return card
+    if card.is_file():
+        card.rename(free_name(card))
+    return write_cards(model, metadata | {"tags": as_list(tags)})
 
 
-def replace_card(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
-    """Build the card; the existing one is moved aside, if its text differs."""
-    file, text = model.folder / CARD, card_text(model, metadata)
-    if file.is_file():
-        old = file.read_bytes()
-        # Below the metadata, which the flags of the command may have changed.
-        before, after = (split_card(card)[1].strip() for card in (old.decode("utf-8", errors="replace"), text))
-        if before != after:
-            free_name(file).write_bytes(old)
-    return replace_text(file, text)
+def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
+    """Write the card of a folder, and of a joint model the cards of its halves."""
+    for half in HALVES:
+        if model.is_joint and (model.folder / half / "config.json").is_file():
+            replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
+    return replace_text(model.folder / CARD, card_text(model, metadata))
 
 
-def complete_card(file: Path, metadata: Mapping[str, Any]) -> Path:
-    """Set metadata of a card; its text, its line ends and its other metadata stay.
-
-    Raises:
-        ValueError: its metadata cannot be read.
-    """
-    import yaml
-    from huggingface_hub import ModelCard
-
-    if not metadata:
-        return file
-    way_out = "correct it, or build the card anew with --overwrite, which keeps this one beside it"
-    try:
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            text = stream.read()
-        block, *_ = split_card(text)
-        # Without metadata the client would warn that there are none.
-        card = ModelCard(text if block is not None else f"---\n{{}}\n---\n\n{text}")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8: {error}; {way_out}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"the metadata of {file} cannot be read: {' '.join(str(error).split())}; {way_out}") from error
-    for name, value in metadata.items():
-        if name == "tags":
-            value = [*dict.fromkeys([*as_list(card.data.tags), *value])]
-        card.data[name] = value
-    return replace_text(file, str(card))
-
-
-def put_section(card: Path, section: str):
-    """Put a section of Markdown, whose first line is a heading of level 2, in place of the card's section of that name, or
-    at the card's end."""
+def put_section(card: Path, section: str) -> None:
+    """Replace the card's section that has the same heading of level 2 as `section`, in Markdown; without one, append it."""
     heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if not pattern.search(text):
@@ -156,135 +111,136 @@ def put_section(card: Path, section: str):
     replace_text(card, text.rstrip() + "\n")
 
 
-def render_card(*, title: str, metadata: Mapping[str, Any], **parts: Any) -> str:
-    """The text of a model card, from model_card_template.md. Empty parts have no heading.
+def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
+    """Render the card of a folder.
 
     Args:
-        metadata (`dict[str, Any]`): arguments of `huggingface_hub.ModelCardData`; those that are None are left out.
-            `library_name` is transformers and `model_name`, where there are results, the title unless it says otherwise.
-        parts: of the template: `opening` and `results` in Markdown; Python that loads the model (`load`), which begins with
-            `LOADING_LINES`; `brings_code`, if the folder holds code of its own; rows of tables (`training`, `hardware` and
-            `sizes`); sentences (`limits`).
+        metadata (`dict`): language, license, base_model, datasets and tags, in place of those of the run.
     """
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import ModelCardData
+    from jinja2 import Template
 
-    # The name belongs to the results: without any it would be a field that the Hub does not know.
-    name = {"model_name": title} if metadata.get("eval_results") else {}
-    data = ModelCardData(**{**name, "library_name": "transformers", **metadata})
-    template = TEMPLATE.read_text(encoding="utf-8")
-    card = ModelCard.from_template(data, template_str=template, title=title, facts_table=facts_table, **parts)
-    # Paragraphs are apart by one empty line, wherever the template left something out.
-    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip("\n") + "\n"
-
-
-def shown_number(count: int) -> str:
-    """Of parameters: "12.3 million", and a small one in full."""
-    return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"
-
-
-def facts_table(facts: Mapping[str, Any]) -> str:
-    """A row for each fact; a value is text, a number, a list, or a dictionary of these."""
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {fact} | {table_cell(value)} |" for fact, value in facts.items())])
+    run, kind, config = model.run, model.kind, model.config
+    measured, counts = model.metrics, results.number_of_examples(model.results)
+    base = metadata.get("base_model") or run.base_model
+    languages = as_list(run.language)
+    if not languages and run.datasets:
+        languages = as_list(DATASET_LANGUAGES.get(run.datasets[0]))
+    tags = [*metadata.get("tags", ())]
+    if model.adapter:
+        tags = ["lora", *tags]
+    if config.get("model_type") == "deberta-ext" or "hf_deberta_ext" in run.hardware.get("versions", {}):
+        tags = ["deberta", "hf_deberta_ext", *tags]
+    index = model_index(model, measured)
+    data = ModelCardData(
+        model_name=model.title if index else None,
+        language=metadata.get("language") or (languages[0] if len(languages) == 1 else languages or None),
+        license=metadata.get("license") or run.license,
+        library_name="peft" if model.adapter else "transformers",
+        pipeline_tag={"encoder": "feature-extraction", "fine-tune": None, "joint": None}.get(kind, kind),
+        tags=[*dict.fromkeys(tags)] or None,
+        base_model=metadata.get("base_model") or run.base_model_id,
+        datasets=metadata.get("datasets") or [*run.datasets] or None,
+        metrics=[*dict.fromkeys(result.metric_type for result in index)] or None,
+        eval_results=index or None,
+    )
+    auto_classes = AUTO_MODELS | {"joint": "AutoModelForPreTraining", "fine-tune": "AutoModelForSequenceClassification"}
+    if not model.has_tokenizer:
+        auto_classes["fine-tune"] = "AutoModel"
+    has_positions = config.get("model_type") in FAMILIES and config.get("position_biased_input", True)
+    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, lstrip_blocks=True)
+    text = template.render(
+        {name: getattr(results, name) for name in results.__all__},
+        card_data=data.to_yaml(),
+        model=model,
+        run=run,
+        kind=kind,
+        measured=measured,
+        base=base,
+        languages=languages,
+        opening=opening_of(model, base),
+        auto_class=auto_classes[kind],
+        adapter_base=shown_source(model.adapter.get("base_model_name_or_path") or ""),
+        examples=", ".join(f"{count:,} ({name})".removesuffix(" ()") for name, count in counts.items()),
+        fewest_examples=min(counts.values(), default=None),
+        has_best_thresholds=any(not name.endswith("loss") and not results.is_score(name) for name in measured),
+        positions=config.get("max_position_embeddings") if has_positions else None,
+        cell=table_cell,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def table_cell(value: Any) -> str:
+    """Format a value of a table: text, a number, a list, or a dictionary of these."""
     if isinstance(value, Mapping):
         value = [f"{name} {table_cell(entry)}" for name, entry in value.items()]
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = ", ".join(map(str, as_list(value)))
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def card_text(model: ModelFolder, metadata: Mapping[str, Any] | None = None) -> str:
-    """The card of a folder, built from its facts.
-
-    Args:
-        metadata (`dict`, *optional*): language, license, base_model, datasets and tags that win over those of the run.
-    """
-    metadata, run, kind = metadata or {}, model.run, model.kind
-    base = metadata.get("base_model") or run.base_model
-    measured = model.metrics
-    index = model_index(model, measured)
-    is_ours = model.config.get("model_type") == "deberta-ext" or "hf_deberta_ext" in run.hardware.get("versions", {})
-    tags = ["deberta", "hf_deberta_ext"] if is_ours else []
-    languages = as_list(run.language or DATASET_LANGUAGES.get((*run.datasets, None)[0]))
-    adapter_base = model.adapter.get("base_model_name_or_path")
-    return render_card(
-        title=model.title,
-        opening=(f"> **Warning.** {run.diverged}\n\n" if run.diverged else "") + (run.opening or opening_of(model, base)),
-        load=loading_code(
-            kind, shown_source(model.folder) + ("" if model.model_folder == model.folder else f"/{model.model_folder.name}"),
-            custom_code=model.custom_code or model.base_has_code,
-            texts=sample_texts(run.task, run.text_columns),
-            problem_type=model.config.get("problem_type"), adapter_base=adapter_base and shown_source(adapter_base),
-            base_revision=run.base_revision, own_config=bool(model.config), tokenizer=model.has_tokenizer,
-        ),
-        brings_code=model.custom_code,
-        results=results_section(model, measured),
-        training=run.training,
-        hardware=run.hardware,
-        limits=limits_of(model, measured, base, languages),
-        sizes=size_rows(model),
-        metadata=dict(
-            language=metadata.get("language") or one_or_list(languages),
-            license=metadata.get("license") or run.license,
-            library_name="peft" if model.adapter else "transformers",
-            pipeline_tag={"encoder": "feature-extraction"}.get(kind, kind if kind in AUTO_MODELS else None),
-            tags=[*dict.fromkeys([*tags, *(["lora"] if model.adapter else []), *metadata.get("tags", [])])] or None,
-            base_model=metadata.get("base_model") or run.base_model_id,
-            datasets=metadata.get("datasets") or [*run.datasets] or None,
-            metrics=[*dict.fromkeys(result.metric_type for result in index)] or None,
-            eval_results=index or None,
-        ),
-    )  # fmt: skip
-
-
 def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
-    """Results in the form of the Hub."""
+    """Return the results as `EvalResult`s of the Hub."""
     run, kind = model.run, model.kind
+    if kind == "joint":
+        return []
     if model.is_pretraining:
-        prefix, names = "generator" if model.half == "generator" else "mlm", ("perplexity", "accuracy")
+        prefix, names = model.half or "mlm", ("perplexity", "accuracy")
         task_type, task_name = "fill-mask", "masked-language modelling"
         if model.half == "discriminator":
-            prefix, names = model.half, ("accuracy", "precision", "recall")
-            task_type, task_name = "other", "replaced token detection"
+            task_type, task_name, names = "other", "replaced token detection", ("accuracy", "precision", "recall")
         scores = {name: measured[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in measured}
-        held_out = dict(dataset=None, dataset_name="held-out text", sets={"": (None, None)})
-        return eval_results(scores, task_type=task_type, task_name=task_name, **held_out) if kind != "joint" else []
+        text = {"dataset": None, "dataset_name": "held-out text", "sets": {"": (None, None)}}
+        return results.eval_results(scores, task_type=task_type, task_name=task_name, **text)
     if run.measured_on is None or kind not in AUTO_MODELS:
         return []
     seeds = model.summary.get("seeds", ())
-    return eval_results(
-        measured, task_type=kind, dataset=(*run.datasets, None)[0], dataset_name=run.task or run.measured_on, sets=run.sets,
+    return results.eval_results(
+        measured,
+        task_type=kind,
+        dataset=run.datasets[0] if run.datasets else None,
+        dataset_name=run.task or run.measured_on,
+        sets=run.sets,
         note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
-    )  # fmt: skip
+    )
 
 
 def opening_of(model: ModelFolder, base: str | None) -> str:
+    """Describe the model in one or two sentences."""
     run, kind = model.run, model.kind
     family = FAMILIES.get(str(model.config.get("model_type")), str(model.config.get("model_type") or "transformers"))
-    text = NOUNS[kind] if kind == "joint" else f"{'An' if family[0] in 'aeiou' else 'A'} {family} {NOUNS[kind]}"
+    article = "An" if family[0] in "aeiou" else "A"
+    text = f"{article} {family} {NOUNS[kind]}"
+    if kind == "joint":
+        text = NOUNS[kind]
     if model.half == "generator":
         text += " (the generator of replaced token detection)"
     if model.adapter:
         method = str(model.adapter.get("peft_type") or "LORA").replace("LORA", "LoRA")
         text = f"An adapter ({method}) for {kind.replace('-', ' ')}"
-    text += f" ({model.architecture})" if model.architecture else ""
-    task = f" on {run.task}" if run.task not in (None, kind) else ""
+    if model.architecture:
+        text += f" ({model.architecture})"
+    task = ""
+    if run.task not in (None, kind):
+        task = f" on {run.task}"
     if base is not None:
         verb = "trained further" if model.is_pretraining else f"fine-tuned{task}"
         text += f", {verb} from {base}"
     elif run.from_scratch:
         text += f", trained{task} from random weights"
-    text += ", with hf_deberta_ext" if "hf_deberta_ext" in run.hardware.get("versions", {}) else ""
+    if "hf_deberta_ext" in run.hardware.get("versions", {}):
+        text += ", with hf_deberta_ext"
     seeds = model.summary.get("seeds", ())
     if seeds:
         times = f"{len(seeds)} times with the seeds" if len(seeds) > 1 else "once, with the seed"
         text += f", {times} {', '.join(map(str, seeds))}:\nthe folder of each seed holds a model and its card"
-    count = run.parameters if run.parameters and not model.half else model.parameters().get("all")
+    count = model.parameters
+    if run.parameters and not model.half:
+        count = run.parameters
     if count and not seeds:
-        text += f". {'The adapter' if model.adapter and not run.parameters else 'It'} has {shown_number(count)} parameters"
+        subject = "The adapter" if model.adapter and not run.parameters else "It"
+        text += f". {subject} has {shown_number(count)} parameters"
         if model.adapter and run.trained_parameters:
             text += f". {shown_number(run.trained_parameters)} of them were trained (low-rank adapters and the head)"
     if model.labels and kind in ("text-classification", "token-classification"):
@@ -292,45 +248,6 @@ def opening_of(model: ModelFolder, base: str | None) -> str:
     return f"{text}."
 
 
-def results_section(model: ModelFolder, measured: Mapping[str, float]) -> str | None:
-    counts = number_of_examples(model.results)
-    text = render_template(
-        "card_results.jinja", model=model, run=model.run, measured=measured,
-        examples=", ".join(f"{count:,}{f' ({name})' if name else ''}" for name, count in counts.items()),
-        results_table=results_table, summary_table=summary_table, objectives_table=objectives_table,
-        replaced_token_table=replaced_token_table,
-    )  # fmt: skip
-    return text or None
-
-
-def limits_of(model: ModelFolder, measured: Mapping[str, float], base: str | None, languages: Sequence[str]) -> list[str]:
-    """Sentences on the bounds of the model and of its results."""
-    config, metrics = model.config, [name for name in measured if not name.endswith("loss")]
-    has_positions = config.get("model_type") in FAMILIES and config.get("position_biased_input", True)
-    text = render_template(
-        "card_limits.jinja", model=model, run=model.run, kind=model.kind, measured=measured, base=base, languages=languages,
-        has_task_head=model.kind in AUTO_MODELS and model.kind != "encoder", learned_nothing=learned_nothing,
-        positions=config.get("max_position_embeddings") if has_positions else None,
-        fewest_examples=min(number_of_examples(model.results).values(), default=None),
-        has_scores=any(map(is_score, metrics)), has_best_thresholds=not all(map(is_score, metrics)),
-    )  # fmt: skip
-    sentences = text.removeprefix("- ").split("\n- ") if text else []
-    return [*model.run.limits, *(" ".join(sentence.split()) for sentence in sentences)]
-
-
-def size_rows(model: ModelFolder) -> dict[str, Any]:
-    """Rows of the table of sizes."""
-    if model.adapter:
-        return {}
-    config, rows = model.config, {}
-    names = {
-        "num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "attention heads",
-        "intermediate_size": "width of the feed-forward layers", "vocab_size": "vocabulary",
-    }  # fmt: skip
-    for half in ("generator", "discriminator") if model.is_joint else ("",):
-        if counts := model.parameters(f"{half}." if half else ""):
-            numbers = [f"{name} {counts[name]:,}" for name in ("embeddings", "encoder", "heads") if counts[name]]
-            rows[f"parameters, {half}" if half else "parameters"] = f"{counts['all']:,}: {', '.join(numbers)}"
-    suffix = ", discriminator" if model.is_joint else ""
-    rows |= {f"{row}{suffix}": config[field] for field, row in names.items() if isinstance(config.get(field), int)}
-    return rows | ({"type of the weights": model.dtypes} if model.tensors else {})
+def shown_number(count: int) -> str:
+    """Format a number of parameters: "12.3 million"; a small one in full."""
+    return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"

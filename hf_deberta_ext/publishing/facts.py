@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a model from the files in its folder: architecture, size, training, results. No weights are loaded."""
+"""Facts for a model card: what a run tells, and what the files of a model's folder hold. No weights are loaded."""
 
 import os
 import re
@@ -12,155 +12,153 @@ from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
     Tensor,
-    read_index,
     read_json,
     read_tensors,
     tokenizer_files,
+    weight_files,
 )
 from ..model.heads import HEADS
-from .card_metadata import as_list, is_hub_id
 from .results import measured_metrics
 
 __all__ = [
-    "HALVES", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "shown_source",
-]  # fmt: skip
+    "AUTO_MODELS",
+    "HALVES",
+    "REPORT_FILE",
+    "ModelFolder",
+    "RunFacts",
+    "as_list",
+    "is_hub_id",
+    "read_folder",
+    "shown_source",
+]
 
 REPORT_FILE = "run_report.json"
 # Folders of a joint model that are models by themselves.
 HALVES = ("discriminator", "generator")
-# End of the class's name -> kind: the Hub's name of the task, "fine-tune" for a discriminator.
-KINDS = {
-    head.model_class.removeprefix("DebertaExt"): head.pipeline_tag or "fine-tune"
-    for head in HEADS.values()
-    if head.auto_class not in ("AutoModel", "AutoModelForPreTraining")
-}
+# The Hub's name of a task -> the Auto class that loads its model; "encoder" is a model without a head.
+AUTO_MODELS = {"encoder": "AutoModel"}
+# End of the class's name -> the Hub's name of the task, "fine-tune" for a discriminator.
+KINDS = {}
+for _head in HEADS.values():
+    if _head.auto_class in ("AutoModel", "AutoModelForPreTraining"):
+        continue
+    KINDS[_head.model_class.removeprefix("DebertaExt")] = _head.pipeline_tag or "fine-tune"
+    if _head.pipeline_tag is not None:
+        AUTO_MODELS[_head.pipeline_tag] = _head.auto_class
 PEFT_KINDS = {
-    "SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering",
-}  # fmt: skip
-# Flags of a run -> rows of the table of the training, in this order; a value of "", 0, false or [] has no row.
-RECIPE = {
-    "task_name": "task", "dataset_name": "data set", "train_file": "data", "train_data": "data", "recipe": "recipe",
-    "max_seq_length": "longest input, tokens", "max_length": "longest example, tokens", "packing": "packing",
-    "masking": "masking", "masking_rate": "share of masked tokens", "per_device_train_batch_size": "batch of a device",
-    "gradient_accumulation_steps": "accumulation steps", "world_size": "processes", "optim": "optimizer",
-    "learning_rate": "learning rate", "lr_scheduler_type": "schedule", "warmup_steps": "warm-up",
-    "weight_decay": "weight decay", "sift_weight": "weight of SiFT", "seed": "seed",
-}  # fmt: skip
-SOURCES = ("dataset_name", "train_file", "train_data")
+    "SEQ_CLS": "text-classification",
+    "TOKEN_CLS": "token-classification",
+    "QUESTION_ANS": "question-answering",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts for the model card that only a run knows; run_report.json keeps them. Sources are named without their place.
+    """Facts that only a run knows; run_report.json keeps them. Sources are named without their folder."""
 
-    Args:
-        task (`str`, *optional*): "sst2"; None = pre-training, or a task without a name.
-        pipeline (`str`, *optional*): the Hub's name of the kind of task; None = that of the model's class.
-        objectives (`dict[str, str]`): name in the results -> title, of a pre-training.
-        measured_on (`str`, *optional*): the data of the results.
-        sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
-        datasets (`list[str]`): ids on the Hub.
-        base_model (`str`, *optional*): the checkpoint that was trained further, and `base_model_id` its id on the Hub.
-        base_revision (`str`, *optional*): of it on the Hub.
-        from_scratch (`bool`): the training began from random weights.
-        training, hardware (`dict`): rows of two tables; a value is text, a number, a list or a dictionary of these.
-        parameters, trained_parameters (`int`, *optional*): of the model with its adapters.
-        text_columns (`list[str]`): of a text classifier: one, or two for pairs.
-        longest (`int`, *optional*): tokens of the longest input of the training.
-        tokens (`int`, *optional*): in the documents of a pre-training.
-        train_samples, eval_samples (`int`, *optional*): only the first so many examples were taken.
-        seeds (`list[int]`): of the training.
-        best_chosen (`bool`): the best of several checkpoints was chosen on the data of the results.
-        trained_on_results (`bool`): a file that was measured on was trained on, too.
-        language (`list[str]`): ISO codes.
-        license (`str`, *optional*): the Hub's name of it.
-        opening, figure (`str`, *optional*): Markdown in place of the usual description, and a picture of the results.
-        diverged (`str`, *optional*): the sentence of a training that diverged.
-        limits (`list[str]`): sentences before the usual ones.
-    """
-
+    # "sst2"; None for pre-training, or for a task without a name.
     task: str | None = None
+    # The Hub's name of the kind of task; None takes it from the model's class.
     pipeline: str | None = None
+    # Of a pre-training: name in the results -> title.
     objectives: Mapping[str, str] = field(default_factory=dict)
+    # The data of the results, and (configuration, split) on the Hub of each evaluation set, "" for the main one.
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    # Ids on the Hub.
     datasets: Sequence[str] = ()
+    # The checkpoint that was trained further, its id and its revision on the Hub; or the training began from random weights.
     base_model: str | None = None
     base_model_id: str | None = None
     base_revision: str | None = None
     from_scratch: bool = False
+    # Rows of two tables; a value is text, a number, a list or a dictionary of these.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
+    # Numbers of parameters, of the model with its adapters.
     parameters: int | None = None
     trained_parameters: int | None = None
+    # Of a text classifier: one, or two for pairs.
     text_columns: Sequence[str] = ()
+    # Tokens of the longest input of the training, and in all documents of a pre-training.
     longest: int | None = None
     tokens: int | None = None
+    # Only the first so many examples were taken.
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()
+    # The checkpoint was selected on the evaluation data; the evaluation data were also trained on.
     best_chosen: bool = False
     trained_on_results: bool = False
+    # ISO codes, and the Hub's name of the licence.
     language: Sequence[str] = ()
     license: str | None = None
+    # Markdown in place of the usual description, and the file of a picture of the results.
     opening: str | None = None
     figure: str | None = None
+    # A sentence about a training that diverged, and sentences before the usual limits.
     diverged: str | None = None
     limits: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model, as far as its files can be read without loading it.
+    """A model's folder, as far as its files can be read without loading the model.
 
     Args:
-        folder (`Path`): of the card; `model_folder` holds the model, that of the first seed where there are several.
-        config (`dict`): config.json.
-        adapter (`dict`): adapter_config.json; empty = a whole model.
-        tensors (`dict`): shapes and dtypes in the headers of the .safetensors, by name; empty where there are none.
-        results (`dict`): all_results.json, or else all *_results.json.
-        summary (`dict`): results over several seeds.
-        has_log (`bool`): the folder has the arguments or the state of its training.
-        run (`RunFacts`): of run_report.json, or as far as arguments and state of a training have them.
+        folder (`Path`): of the card.
+        model_folder (`Path`): of the model: `folder`, or the folder of the first of several seeds.
+        half (`str`): "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
+        config, adapter (`dict`): config.json and adapter_config.json; {} without the file.
+        tensors (`dict`): shapes by name, from the headers of the .safetensors; {} without them.
+        results (`dict`): all_results.json, of the first of several seeds.
+        summary (`dict`): results over several seeds; {} for one.
+        run (`RunFacts`): what its run told.
     """
 
     folder: Path
     model_folder: Path
+    half: str
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     results: Mapping[str, Any]
     summary: Mapping[str, Any]
-    has_log: bool
     run: RunFacts
 
     @property
     def title(self) -> str:
-        """The folder's name; that of a half of a joint model after the name of the joint model."""
+        """The folder's name, of a half "JOINT: HALF"."""
         folder = self.folder.resolve()
-        return f"{folder.parent.name}: {folder.name}" if self.half else folder.name
+        return f"{folder.parent.name}: {self.half}" if self.half else folder.name
 
     @property
-    def half(self) -> str | None:
-        """ "discriminator" or "generator" for a half of a joint model in the folder of that."""
-        folder = self.folder.resolve()
-        return folder.name if _joint_folder(folder) else None
+    def repo(self) -> str:
+        """The folder from which the model is loaded, without the folders above: of a half the joint model's."""
+        if self.half:
+            return self.folder.resolve().parent.name
+        return self.model_folder.resolve().relative_to(self.folder.resolve().parent).as_posix()
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class, "" where it is not known: the configuration of an adapter may be that of its base."""
+        """Name of the model's class; "" where it is unknown."""
         if self.adapter:
-            return str((self.adapter.get("auto_mapping") or {}).get("base_model_class") or "")
+            return str((self.adapter.get("auto_mapping") or {}).get("base_model_class", ""))
         return str((self.config.get("architectures") or [""])[0])
 
     @property
     def kind(self) -> str:
-        """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint", as for `loading_code`."""
+        """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
         kind = self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")))
+        if kind is not None:
+            return kind
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
-        return kind or next((kind for end, kind in KINDS.items() if name.endswith(end)), "encoder")
+        for end, kind in KINDS.items():
+            if name.endswith(end):
+                return kind
+        return "encoder"
 
     @property
     def is_joint(self) -> bool:
@@ -168,103 +166,79 @@ class ModelFolder:
         return self.config.get("model_type") == "deberta-ext" and self.architecture.endswith("ForPreTraining")
 
     @property
-    def detects_replaced_tokens(self) -> bool:
-        """Its results are those of a generator and a discriminator."""
-        return "eval_discriminator_loss" in self.results
-
-    @property
     def is_pretraining(self) -> bool:
-        return self.is_joint or self.half is not None or "eval_mlm_loss" in self.results
+        return self.is_joint or self.half != "" or "eval_mlm_loss" in self.results
 
     @property
     def custom_code(self) -> bool:
-        """Loading it needs the code in the folder."""
-        return "auto_map" in self.config
-
-    @property
-    def base_has_code(self) -> bool:
-        """The model of an adapter has code of its own, as far as the adapter or the base's folder says."""
-        library = str((self.adapter.get("auto_mapping") or {}).get("parent_library") or "transformers")
-        base = Path(str(self.adapter.get("base_model_name_or_path") or ""), "config.json")
-        return library.split(".")[0] != "transformers" or (bool(self.adapter) and "auto_map" in read_json(base))
+        """Loading the model needs code in its folder, or in the folder of an adapter's base."""
+        base = Path(str(self.adapter.get("base_model_name_or_path")), "config.json")
+        library = str((self.adapter.get("auto_mapping") or {}).get("parent_library", "transformers"))
+        return "auto_map" in self.config or library.split(".")[0] != "transformers" or "auto_map" in read_json(base)
 
     @property
     def has_tokenizer(self) -> bool:
-        return bool(tokenizer_files(self.model_folder))
+        return len(tokenizer_files(self.model_folder)) > 0
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name, without "eval_"; means of several seeds."""
-        if self.summary:
-            metrics = {name: value for name, value in self.summary.items() if name.startswith("eval_")}
-            return {name.removeprefix("eval_"): value["mean"] for name, value in metrics.items()}
-        return measured_metrics(self.results)
+        """Metrics by name, without "eval_"; means over several seeds."""
+        if not self.summary:
+            return measured_metrics(self.results)
+        means = {}
+        for name, value in self.summary.items():
+            if name.startswith("eval_"):
+                means[name.removeprefix("eval_")] = value["mean"]
+        return means
 
     @property
     def labels(self) -> list[str]:
-        """Names of the classes, none where they are only numbered."""
-        labels = self.config.get("id2label") or {}
-        names = [str(labels[number]) for number in sorted(labels, key=lambda number: int(number))]
-        return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
-
-    def parameters(self, prefix: str = "") -> dict[str, int]:
-        """Numbers of parameters: "all", "embeddings", "encoder", "heads"; empty where they are not known.
-
-        Args:
-            prefix (`str`): of the names that count: "generator." for a half of a joint model.
-        """
-        counts = {"all": 0, "embeddings": 0, "encoder": 0, "heads": 0}
-        for name, tensor in self.tensors.items():
-            # Buffers of older files.
-            if name.startswith(prefix) and not name.endswith("position_ids"):
-                part = "embeddings" if ".embeddings." in f".{name}" else "encoder" if ".encoder." in f".{name}" else "heads"
-                counts[part] += tensor.size
-                counts["all"] += tensor.size
-        return counts if counts["all"] else {}
+        """Names of the classes; [] where they are only numbered."""
+        names = [str(name) for _, name in sorted((self.config.get("id2label") or {}).items(), key=lambda item: int(item[0]))]
+        if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+            return []
+        return names
 
     @property
-    def dtypes(self) -> list[str]:
-        return sorted({tensor.dtype for tensor in self.tensors.values()})
+    def parameters(self) -> int:
+        """Number of parameters; 0 where the weights are not in safetensors."""
+        return sum(tensor.size for name, tensor in self.tensors.items() if not name.endswith("position_ids"))
 
 
-def read_folder(folder: str | os.PathLike) -> ModelFolder:
-    """Read the files of a model, of a run, of a half of a joint model or of a run over several seeds.
+def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> ModelFolder:
+    """Read the files of a model, of a half of a joint model, or of a run over several seeds.
+
+    Args:
+        run (*optional*): facts of the run; None reads those that run_report.json keeps.
 
     Raises:
-        ValueError: the folder holds no model; a file in it is damaged.
+        ValueError: the folder holds no model, or a file in it is damaged.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
-    results = read_json(folder / "all_results.json")
-    summary = results if isinstance(results.get("seeds"), list) else {}
-    model_folder = folder / f"seed-{summary['seeds'][0]}" if summary else folder
+    place, half = folder.resolve(), ""
+    if place.name in HALVES and (place.parent / "config.json").is_file():
+        half, place = place.name, place.parent
+    results = read_json(place / "all_results.json")
+    summary, model_folder = {}, folder
+    if isinstance(results.get("seeds"), list):
+        summary, model_folder = results, folder / f"seed-{results['seeds'][0]}"
+        results = read_json(model_folder / "all_results.json")
     config, adapter = read_json(model_folder / "config.json"), read_json(model_folder / "adapter_config.json")
     if not config and not adapter:
-        raise ValueError(f"{model_folder} is no folder of a model: it has neither config.json nor adapter_config.json")
-    # The run of a half of a joint model is that of the joint model.
-    run_folder = _joint_folder(folder.resolve()) or folder
-    if summary or run_folder != folder:
-        results = read_json((model_folder if summary else run_folder) / "all_results.json")
-    if not results:
-        for file in sorted(folder.glob("*_results.json")):
-            results |= read_json(file)
-    arguments, state, report = (
-        read_json(run_folder / name) for name in ("run_arguments.json", "trainer_state.json", REPORT_FILE)
-    )
-    if "card" in report:
-        names = {entry.name for entry in fields(RunFacts)}
-        run = RunFacts(**{name: value for name, value in report["card"].items() if name in names})
-    else:
-        run = facts_of_arguments(folder, arguments, state, results, adapter)
-    tensors = weight_tensors(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES)
-    has_log = bool(arguments or state or "card" in report)
-    return ModelFolder(folder, model_folder, config, adapter, tensors, results, summary, has_log, run)
+        raise ValueError(f"{model_folder} has neither config.json nor adapter_config.json: expected the folder of a model")
+    if run is None:
+        kept, names = read_json(place / REPORT_FILE).get("card", {}), {entry.name for entry in fields(RunFacts)}
+        run = RunFacts(**{name: kept[name] for name in names & kept.keys()})
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(model_folder, ADAPTER_WEIGHT_FILES if adapter else WEIGHT_FILES):
+        if file.suffix == ".safetensors":
+            tensors |= read_tensors(file)
+    return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
 
 
 def shown_source(source: str | os.PathLike) -> str:
-    """A Hub id, or the name of a file or folder without its place on a machine, this one or that of the run; of a half of a
-    joint model with the name of the joint one. "NAME=FILE" is shown as the file."""
+    """Return a Hub id as it is, and a file or folder without its place on the machine: its name only, of a half of a joint
+    model with the joint model's. "NAME=FILE" is shown as the file."""
     text = str(source)
     if Path(text).exists():
         names = [*Path(text).resolve().parts]
@@ -277,96 +251,13 @@ def shown_source(source: str | os.PathLike) -> str:
     return "/".join(names[-2:] if names[-1] in HALVES else names[-1:])
 
 
-def _joint_folder(folder: Path) -> Path | None:
-    """The folder of the joint model that the model in an absolute path is a half of."""
-    return folder.parent if folder.name in HALVES and (folder.parent / "config.json").is_file() else None
+def is_hub_id(name: str | None) -> bool:
+    """True for the form of the id of a repository, "name" or "owner/name"."""
+    return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
 
-def facts_of_arguments(
-    folder: Path,
-    arguments: Mapping[str, Any],
-    state: Mapping[str, Any],
-    results: Mapping[str, Any],
-    adapter: Mapping[str, Any],
-) -> RunFacts:
-    """The facts that a folder without a run's own has: a checkpoint, the output of a trainer in Python, an adapter."""
-
-    def hub_id(source: str | None) -> str | None:
-        """A source of the form owner/name that is no folder beside or above the model's."""
-        if source is None or "/" not in source or not is_hub_id(source):
-            return None
-        return None if any((place / source).exists() for place in (Path(), *folder.resolve().parents)) else source
-
-    base = arguments.get("model_name_or_path") or arguments.get("model") or adapter.get("base_model_name_or_path")
-    base = None if arguments.get("from_scratch") else base
-    is_pretraining, dataset = "train_data" in arguments, arguments.get("dataset_name")
-    measured_on = None
-    if files := as_list(arguments.get("validation_file") or arguments.get("validation_data")):
-        measured_on = ", ".join(map(shown_source, files))
-    elif dataset or arguments.get("task_name"):
-        measured_on = shown_source(dataset) if dataset else f"the validation data of {arguments['task_name']}"
-    return RunFacts(
-        task=arguments.get("task_name"),
-        measured_on=measured_on,
-        datasets=as_list(hub_id(dataset)) if not files else [],
-        base_model=shown_source(base) if base else None,
-        base_model_id=hub_id(base),
-        base_revision=adapter.get("revision"),
-        training=training_rows(arguments, state, results, adapter),
-        hardware=hardware_rows(arguments, results),
-        text_columns=arguments.get("text_columns") or (),
-        longest=arguments.get("max_length") if is_pretraining else arguments.get("max_seq_length"),
-        seeds=as_list(arguments.get("seed")),
-        language=as_list(arguments.get("card_language")),
-        figure="curves.png" if (folder / "curves.png").is_file() else None,
-    )
-
-
-def training_rows(
-    arguments: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], adapter: Mapping[str, Any]
-) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for flag, row in RECIPE.items():
-        value = arguments.get(flag)
-        if value not in (None, "", [], 0, False):
-            rows[row] = [shown_source(source) for source in as_list(value)] if flag in SOURCES else value
-    if arguments.get("lora"):
-        rows["LoRA"] = f"rank {arguments['lora_r']}, alpha {arguments['lora_alpha']:g}"
-    elif adapter:
-        rows["LoRA"] = f"rank {adapter.get('r')}, alpha {adapter.get('lora_alpha')}"
-    metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
-    measurements = {
-        "examples": results.get("train_samples"),
-        "steps": state.get("global_step"),
-        "epochs": state.get("epoch"),
-        "best checkpoint": f"{shown_source(best)}, {metric:.4g}" if best and isinstance(metric, (int, float)) else None,
-    }
-    return rows | {name: value for name, value in measurements.items() if value}
-
-
-def hardware_rows(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-    resumed = results.get("train_resumed_at_step")
-    seconds = "seconds of training" + ("" if resumed is None else f", from step {resumed} on")
-    half = next((half for half in ("bf16", "fp16") if arguments.get(half)), None)
-    rows = {
-        "precision": f"{half} autocast" if half else None,
-        seconds: results.get("train_runtime"),
-    }
-    return {name: value for name, value in rows.items() if value is not None}
-
-
-def weight_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors of the first file that is there, which loading would take, if it is in safetensors or an index of such files.
-
-    Raises:
-        ValueError: a file is damaged, or missing though an index names it.
-    """
-    name = next((name for name in names if (folder / name).is_file()), "")
-    if ".safetensors" not in name:
-        return {}
-    tensors: dict[str, Tensor] = {}
-    for file in sorted({*read_index(folder / name).values()}) if name.endswith(".json") else [name]:
-        if not (folder / file).is_file():
-            raise ValueError(f"{folder / file} is not there, a shard of the weights that {name} names")
-        tensors |= read_tensors(folder / file)
-    return tensors
+def as_list(value: Any) -> list[Any]:
+    """Return None, one value or several as a list."""
+    if value is None:
+        return []
+    return [*value] if isinstance(value, (list, tuple)) else [value]

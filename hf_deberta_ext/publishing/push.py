@@ -1,91 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish a model's folder on the Hub: check it, compare it with the repository, and send one commit."""
+"""Publish a model's folder on the Hub: files of an allow-list, a card, one commit by `HfApi.upload_folder`."""
 
 import dataclasses
 import json
+import mmap
 import os
+import posixpath
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import CommitInfo, HfApi, get_token
 
-from .._version import __version__
-from ..files import format_size
-from ..model.publishing import is_automatic_card
-from .card import write_model_card
-from .folder_checks import check_folder, token_problems
-from .hub_commit import CARD, FileChange, HubCommit, Remote, compare_files
-from .hub_requests import PushError, RequestSteps, patient_session
-from .loading_code import published_card
-from .published_files import published_files
+from ..files import format_size, replace_text
+from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_weight_file
+from ..model.remote_code import is_model_code
+from .card import CARD, write_cards
+from .facts import is_hub_id, read_folder
 
-__all__ = ["PushReport", "push"]
+__all__ = ["PushReport", "published_files", "push"]
 
-CHANGES = ("new", "changed", "deleted", "unchanged")
-# The Hub makes this one by itself.
-NOT_LISTED = {".gitattributes"}
-# The name in messages of a source that is no folder.
-MODEL = "the model"
+# Published files of a model's folder, of these folders in it, and of the modules of sentence-transformers, as 1_Pooling.
+FOLDERS = re.compile(r"(discriminator/|generator/|onnx/|\d+_\w+/)?[^/]+")
+ALLOWED = (
+    "config.json", "generation_config.json", "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt",
+    "model.safetensors", "model[.-]*.safetensors", "model*.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model[.-]*.bin", "pytorch_model*.bin.index.json",
+    "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "*.onnx", "*.onnx.data", "*.onnx_data",
+    "spm.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "special_tokens_map.json", "added_tokens.json", "sentencepiece.model", "sentencepiece.bpe.model",
+    "all_results.json", "train_results.json", "eval*_results.json", "predict*_results.json",
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
+)  # fmt: skip
+PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
+# It begins with its letters, and not with \b, so that the search skips to them: 30 times as fast in weights.
+TOKEN = re.compile(rb"hf_(?<=\bhf_)[A-Za-z0-9]{34}")
+# The first lines of the code of our cards.
+REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
 class PushReport:
-    """Result of a push, or of a dry run. `str(report)` is a table.
+    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files.
 
     Attributes:
-        url (`str`): of the repository, or of the branch in it.
-        commit (`str`, *optional*): the one that was made; where nothing differed, and in a dry run, that of the branch.
-        pull_request (`str`, *optional*): its address.
-        left_out (`dict[str, str]`): files and folders that are not published -> why, or what adds them.
-        kept_on_hub (`tuple[str]`): files that are only on the Hub, and stay.
-        problems (`tuple[str]`): of a dry run, for which a push would be refused.
+        repo_id (`str`): of the repository.
+        files (`dict[str, int]`): path in the repository -> size in bytes.
+        left_out (`list[str]`): files and folders (with a slash) that are not published.
+        problems (`list[str]`): of a dry run, for which a push would be refused.
+        commit (`huggingface_hub.CommitInfo`, *optional*): the commit; of an unchanged repository its last one.
     """
 
     repo_id: str
-    url: str
-    branch: str
-    commit: str | None
-    tag: str | None
-    pull_request: str | None
-    files: tuple[FileChange, ...]
-    left_out: Mapping[str, str]
-    kept_on_hub: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    dry_run: bool = False
+    files: Mapping[str, int]
+    left_out: Sequence[str]
+    problems: Sequence[str] = ()
+    commit: CommitInfo | None = None
 
     def __str__(self) -> str:
-        counts = {change: sum(file.change == change for file in self.files) for change in CHANGES}
-        summary = ", ".join(f"{count} {change}" for change, count in counts.items() if count) or "no files"
-        size = format_size(sum(file.size for file in self.files if file.change in ("new", "changed")))
-        lines = [f"{self.repo_id}, branch {self.branch}: {summary}; {size} {'to send' if self.dry_run else 'sent'}"]
-        lines += [f"  {change:<9}  {format_size(size):>8}  {name}" for change, size, name in self._rows()]
-        lines += [f"{path} not published: {reason}" for path, reason in self.left_out.items()]
-        lines += [f"only on the Hub, and kept: {path}" for path in self.kept_on_hub]
-        lines += [f"note: {note}" for note in self.notes]
+        lines = [f"{self.repo_id}: {len(self.files)} files, {format_size(sum(self.files.values()))}, among them"]
+        for path, size in self.files.items():
+            if not path.endswith(".py"):
+                lines.append(f"  {format_size(size):>8}  {path}")
+        lines += [f"not published (--include adds it): {path}" for path in self.left_out]
         lines += [f"problem: {problem}" for problem in self.problems]
-        if self.dry_run:
-            refused = "; a push would be refused for the problems" if self.problems else ""
-            lines.append(f"a dry run: nothing was sent{refused}")
+        if self.commit is None:
+            lines.append("dry run: nothing was sent")
         else:
-            lines.append(
-                f"{self.pull_request or self.url}: commit {self.commit}" + (f", tag {self.tag}" if self.tag else "")
-            )
+            lines.append(self.commit.pr_url or self.commit.commit_url)
         return "\n".join(lines)
-
-    def _rows(self) -> Iterator[tuple[str, int, str]]:
-        """Change, size and name of each file; code, some forty files, is one row for each change."""
-        for change in CHANGES:
-            files = sorted((file for file in self.files if file.change == change), key=lambda file: file.path)
-            code = [file for file in files if file.path.endswith(".py")]
-            if len(code) > 1:
-                yield change, sum(file.size for file in code), f"{len(code)} files of code, *.py"
-                files = [file for file in files if file not in code]
-            yield from ((change, file.size, file.path) for file in files)
 
 
 def push(
@@ -100,206 +86,194 @@ def push(
     commit_message: str | None = None,
     commit_description: str | None = None,
     include: Iterable[str] = (),
+    tags: Iterable[str] = (),
     token: str | None = None,
     endpoint: str | None = None,
+    max_shard_size: int | str = "50GB",
     dry_run: bool = False,
     skip_checks: bool = False,
 ) -> PushReport:
-    """Publishes a model: weights, configuration, code, tokenizer and card, checked, and in one commit.
+    """Publish a model: weights, configuration, code, tokenizer and card, in one commit.
 
-    Files that belong to a model are published, so that the output folder of a run may be given as it is. The lines of the
-    card that load the model get the repository and its tag or branch; the folder itself is never written to. Weights and
-    adapters on the Hub that would be loaded instead of the new ones are deleted in the same commit. Where nothing differs,
-    there is no commit.
+    The output folder of a run may be given as it is: only files that belong to a model are published. Weights on the Hub
+    that would be loaded instead of the new ones are deleted in the same commit. The folder's README.md is published, and its
+    code then loads the model from the repository; without one the README.md on the Hub stays, or a new one is written.
 
     Args:
-        source: the folder of a model or of an adapter; or a model, which is saved to a temporary one and gets a card, unless
-            somebody has written one on the Hub.
-        repo_id (`str`): "user/name" or "organisation/name"; is made if it is not there.
-        tokenizer (*optional*): is published with a model.
-        private (`bool`, *optional*): of a repository that is made. None = the account's default.
-        revision (`str`, *optional*): the branch, main by default; is made from main if it is not there.
-        create_pr (`bool`): propose the commit as a pull request.
-        tag (`str`, *optional*): a name for the commit, with which the card loads the model.
-        commit_message, commit_description (`str`, *optional*): title and text of the commit; further lines of a message
-            are text too.
-        include (`Iterable[str]`): patterns of further files of the folder, as for `published_files`.
-        token (`str`, *optional*): None = HF_TOKEN or that of `hf auth login`.
-        endpoint (`str`, *optional*): of another Hub; None = HF_ENDPOINT or huggingface.co.
-        dry_run (`bool`): send nothing, only say what would change and what the checks find.
-        skip_checks (`bool`): send the folder without the checks of `hf_deberta_ext.publishing.check_folder`, except for
-            tokens.
-
-    Returns:
-        `PushReport`: each file with its size and what becomes of it.
+        source: the folder of a model or adapter, or a model.
+        repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
+        tokenizer (*optional*): saved into the folder, and published.
+        private (`bool`, *optional*): of a new repository; None: the account's default.
+        revision (`str`, *optional*): the branch, created if it does not exist; None: main.
+        create_pr (`bool`): open a pull request.
+        tag (`str`, *optional*): name of a new tag for the commit, which the card's code then loads.
+        commit_message, commit_description (`str`, *optional*): of the commit.
+        include (`Iterable[str]`): patterns of further files: "*.txt" in the folder itself, "figures/*" below it.
+        tags (`Iterable[str]`): further tags of a new card.
+        token (`str`, *optional*): of the Hub; None: HF_TOKEN or the one of `hf auth login`.
+        endpoint (`str`, *optional*): another Hub; None: HF_ENDPOINT or huggingface.co.
+        max_shard_size (`int` or `str`): a larger model is saved in several files.
+        dry_run (`bool`): send nothing; report files and problems.
+        skip_checks (`bool`): publish a folder without configuration or weights; tokens and links are refused all the same.
 
     Raises:
-        ValueError: arguments that do not go together, a tag that is taken, or a folder with problems. Nothing was sent.
-        PushError: the Hub or the connection failed; the message says the state of the repository, and the way out.
+        ValueError: the folder holds a token, links to other places or is not a whole model; the repository is not as
+            private as asked; the tag exists. Nothing was committed.
+        huggingface_hub.errors.HfHubHTTPError: the Hub refused a request, for example (412) because of a commit of someone
+            else in the meantime.
     """
-    branch = revision or "main"
-    check_arguments(source, repo_id, tokenizer, branch, create_pr, tag)
-    with tempfile.TemporaryDirectory(prefix="hf_deberta_ext_push_") as scratch, patient_session():
-        scratch = Path(scratch)
-        folder, source_name = folder_of(source, tokenizer, scratch / "model" / repo_id.split("/")[1])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = source
+        if hasattr(source, "save_pretrained"):
+            folder = Path(scratch, repo_id.rpartition("/")[2])
+            source.save_pretrained(folder, max_shard_size=max_shard_size)
+            tags = [*(getattr(source, "model_tags", None) or ()), *tags]
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         files, left_out = published_files(folder, include)
-        pin_cards(files, scratch / "cards", repo_id, tag or branch, pinned=tag is not None)
-        hub = HubCommit(HfApi(endpoint=endpoint, token=token), RequestSteps(repo_id, source_name), branch, create_pr, files)
-        notes = ["only tokens were looked for in the folder: it was not checked"] if skip_checks else []
-        remote = read_for_dry_run(hub, notes) if dry_run else hub.read()
-        hub.check(remote, private, "--private" if private else "--public")
-        if source_name == MODEL and CARD in remote.files:
-            keep_written_card(hub.download(CARD, remote, scratch), files, notes)
-        if skip_checks:
-            problems = token_problems(files, token)
-        else:
-            problems = check_folder(folder, files, token, needs_card=CARD not in remote.files)
-        if problems and not dry_run:
-            raise refusal(source_name, problems)
-        changes = compare_files(files, remote.files)
-        is_unchanged = all(file.change == "unchanged" for file in changes)
-        if tag in remote.tags and not (is_unchanged and remote.tags[tag] == remote.head):
-            raise ValueError(
-                f"{repo_id} has a tag {tag} already, at the commit {remote.tags[tag][:12]}, and what a tag names must not "
-                "change: choose another --tag; nothing was sent"
-            )
-        kept_on_hub = tuple(sorted({*remote.files} - {file.path for file in changes} - NOT_LISTED))
-        has_new_weights = any(
-            file.change in ("new", "changed") and file.path.endswith((".safetensors", ".bin", ".onnx")) for file in changes
+        problems, lacking = token_problems(files, token), model_problems(files)
+        if not skip_checks:
+            problems += lacking
+        sizes = {path: file.stat().st_size for path, file in files.items()}
+        if dry_run:
+            return PushReport(repo_id, sizes, left_out, problems)
+        if problems:
+            raise ValueError(f"{folder} was not published:" + "".join(f"\n- {problem}" for problem in problems))
+
+        api, branch = HfApi(endpoint=endpoint, token=token), revision or "main"
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if branch != "main" and not create_pr:
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
+        info = api.model_info(repo_id, revision=branch)
+        if private is not None and bool(info.private) != private:
+            raise ValueError(f"{repo_id} exists, but not with private={private}: change its visibility in its settings")
+        if tag is not None and tag in [ref.name for ref in api.list_repo_refs(repo_id).tags]:
+            raise ValueError(f"{repo_id} has a tag {tag} already: choose another one")
+        published = [file.rfilename for file in info.siblings]
+        if CARD not in files and CARD not in published and not lacking:
+            files[CARD] = write_cards(read_folder(folder), {"tags": [*tags]})
+        name_repository(files, repo_id, tag or branch)
+        title, _, text = (commit_message or "Upload model").partition("\n")
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            allow_patterns=[*files],
+            delete_patterns=stale_weights(published, files),
+            revision=branch,
+            create_pr=create_pr,
+            parent_commit=info.sha,
+            commit_message=title,
+            commit_description=commit_description or text.strip() or None,
         )
-        if has_new_weights and (graphs := [path for path in kept_on_hub if path.endswith(".onnx")]):
-            notes.append(f"perhaps of an older model, and not replaced: {', '.join(graphs)}")
-        if CARD in files and tag is None and not create_pr:
-            notes.append(f"no tag: the card loads the moving branch {branch}; --tag NAME pins it")
-        if is_unchanged:
-            notes.append("nothing differs from what is on the Hub, so there is no new commit")
-        commit, pull_request = remote.head, None
-        if not dry_run:
-            message, description = split_message(commit_message, commit_description)
-            commit, pull_request = send_changes(hub, remote, changes, private, message, description)
-            if tag is not None and tag not in remote.tags:
-                hub.make_tag(tag, commit)
-        url = hub.url + (f"/tree/{branch}" if branch != "main" else "")
-        return PushReport(
-            repo_id, url, branch, commit, tag, pull_request, changes, left_out, kept_on_hub, tuple(notes), tuple(problems),
-            dry_run,
-        )  # fmt: skip
+        if tag is not None:
+            api.create_tag(repo_id, tag=tag, revision=commit.oid)
+        return PushReport(repo_id, sizes, left_out, commit=commit)
 
 
-def send_changes(
-    hub: HubCommit,
-    remote: Remote,
-    changes: Sequence[FileChange],
-    private: bool | None,
-    message: str,
-    description: str | None,
-) -> tuple[str | None, str | None]:
-    """Make repository and branch where they are not there, and one commit of what differs; the commit, and the address of
-    its pull request."""
-    if any(file.path == CARD and file.change in ("new", "changed") for file in changes):
-        # Before gigabytes are on their way, to be refused at their end.
-        if refused := hub.card_problems():
-            raise refusal(hub.steps.source, [f"{CARD}: the Hub says {problem}" for problem in refused])
-    remote = hub.prepare(remote, private)
-    if all(file.change == "unchanged" for file in changes):
-        return remote.head, None
-    # The repository may have been made just now, and is not quite empty.
-    info = hub.commit(compare_files(hub.files, remote.files), remote, message, description)
-    return info.oid, info.pr_url
-
-
-def pin_cards(files: dict[str, Path], scratch: Path, repo_id: str, revision: str, *, pinned: bool):
-    """Replace each card among the files by one that loads the model from the Hub; the folder of the model stays as it is.
+def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
+    """Sort the files of a model's folder, or of a run's output folder.
 
     Args:
-        files (`dict[str, Path]`): path in the repository -> file.
-        scratch (`Path`): folder for the new cards.
-        revision, pinned: as for `published_card`.
+        include (`Iterable[str]`): patterns of further files, as for `push`.
+
+    Returns:
+        (path in the repository -> file, what is not published; a folder ends in a slash and stands for all in it).
+
+    Raises:
+        ValueError: a pattern fits no file, or a file to be published is a link out of the folder.
     """
-    for path, card in files.items():
-        if path.rpartition("/")[2] == CARD:
-            try:
-                text = published_card(card.read_bytes().decode("utf-8"), path, repo_id, revision, pinned=pinned)
-            except UnicodeDecodeError:
-                # One of the problems that the checks find.
-                continue
-            files[path] = scratch / path
-            files[path].parent.mkdir(parents=True, exist_ok=True)
-            files[path].write_bytes(text.encode("utf-8"))
+    folder = Path(folder)
+    files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    card = ""
+    if CARD in files:
+        card = files[CARD].read_text(encoding="utf-8", errors="replace")
+    published = {path: file for path, file in files.items() if is_of_model(path, file, card)}
+    visible = [path for path in files if not re.search(r"(^|/)\.", path)]
+    for pattern in include:
+        fitting = [path for path in visible if path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)]
+        if pattern in files:
+            fitting = [pattern]
+        if not fitting:
+            raise ValueError(f"--include {pattern} fits no file in {folder}; hidden files need their whole path")
+        published |= {path: files[path] for path in fitting}
+    for path, file in published.items():
+        if leaves(file, folder.resolve()):
+            raise ValueError(f"{path} is a link out of {folder}, to {file.resolve()}: replace it by a copy, or remove it")
+    left_out = {}
+    for path in files.keys() - published.keys():
+        folder_name = path.partition("/")[0]
+        is_kept = any(name.startswith(f"{folder_name}/") for name in published)
+        left_out[path if is_kept or "/" not in path else f"{folder_name}/"] = None
+    return dict(sorted(published.items())), sorted(left_out)
 
 
-def check_arguments(source: Any, repo_id: str, tokenizer: Any, branch: str, create_pr: bool, tag: str | None):
-    validate_repo_id(repo_id)
-    if repo_id.count("/") != 1:
-        raise ValueError(f"repo_id = {repo_id!r} must be user/name or organisation/name")
-    if isinstance(source, (str, os.PathLike)):
-        if not Path(source).is_dir():
-            raise ValueError(f"{source} is not a folder; give that of a saved model, or the model itself")
-        if tokenizer is not None:
-            raise ValueError(f"tokenizer goes with a model, and {source} is a folder: save the tokenizer in it")
-    elif not hasattr(source, "save_pretrained"):
-        raise TypeError(f"source must be a folder or a model with save_pretrained, got {type(source).__name__}")
-    if branch.startswith("refs/") or re.fullmatch("[0-9a-f]{40}", branch):
-        raise ValueError(f"revision = {branch!r} must be the name of a branch; a pull request is opened with create_pr")
-    if create_pr and tag is not None:
-        raise ValueError(f"tag = {tag!r} does not go with create_pr: make it when the pull request is merged")
-    if create_pr and branch != "main":
-        raise ValueError(f"revision = {branch!r} does not go with create_pr, which proposes a commit to main")
-    if tag is not None and not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)*", tag):
-        raise ValueError(f"tag = {tag!r} must be of letters, digits and . _ - /")
+def is_of_model(path: str, file: Path, card: str) -> bool:
+    """True for a file that belongs to a model: weights, configuration, tokenizer, code, results, pictures of the card."""
+    if not FOLDERS.fullmatch(path):
+        return False
+    name = posixpath.basename(path)
+    if name.endswith(".py"):
+        return is_model_code(file)
+    if name.endswith(PICTURES):
+        return f"({path})" in card
+    return any(fnmatchcase(name, pattern) for pattern in ALLOWED)
 
 
-def folder_of(source: Any, tokenizer: Any, scratch: Path) -> tuple[Path, str]:
-    """The folder, and its name in messages."""
-    if isinstance(source, (str, os.PathLike)):
-        return Path(source), str(source)
-    source.save_pretrained(scratch)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(scratch)
-    write_model_card(scratch)
-    return scratch, MODEL
+def leaves(file: Path, folder: Path) -> bool:
+    """True for a link out of a folder; links of the Hub's cache lead to the blobs of the repository, and are files of it."""
+    places = [folder]
+    if folder.parent.name == "snapshots":
+        places += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    return not any(file.resolve().is_relative_to(place) for place in places)
 
 
-def keep_written_card(published: Path, files: dict[str, Path], notes: list[str]):
-    """A card on the Hub with text of somebody stays, as with model.push_to_hub; of an automatic one the metadata, as its
-    licence. The card in a folder was put there by somebody, and wins."""
-    config = json.loads(files["config.json"].read_text(encoding="utf-8")) if "config.json" in files else {}
-    old_text, card = published.read_text(encoding="utf-8", errors="replace"), files[CARD]
-    if not is_automatic_card(old_text, next(iter(config.get("architectures") or []), ""), card.read_text(encoding="utf-8")):
-        del files[CARD]
-        notes.append("somebody has written the card on the Hub, and it stays; that of a folder would replace it")
-        return
-    old = ModelCard(old_text, ignore_metadata_errors=True).data.to_dict()
-    new = ModelCard(card.read_text(encoding="utf-8"))
-    data = new.data.to_dict()
-    tags = [*dict.fromkeys([*(data.get("tags") or []), *(old.get("tags") or [])])]
-    if (merged := {**old, **data, "tags": tags}) != data:
-        for name, value in merged.items():
-            new.data[name] = value
-        card.write_text(str(new), encoding="utf-8")
+def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
+    """Return a line for each file that holds a token of the Hub: one of `tokens`, the user's own, or any other."""
+    own = [token.encode() for token in (*tokens, get_token()) if token]
+    problems = []
+    for name, file in files.items():
+        if file.stat().st_size == 0:
+            continue
+        with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if TOKEN.search(data) or any(data.find(token) >= 0 for token in own):
+                problems.append(f"{name} holds a token of the Hub: remove it, and revoke it in your account's settings")
+    return problems
 
 
-def split_message(message: str | None, description: str | None) -> tuple[str, str | None]:
-    """(title, text) of a commit, as git has them: the title is the first line."""
-    title, _, rest = (message or "").strip().partition("\n")
-    text = "\n\n".join(part for part in (rest.strip(), description) if part)
-    return title.strip() or f"Upload a model with hf_deberta_ext {__version__}", text or None
+def model_problems(files: Mapping[str, Path]) -> list[str]:
+    """Return what a folder lacks: configuration, weights, or for an adapter a base model that others can load."""
+    problems = []
+    if ADAPTER_CONFIG_FILE in files:
+        base = str(json.loads(files[ADAPTER_CONFIG_FILE].read_text(encoding="utf-8")).get("base_model_name_or_path"))
+        if not is_hub_id(base) or Path(base).exists():
+            problems.append(f"{ADAPTER_CONFIG_FILE}: set base_model_name_or_path, {base!r}, to the Hub id of the base model")
+    elif "config.json" not in files:
+        problems.append("config.json is not there: publish a folder of model.save_pretrained")
+    if not any(map(is_weight_file, files)):
+        problems.append("weights are not there: publish a folder of model.save_pretrained")
+    return problems
 
 
-def refusal(source_name: str, problems: Iterable[str]) -> ValueError:
-    lines = "".join(f"\n- {problem}" for problem in problems)
-    return ValueError(f"{source_name} cannot be published as it is, and nothing was sent:{lines}")
+def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> None:
+    """Let the code of the cards load the model from its repository."""
+    lines = f'repo = "{repo_id}"\nrevision = "{revision}"  # a tag or commit pins weights and code'
+    for path, file in files.items():
+        if posixpath.basename(path) == CARD:
+            text = file.read_bytes().decode("utf-8")
+            replace_text(file, REPO_LINES.sub(lambda _: lines, text))
 
 
-def read_for_dry_run(hub: HubCommit, notes: list[str]) -> Remote:
-    """For a dry run: a Hub that cannot be reached is a note, and counts as an empty one."""
-    try:
-        remote = hub.read()
-    except PushError as error:
-        if error.status is not None:
-            raise
-        notes.append("the Hub was not reached, so nothing was compared, and every file counts as new")
-        return Remote()
-    if not remote.exists:
-        notes.append(f"{hub.repo_id} is not there, or this token may not see it: every file counts as new")
-    return remote
+def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
+    """Return files of a repository that would be loaded instead of the `new` ones or together with them: a model's earlier
+    weights and adapter, or an adapter's earlier weights."""
+    stale = []
+    for path in published:
+        folder, name = posixpath.split(path)
+        is_adapter = name.startswith("adapter_")
+        siblings = [posixpath.basename(file) for file in new if posixpath.dirname(file) == folder]
+        replaced = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
+        if path in new or not replaced or not any(map(is_weight_file, siblings)):
+            continue
+        if is_adapter or ADAPTER_CONFIG_FILE not in siblings:
+            stale.append(path)
+    return stale

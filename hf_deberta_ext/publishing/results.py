@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "MAX_PERPLEXITY", "eval_results", "is_score", "learned_nothing", "markdown_table", "measured_metrics",
+    "eval_results",
+    "is_score",
+    "learned_nothing",
+    "markdown_table",
+    "measured_metrics",
     "number_of_examples",
-    "objectives_table", "replaced_token_table", "results_table", "summarise_seeds", "summary_table",
-]  # fmt: skip
+    "objectives_table",
+    "replaced_token_table",
+    "results_table",
+    "summarise_seeds",
+    "summary_table",
+]
 
-# Stands for all that are larger, of models that know less than nothing.
-MAX_PERPLEXITY = 1e6
 # Measurements of Trainer beside the metrics of a task, and numbers of examples and words.
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
@@ -25,28 +31,31 @@ AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Examples of each evaluation set by its name, "" for the main one."""
-    pattern = re.compile(rf"{stem}_(?:(.+)_)?samples")
-    return {match[1] or "": metrics[match[0]] for match in map(pattern.fullmatch, metrics) if match}
+    """Return the number of examples of each evaluation set by its name, "" for the main one."""
+    counts = {}
+    for name, value in metrics.items():
+        if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):
+            counts[match[1] or ""] = value
+    return counts
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Metrics without speeds and counts, named without `stem`; losses last."""
-    metrics_of_stem = {
-        name.removeprefix(f"{stem}_"): value for name, value in metrics.items() if name.startswith(f"{stem}_")
-    }
-    sets = ("", *number_of_examples(metrics, stem))
-    measured = {
-        name: value
-        for name, value in metrics_of_stem.items()
-        if isinstance(value, (int, float))
-        and not any(NO_METRIC.fullmatch(name.removeprefix(f"{prefix}_")) for prefix in sets)
-    }
-    return dict(sorted(measured.items(), key=lambda item: item[0].endswith("loss")))
+    """Return the metrics without speeds and counts, named without `stem`; losses last."""
+    prefixes = tuple(f"{name}_" for name in number_of_examples(metrics, stem) if name)
+    scores, losses = {}, {}
+    for full_name, value in metrics.items():
+        name = full_name.removeprefix(f"{stem}_")
+        plain = name
+        for prefix in prefixes:
+            plain = plain.removeprefix(prefix)
+        if name == full_name or not isinstance(value, (int, float)) or NO_METRIC.fullmatch(plain):
+            continue
+        (losses if name.endswith("loss") else scores)[name] = value
+    return scores | losses
 
 
 def is_score(name: str) -> bool:
-    """True for a metric by which models can be compared: no loss, no threshold and no score at the best one."""
+    """True for a metric by which models can be compared: no loss, no threshold and no score at the best threshold."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
@@ -60,13 +69,13 @@ def eval_results(
     sets: Mapping[str, Sequence[str | None]],
     note: str | None = None,
 ) -> list[Any]:
-    """`huggingface_hub.EvalResult`s of the scores among the metrics, for the model index of a card.
+    """Return `huggingface_hub.EvalResult`s of the scores among the metrics, for the model index of a card.
 
     Args:
-        measured (`dict`): by name, that of its evaluation set in front: "accuracy", "mm_accuracy".
+        measured (`dict`): by name, with the name of the evaluation set in front: "accuracy", "mm_accuracy".
         dataset (`str`, *optional*): its id on the Hub; None for other texts, whose type on the Hub is "text".
         sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
-        note (`str`, *optional*): for every value, behind the metric's name: "mean of 3 seeds".
+        note (`str`, *optional*): written after each metric's name: "mean of 3 seeds".
     """
     from huggingface_hub import EvalResult
 
@@ -75,22 +84,32 @@ def eval_results(
         if not is_score(name) or shown_metric(name, value).startswith(">"):
             continue
         own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
-        metric = name.removeprefix(f"{own_set}_") if own_set else name
-        metric = match[1] if (match := METRIC.fullmatch(metric)) else metric
+        metric = name.removeprefix(f"{own_set}_")
+        if match := METRIC.fullmatch(metric):
+            metric = match[1]
+        full_name = None
+        if note is not None:
+            full_name = f"{name} ({note})"
+        elif name != metric:
+            full_name = name
         config, split = sets.get(own_set, (None, "validation"))
-        full_name = name if name != metric else None
-        results.append(
-            EvalResult(
-                task_type=task_type, task_name=task_name, dataset_type=dataset or "text", dataset_name=dataset_name,
-                dataset_config=config, dataset_split=split, metric_type=metric, metric_value=round(value, 4),
-                metric_name=f"{full_name or metric} ({note})" if note else full_name,
-            )
-        )  # fmt: skip
+        result = EvalResult(
+            task_type=task_type,
+            task_name=task_name,
+            dataset_type=dataset or "text",
+            dataset_name=dataset_name,
+            dataset_config=config,
+            dataset_split=split,
+            metric_type=metric,
+            metric_value=round(value, 4),
+            metric_name=full_name,
+        )
+        results.append(result)
     return results
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean, standard deviation (None for one seed) and values, in the order of the seeds, of each metric that all have.
+    """Return mean, standard deviation (None for one seed) and values of each metric that all runs have.
 
     Args:
         results (`dict[int, dict]`): all_results.json by seed.
@@ -102,79 +121,77 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
             if not all(name in run for run in runs):
                 continue
             values = [run[name] for run in runs]
-            summary[f"{stem}_{name}"] = dict(
-                mean=statistics.mean(values),
-                standard_deviation=statistics.stdev(values) if len(values) > 1 else None,
-                values=values,
-            )
+            deviation = None
+            if len(values) > 1:
+                deviation = statistics.stdev(values)
+            entry = {"mean": statistics.mean(values), "standard_deviation": deviation, "values": values}
+            summary[f"{stem}_{name}"] = entry
     return summary
 
 
-def shown_metric(name: str, value: float, digits: int = 4) -> str:
-    """A metric with so many digits behind the point, and never long."""
-    if name.endswith("perplexity") and value >= MAX_PERPLEXITY:
+def shown_metric(name: str, value: float | None, digits: int = 4) -> str:
+    """Format a metric with `digits` decimals; "" for None, "> 1e6" for perplexities that mean nothing."""
+    if value is None:
+        return ""
+    if name.endswith("perplexity") and value >= 1e6:
         return "> 1e6"
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def markdown_table(*rows: Sequence[str]) -> str:
-    """A table of rows of cells, the first of which is its head."""
+    """Return a table of rows of cells, the first of which is its head."""
     head, *others = rows
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
 
 def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """A row for each metric, with a column for each baseline {"majority class": {"accuracy": ...}}."""
-    rows = [("metric", "value", *(baselines or ()))]
+    """Return a row for each metric, with a column for each baseline {"majority class": {"accuracy": ...}}."""
+    baselines = baselines or {}
+    rows = [("metric", "value", *baselines)]
     for name, value in measured.items():
-        cells = [value, *(scores.get(name) for scores in (baselines or {}).values())]
-        rows.append((name, *("" if cell is None else shown_metric(name, cell) for cell in cells)))
+        cells = [value, *(scores.get(name) for scores in baselines.values())]
+        rows.append((name, *(shown_metric(name, cell) for cell in cells)))
     return markdown_table(*rows)
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """The result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
+    """Return the result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
     baselines = summary.get("baselines", {})
     rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]), *baselines)]
     for name, metric in summary.items():
-        if name not in ("seeds", "baselines"):
-            cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
-            cells += [scores.get(name.removeprefix("eval_")) for scores in baselines.values()]
-            rows.append((name, *("" if cell is None else shown_metric(name, cell) for cell in cells)))
+        if name in ("seeds", "baselines"):
+            continue
+        cells = [metric["mean"], metric["standard_deviation"], *metric["values"]]
+        cells += [scores.get(name.removeprefix("eval_")) for scores in baselines.values()]
+        rows.append((name, *(shown_metric(name, cell) for cell in cells)))
     return markdown_table(*rows)
 
 
-def objectives_table(metrics: Mapping[str, float], objectives: Mapping[str, str]) -> str:
-    """The result of `PretrainingTrainer.evaluate`, a row for each objective.
+def objectives_table(
+    metrics: Mapping[str, float],
+    objectives: Mapping[str, str],
+    columns: Sequence[str] = ("loss", "perplexity", "accuracy", "targets"),
+) -> str:
+    """Return the result of a pre-training's `evaluate`, a row for each objective; a metric that is not there is empty.
 
     Args:
         objectives (`dict[str, str]`): name in the metrics -> title.
     """
-    columns = ("loss", "perplexity", "accuracy", "targets")
-    rows = [(title, *metric_cells(metrics, name, columns)) for name, title in objectives.items()]
-    return markdown_table(("objective", *columns), *rows)
+    rows = [("objective", *columns)]
+    for prefix, title in objectives.items():
+        cells = [title]
+        for column in columns:
+            value = metrics.get(f"eval_{prefix}_{column}")
+            digits = {"perplexity": 2}.get(column, 4)
+            cells.append(f"{value:,}" if isinstance(value, int) else shown_metric(column, value, digits))
+        rows.append(cells)
+    return markdown_table(*rows)
 
 
 def replaced_token_table(metrics: Mapping[str, float]) -> str:
-    """The result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
-    columns = ("loss", "perplexity", "accuracy", "precision", "recall", "targets")
-    inputs = {"generator": "masked tokens", "discriminator": "all tokens"}
-    rows = [(f"{half}, {tokens}", *metric_cells(metrics, half, columns)) for half, tokens in inputs.items()]
-    return markdown_table(("part", *columns), *rows)
-
-
-def metric_cells(metrics: Mapping[str, float], prefix: str, names: Sequence[str]) -> list[str]:
-    """Cells of a table for the metrics eval_PREFIX_NAME; those that are not there are empty."""
-    cells = []
-    for name in names:
-        value = metrics.get(f"eval_{prefix}_{name}")
-        if value is None:
-            cells.append("")
-        elif isinstance(value, int):
-            cells.append(f"{value:,}")
-        else:
-            cells.append(shown_metric(name, value, 2 if name == "perplexity" else 4))
-    return cells
+    """Return the result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
+    parts = {"generator": "generator, masked tokens", "discriminator": "discriminator, all tokens"}
+    return objectives_table(metrics, parts, ("loss", "perplexity", "accuracy", "precision", "recall", "targets"))
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:

@@ -29,12 +29,12 @@ LOW_RANK = ("apollo", "galore")
 
 
 def has_warmup(schedule: str | SchedulerType) -> bool:
-    """Tell if a schedule of Trainer's reads the number of warm-up steps."""
+    """Return True if a schedule of Trainer's reads the number of warm-up steps."""
     return "num_warmup_steps" in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]).parameters
 
 
 def changes_optimizer(args: Any, name: str) -> bool:
-    """Tell if the optimizer would be another one with the argument `name` at its default."""
+    """Return True if the optimizer would be another one with the argument `name` at its default."""
     if args.published_optimizer or args.optim.value.startswith(LOW_RANK):
         return True
     others = copy.copy(args)
@@ -60,22 +60,24 @@ class RunArguments(TrainingArguments):
     """
 
     needs: ClassVar = {
-        **{
-            name: ("with this --optim", partial(changes_optimizer, name=name))
-            for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args")
-        },
+        "adam_beta1": ("with this --optim", partial(changes_optimizer, name="adam_beta1")),
+        "adam_beta2": ("with this --optim", partial(changes_optimizer, name="adam_beta2")),
+        "adam_epsilon": ("with this --optim", partial(changes_optimizer, name="adam_epsilon")),
+        "optim_args": ("with this --optim", partial(changes_optimizer, name="optim_args")),
         "optim_target_modules": (
-            "without an --optim of GaLore or APOLLO (galore_adamw, ...)", lambda args: args.optim.value.startswith(LOW_RANK)
+            "without an --optim of GaLore or APOLLO",
+            lambda args: args.optim.value.startswith(LOW_RANK),
         ),
         "warmup_steps": (
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
+        "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
         "load_best_model_at_end": (
             "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
             lambda args: args.eval_strategy != "no",
         ),
-    }  # fmt: skip
+    }
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
     resume_from_checkpoint: str | None = option(
@@ -93,16 +95,16 @@ class RunArguments(TrainingArguments):
         if self.output_dir is None:
             raise ValueError("--output_dir is missing: say where checkpoints, model and results go")
         fields = TrainingArguments.__dataclass_fields__
-        values = {name: getattr(self, name) for name in sorted(OWN_OPTIMIZER)}
-        others = [f"--{name} {value}" for name, value in values.items() if value != fields[name].default]
+        others = [f"--{name}" for name in sorted(OWN_OPTIMIZER) if getattr(self, name) != fields[name].default]
         if self.published_optimizer and others:
             raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_steps", "save_steps"):
-            if not 0 <= (value := float(getattr(self, name) or 0)) < math.inf:
+            value = float(getattr(self, name) or 0)
+            if not 0 <= value < math.inf:
                 raise ValueError(f"--{name} must be 0 or a positive number, got {value:g}")
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}")
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if self.max_steps == 0:
             raise ValueError("--max_steps must be at least 1, or -1 for --num_train_epochs, got 0")
         if self.max_steps < 0 and not self.num_train_epochs > 0:
@@ -116,10 +118,10 @@ class RunArguments(TrainingArguments):
         self.check_optimizer()
         if self.fp16 and self.use_cpu:
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
-        if missing := {*self.report_to} - {*(installed := get_available_reporting_integrations())}:
+        missing = {*self.report_to} - {*get_available_reporting_integrations()}
+        if missing:
             raise ValueError(
-                f"--report_to {' '.join(sorted(missing))}: no such tracker is installed (there are "
-                f"{', '.join(sorted(installed)) or 'none'}): install its package, or give --report_to none"
+                f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none"
             )
         if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
             logger.warning(
@@ -127,10 +129,10 @@ class RunArguments(TrainingArguments):
             )
 
     def check_optimizer(self):
-        """
+        """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed.
+
         Raises:
-            ValueError: the schedule does not take `lr_scheduler_kwargs`, or needs some.
-            ValueError or ImportError: the package of the optimizer is not installed.
+            ValueError or ImportError: not so.
         """
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
         try:
@@ -147,7 +149,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Evaluate before the first step, which names all metrics, unless the best one is among those that are `certain`."""
+        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among those that are `certain`."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: atomic writes, their steps, and which of them a run can be resumed from."""
+"""Folders that are written aside and renamed, and the check of a checkpoint that a run is resumed from."""
 
 import contextlib
 import filecmp
@@ -12,60 +12,64 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..model.checkpoint_files import checkpoint_step, is_weight_file
-from .manifest import manifest_problem
+from ..model.checkpoint_files import is_weight_file
+from .manifest import MANIFEST_FILE, digest_of
 
 __all__ = [
-    "OTHER_CHECKPOINT",
+    "STATE_FILE",
     "checkpoint_problem",
     "has_weights",
     "is_partial",
-    "readable_checkpoint",
+    "place_aside",
     "readable_weights",
     "remove_folder",
     "remove_partial",
     "replaced_folder",
     "replaced_model",
+    "write_errors",
 ]
 
-STATE_FILE, CONFIG_FILE, CARD = "trainer_state.json", "config.json", "README.md"
-SINGLE_WEIGHTS = (
-    "model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin", "pytorch_model_fsdp.bin",
-)  # fmt: skip
-# The way out where one cannot be read.
-OTHER_CHECKPOINT = "Resume from another checkpoint of this run, or begin anew in another --output_dir"
-# Folders in which FSDP and DeepSpeed keep the parts of weights and optimizer.
-SHARDED_WEIGHTS, SHARDED_OPTIMIZER = (
-    ("pytorch_model_fsdp*", "global_step*"),
-    ("optimizer.bin", "optimizer_*", "global_step*"),
-)
+STATE_FILE, CARD = "trainer_state.json", "README.md"
+
+
+def place_aside(folder: Path) -> Path:
+    """Return the place of a new folder until it is renamed to `folder`: .NAME.part/NAME beside it."""
+    return folder.with_name(f".{folder.name}.part") / folder.name
+
+
+@contextlib.contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """Context with the new folder at `place_aside`, which is removed if there is an error: it may have filled the disk."""
+    new = place_aside(folder)
+    shutil.rmtree(new.parent, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+    except Exception:
+        shutil.rmtree(new.parent, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which replaces `folder` at the end."""
-    part = _new_part(folder)
-    yield part
+    """Context with a new folder to write into, which replaces `folder` at the end."""
+    with written_aside(folder) as new:
+        yield new
     if folder.exists():
         remove_folder(folder)
-    os.replace(part, folder)
+    os.replace(new, folder)
+    shutil.rmtree(new.parent)
 
 
 @contextlib.contextmanager
 def replaced_model(folder: Path) -> Iterator[Path]:
-    """A new folder to write a model into, whose files go to `folder` at the end; others there stay.
+    """Context with a new folder to write a model into, whose files go to `folder` at the end; others there stay.
 
-    Old weights are removed first and new ones come last: in between there is no model, rather than new code, settings or
-    tokenizer with old weights. Weights that are as before stay.
+    Old weights are removed first and new ones come last, so that new settings never lie beside old weights. Weights that
+    have not changed stay.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    part = _new_part(folder / "model")
-    try:
+    with written_aside(folder / "model") as part:
         yield part
-    except Exception:
-        # It may have filled the disk.
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
     new = {name for name in files if is_weight_file(str(name))}
     old = {Path(file.name) for file in folder.iterdir() if is_weight_file(file.name)}
@@ -78,71 +82,65 @@ def replaced_model(folder: Path) -> Iterator[Path]:
         if str(name) != CARD or not (folder / CARD).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(part / name, folder / name)
-    shutil.rmtree(part)
+    shutil.rmtree(part.parent)
 
 
 def remove_folder(folder: Path):
     """Remove a folder that is complete or absent under its name; `remove_partial` removes what a kill leaves of it."""
-    removed = _part(folder.with_name(f"{folder.name}.removed"))
+    removed = folder.with_name(f".{folder.name}.removed.part")
     shutil.rmtree(removed, ignore_errors=True)
     os.replace(folder, removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
 def is_partial(name: str) -> bool:
-    """True for the name of a file or folder that the functions above have half written or half removed."""
+    """Return True for the name of a file or folder that is half written or half removed."""
     return name.startswith(".") and name.endswith(".part")
 
 
 def remove_partial(folder: Path):
-    """Remove files and folders of a folder that killed processes have half written or half removed."""
+    """Remove what killed processes have half written or half removed in a folder."""
     for entry in folder.iterdir():
-        if is_partial(entry.name):
-            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
-
-
-def _part(place: Path) -> Path:
-    return place.with_name(f".{place.name}.part")
-
-
-def _new_part(folder: Path) -> Path:
-    part = _part(folder)
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    return part
+        if is_partial(entry.name) and entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif is_partial(entry.name):
+            entry.unlink()
 
 
 def has_weights(folder: Path) -> bool:
-    """True for a folder into which a model was saved: `replaced_model` puts its weights there last."""
+    """Return True for a folder into which a model was saved: `replaced_model` moves the weights last."""
     return any(is_weight_file(file.name) for file in folder.iterdir())
 
 
-def checkpoint_problem(checkpoint: Path, *, digests: bool = False) -> str | None:
-    """The reason why no run can be resumed from a checkpoint of Trainer, as "its optimizer.pt is missing"; None without one.
+def checkpoint_problem(checkpoint: Path) -> str | None:
+    """Return why no run can be resumed from a checkpoint, such as "its optimizer.pt is missing"; None if one can.
 
-    Trainer continues without optimizer, schedule or states of the random number generators where their files are missing.
-    What else is wrong says the manifest.
-
-    Args:
-        digests (`bool`): read all files of the manifest, which finds whatever is not as it was saved.
+    All files of its manifest are read, and compared with their digests.
     """
     try:
-        step = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"its {STATE_FILE} is missing or truncated"
-    if checkpoint_step(checkpoint) not in (-1, step):
-        return f"its {STATE_FILE} is of step {step}"
-    needed = {
-        "model.safetensors": (*SINGLE_WEIGHTS, *SHARDED_WEIGHTS, "*.index.json", "*/adapter_model.*"),
-        "optimizer.pt": ("optimizer.pt", *SHARDED_OPTIMIZER),
-        "scheduler.pt": ("scheduler.pt", "global_step*"),
-        "rng_state.pth": ("rng_state.pth", "rng_state_0.pth"),
-        CONFIG_FILE: (CONFIG_FILE, "adapter_config.json"),
-    }
-    for name, patterns in needed.items():
-        if not any(next(checkpoint.glob(pattern), None) for pattern in patterns):
-            return f"its {name} is missing" + (", as with --save_only_model" if name == "optimizer.pt" else "")
-    return manifest_problem(checkpoint, digests=digests)
+        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
+        digests = {name: digest for name, (_, digest) in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"its {MANIFEST_FILE} is missing or damaged"
+    for name, digest in digests.items():
+        if not (checkpoint / name).is_file():
+            return f"its {name} is missing"
+        if digest_of(checkpoint / name) != digest:
+            return f"its {name} is damaged: its content is not what was saved"
+    # Trainer would go on with a new optimizer. DeepSpeed's is in global_step*.
+    if not any(name.startswith(("optimizer", "global_step")) for name in digests):
+        return "its optimizer.pt is missing, as with --save_only_model"
+    return None
+
+
+@contextlib.contextmanager
+def write_errors(place: str | os.PathLike) -> Iterator[None]:
+    """Context in which any error becomes an OSError that says what could not be written."""
+    try:
+        yield
+    # Of the system, torch, safetensors or tokenizers, each with a type of its own.
+    except Exception as error:
+        raise OSError(f"{place} could not be written: {error}. Complete checkpoints before it are as they were") from error
 
 
 @contextlib.contextmanager
@@ -150,30 +148,9 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
     """Context in which weights that are damaged or do not fit raise a ValueError that names their source."""
     try:
         yield
-    except pickle.UnpicklingError as error:
-        # That of torch advises to run them.
-        raise ValueError(
-            f"the weights of {source} are damaged, or hold pickled objects that are not tensors; they are not run. If you "
-            "trust the file, load it with torch yourself and save its tensors as safetensors"
-        ) from error
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
         raise ValueError(
             f"the weights of {source} cannot be read, or do not fit its configuration with --config_overrides "
-            f"{config_overrides}: {str(error).splitlines()[0]}"
-        ) from error
-
-
-@contextlib.contextmanager
-def readable_checkpoint(checkpoint: str | os.PathLike | bool | None) -> Iterator[None]:
-    """Context in which pickled code raises a ValueError, for the error of torch.load, which advises to run it.
-
-    Args:
-        checkpoint (`str` or path, *optional*): that is loaded from; None or False without one.
-    """
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"a file in {checkpoint} is damaged, or holds pickled objects that are not tensors; they are not run. "
-            f"{OTHER_CHECKPOINT}"
+            f"{config_overrides}: {reason}"
         ) from error

@@ -18,10 +18,7 @@ def add_values(digest: Any, array: Any):
     kind = array.type
     if array.null_count:
         add_values(digest, array.is_valid())
-    if pa.types.is_struct(kind):
-        for field in array.flatten():
-            add_values(digest, field)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         add_values(digest, pc.list_value_length(array).fill_null(0))
         add_values(digest, array.flatten())
     elif pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
@@ -32,21 +29,24 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Of the vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
+    """Return the digest of vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
     if not hasattr(tokenizer, "get_vocab"):
         return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    # Truncation and padding stand before the added tokens; to parse all would take a second.
-    state = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str().partition('"added_tokens"')[2]
+    state: Any = sorted(tokenizer.get_vocab().items())
+    if hasattr(tokenizer, "backend_tokenizer"):
+        # Truncation and padding stand before the added tokens; to parse all would take a second.
+        state = tokenizer.backend_tokenizer.to_str().partition('"added_tokens"')[2]
     return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
 
 
 def json_digest(value: Any) -> str:
-    """Digest of plain values, arrays and tensors."""
+    """Return the digest of plain values, arrays and tensors."""
 
     def plain(other: Any) -> Any:
         if isinstance(other, Mapping):
             return dict(other)
-        return other.tolist() if hasattr(other, "tolist") else repr(other)
+        if hasattr(other, "tolist"):
+            return other.tolist()
+        return repr(other)
 
     return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()

@@ -2,36 +2,16 @@
 """Runs of several processes."""
 
 import atexit
-import contextlib
 import hashlib
-import os
-import pickle
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import distributed
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer
 
-from .checkpoints import OTHER_CHECKPOINT
 from .folder_lock import unlock_folders
 
-__all__ = ["check_sharding", "leave_together", "safe_sharded_states", "spread_seed"]
-
-
-# What the metadata of torch.distributed.checkpoint is pickled of, beside dtypes.
-METADATA_NAMES = {
-    "torch": ("Size",),
-    "torch.serialization": ("_get_layout",),
-    "pathlib": ("PosixPath", "WindowsPath"),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "torch.distributed.checkpoint.metadata": (
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
-        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    ),
-}  # fmt: skip
+__all__ = ["check_sharding", "leave_together", "spread_seed"]
 
 
 def spread_seed(*numbers: int) -> int:
@@ -68,51 +48,6 @@ def check_sharding(trainer: Trainer):
             f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
             'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
         )
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    """Reads the metadata of torch.distributed.checkpoint, and refuses names of code elsewhere, which torch's reader runs."""
-
-    def find_class(self, module: str, name: str):
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in METADATA_NAMES.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-@contextlib.contextmanager
-def safe_sharded_states(checkpoint: str | os.PathLike | None) -> Iterator[None]:
-    """Context in which the shards that FSDP has saved are loaded without running pickled code, as torch would.
-
-    Raises:
-        ValueError: a file names code, or is damaged.
-    """
-    metadata = [] if checkpoint is None else sorted(Path(checkpoint).glob("*/.metadata"))
-    for file in metadata:
-        try:
-            with file.open("rb") as opened:
-                MetadataUnpickler(opened).load()
-        # A damaged pickle raises anything.
-        except Exception as error:
-            raise ValueError(
-                f"{file} is damaged or holds pickled code, which is not run ({error}). {OTHER_CHECKPOINT}"
-            ) from error
-    if not metadata:
-        yield
-        return
-    # torch's planner reads what is no tensor with weights_only=False.
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before, os.environ[name] = os.environ.get(name), "1"
-    try:
-        yield
-    except CheckpointException as error:
-        cause = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-        raise ValueError(
-            f"a shard in {checkpoint} is damaged or holds pickled code, which is not run ({cause}). {OTHER_CHECKPOINT}"
-        ) from error
-    finally:
-        del os.environ[name]
-        os.environ.update({} if before is None else {name: before})
 
 
 def leave_together():

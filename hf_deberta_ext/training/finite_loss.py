@@ -1,32 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite end a training: Trainer would hide them in its log, and go on with non-finite weights.
+"""Losses that are not finite end a training, which Trainer would hide in its log; finite ones that diverged are told."""
 
-Finite ones of a training that diverged are told.
-"""
-
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 __all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Check the losses of a step behind its last micro-batch; before that, remember this one.
-
-    All processes stop there together: one that stopped in the middle of a step would leave the others waiting for it, and
-    the diagnosis of sharded weights waiting for them.
+    """Check the losses of a step after its last micro-batch, in all processes together; before that, remember this one.
 
     Raises:
-        ValueError: a loss is not finite, here or in another process; says of which step, and the likely causes.
+        ValueError: a loss is not finite, here or in another process.
     """
-    loss, trainer.unchecked_loss = loss + trainer.unchecked_loss, 0.0
+    loss = loss + trainer.unchecked_loss
+    trainer.unchecked_loss = 0.0
     if not trainer.accelerator.sync_gradients:
         trainer.unchecked_loss = loss
         return
@@ -34,54 +27,40 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
     if trainer.args.world_size > 1:
         # Gradients are the mean over all by now: a process that went on would step, and save weights that are not finite.
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
-    if not finite:
-        step, rate = trainer.state.global_step + 1, trainer._get_learning_rate()
-        raise ValueError(diagnosis(loss, step, rate, trainer.model, trainer.args))
-
-
-def diagnosis(loss: torch.Tensor, step: int, learning_rate: float, model: nn.Module, args: TrainingArguments) -> str:
-    """Message with step, loss and likely causes."""
-    parameters = next(model.parameters()).dtype
-    half = "fp16" if args.fp16 else "bf16" if args.bf16 else None
-    arithmetic = f"{parameters} parameters" + (f" with --{half}" if half else "")
-    layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
-    causes = []
-    if args.fp16 or parameters == torch.float16:
-        causes.append("float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
-    if any(not torch.isfinite(parameter).all() for parameter in model.parameters()):
-        causes.append("the weights themselves are not finite" + (" in the checkpoint" if step == 1 else " any more"))
-    size = f" for {layers} layers" if layers else ""
+    if finite:
+        return
+    args = trainer.args
+    causes = [f"the learning rate of {args.learning_rate:g} is too high, or --warmup_steps too few"]
+    if args.fp16:
+        causes.insert(0, "float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
+    if any(not torch.isfinite(parameter).all() for parameter in trainer.model.parameters()):
+        causes.insert(0, "the weights themselves are not finite")
     value = loss.float().mean().item()
-    shown = "not finite in another process" if math.isfinite(value) else value
-    causes.append(f"the learning rate of {args.learning_rate:g} is too high{size}, or --warmup_steps too few")
-    if args.max_grad_norm == 0:
-        causes.append("gradients are not clipped (--max_grad_norm 0)")
-    return (
-        f"the loss of step {step} is {shown} (learning rate {learning_rate:.3g}, {arithmetic}): the "
-        f"training stops. Likely causes: {'; '.join(causes)}"
-    )
+    if math.isfinite(value):
+        value = "not finite in another process"
+    step = trainer.state.global_step + 1
+    raise ValueError(f"the loss of step {step} is {value}: the training stops. Likely causes: {'; '.join(causes)}")
 
 
 def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None) -> str | None:
-    """A sentence if a training has diverged: its loss (median of the last three logged) is five times that of a uniform
-    guess, or a quarter above it with the last held-out loss. A held-out loss alone says that it learned by heart.
+    """Return a sentence if a training has diverged: its loss (median of the last three logged) is five times that of a
+    uniform guess, or a quarter above it with the last held-out loss. A held-out loss alone says that it learned by heart.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
         uniform_loss (`float`, *optional*): None: the first logged loss is in its place, and at least 1.
     """
-    # From both ends: a long log is not read anew at each of its entries.
-    name = "loss" if any("loss" in entry for entry in history) else "train_loss"
-    first = next((entry[name] for entry in history if name in entry), None)
-    if first is None:
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    losses = losses or [entry["train_loss"] for entry in history if "train_loss" in entry]
+    if not losses:
         return None
-    last = itertools.islice((entry[name] for entry in reversed(history) if name in entry), 3)
-    level, loss = uniform_loss or max(first, 1.0), statistics.median(last)
-    if not loss > 1.25 * level:
+    level = uniform_loss or max(losses[0], 1.0)
+    loss = statistics.median(losses[-3:])
+    held_out = [entry["eval_loss"] for entry in history if "eval_loss" in entry][-1:]
+    has_diverged = loss > 5 * level or (loss > 1.25 * level and max(held_out, default=0.0) > 1.25 * level)
+    if not has_diverged:
         return None
-    held_out = next((entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry), None)
-    if not (loss > 5 * level or (held_out is not None and held_out > 1.25 * level)):
-        return None
-    shown = "" if held_out is None else f", held out {held_out:.4g}"
-    reference = f"that of a uniform guess {level:.4g}" if uniform_loss else f"the first one was {first:.4g}"
-    return f"The training diverged: its loss is {loss:.4g}{shown}, {reference}; lower the learning rate, or warm up longer."
+    text = f"The training diverged: its loss is {loss:.4g}, that of a uniform guess {level:.4g}"
+    if uniform_loss is None:
+        text = f"The training diverged: its loss is {loss:.4g}, the first one was {losses[0]:.4g}"
+    return f"{text}; lower the learning rate, or warm up longer."

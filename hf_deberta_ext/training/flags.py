@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of a script, for `HfArgumentParser`: their declaration and parsing, and the answers to unknown and removed ones."""
+"""Flags of a script: their declaration, and parsing by `HfArgumentParser`."""
 
 import argparse
 import dataclasses
@@ -7,82 +7,49 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import yaml
 from transformers import HfArgumentParser
 
-from .progress import hide_short_bars
-
-__all__ = ["LEAVE_OUT", "REMOVED", "given_flags", "option", "overrides", "parse_flags", "show_one_spelling"]
-
-LEAVE_OUT = "leave it out"
-# Flags that scripts of older transformers had -> their replacement.
-REMOVED = {
-    "adafactor": "--optim adafactor",
-    "dispatch_batches": "--accelerator_config",
-    "evaluate_during_training": "--eval_strategy steps",
-    "evaluation_strategy": "--eval_strategy",
-    "fp16_backend": LEAVE_OUT,
-    "fp16_opt_level": LEAVE_OUT,
-    "fsdp_min_num_params": "--fsdp_config",
-    "fsdp_transformer_layer_cls_to_wrap": "--fsdp_config",
-    "group_by_length": "--train_sampling_strategy group_by_length",
-    "half_precision_backend": LEAVE_OUT,
-    "include_inputs_for_metrics": "--include_for_metrics inputs",
-    "include_tokens_per_second": "--include_num_input_tokens_seen",
-    "jit_mode_eval": "--torch_compile",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "max_length": "--max_seq_length",
-    "no_cuda": "--use_cpu",
-    "overwrite_cache": LEAVE_OUT,
-    "past_index": LEAVE_OUT,
-    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
-    "per_gpu_train_batch_size": "--per_device_train_batch_size",
-    "push_to_hub_model_id": "--hub_model_id",
-    "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
-    "push_to_hub_token": "--hub_token",
-    "ray_scope": LEAVE_OUT,
-    "save_safetensors": f"{LEAVE_OUT}: weights are always safetensors",
-    "sharded_ddp": "--fsdp",
-    "split_batches": "--accelerator_config",
-    "torch_dtype": "--dtype",
-    "torchdynamo": "--torch_compile_backend",
-    "tpu_num_cores": LEAVE_OUT,
-    "use_auth_token": "--token",
-    "use_fast_tokenizer": f"{LEAVE_OUT}: tokenizers are fast where there is a fast one",
-    "use_ipex": LEAVE_OUT,
-    "use_legacy_prediction_loop": LEAVE_OUT,
-    "use_mps_device": f"{LEAVE_OUT}: an accelerator is used where there is one",
-    "warmup_ratio": "--warmup_steps, which takes a share below 1, as in --warmup_steps 0.1",
-    "xpu_backend": "--ddp_backend",
-}
-
-
-# Subjects of --help by the name of the class of flags, or of one that it extends, in the order shown.
-SUBJECTS = {
-    "ModelArguments": "model",
-    "TokenizerArguments": "model",
-    "DataArguments": "data",
-    "CorpusArguments": "data",
-    "MaskingArguments": "masking",
-    "RunArguments": "run",
-    "SiftArguments": "SiFT",
-    "TrainingArguments": "Trainer",
-}
+__all__ = ["given_flags", "option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
-    """A field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`.
+    """Return a field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`.
 
     The default `list` is an empty list.
     """
-    given_default = dict(default_factory=list) if default is list else dict(default=default)
-    return field(**given_default, metadata={"help": text, **options})
+    metadata = {"help": text, **options}
+    if default is list:
+        return field(default_factory=list, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class FlagParser(HfArgumentParser):
+    """`HfArgumentParser` whose --help leaves flags out, and shows one spelling of the others.
+
+    Args:
+        groups: dataclasses of flags.
+        hidden: names of flags that --help leaves out.
+    """
+
+    def __init__(self, groups: Sequence[type], hidden: Collection[str] = (), **options):
+        self.hidden = hidden
+        super().__init__(groups, **options)
+
+    def add_argument(self, *names: str, **options) -> argparse.Action:
+        if options.get("dest", names[0].lstrip("-")) in self.hidden:
+            options["help"] = argparse.SUPPRESS
+        action = super().add_argument(*names, **options)
+        # --output-dir is taken, too.
+        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return action
 
 
 def parse_flags(
@@ -95,31 +62,33 @@ def parse_flags(
     elsewhere: Mapping[str, str] | None = None,
     recipe: Callable[[dict[str, Any], int, torch.device | None], tuple[dict[str, Any], str | None]] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse a command line, or the one .json or .yaml file that it names.
+    """Parse a command line. Flags win over those of a .json or .yaml file, which its first word may name.
 
     Args:
         groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names, and `needs`
-            says which flags have an effect with others alone, as `refuse_idle` reads it.
+            says which flags have an effect only with others, as `refuse_idle` reads it.
         argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
         description (`str`): of which `--help` shows the first paragraph.
         usage (`str`, *optional*): in place of argparse's.
         defaults (`dict`, *optional*): of this script, by name.
-        elsewhere (`dict[str, str]`, *optional*): as in `refuse_unknown`.
+        elsewhere (`dict[str, str]`, *optional*): names of flags of other scripts -> what to give here.
         recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a text to
             print about them, or None), which --recipe and other flags decide.
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
-        ValueError: a flag is unknown or gone, its value is wrong, or it has no effect without another. Errors that argparse
-            finds end the program.
+        ValueError: a flag is unknown, its value is wrong, or it has no effect without another. Errors that argparse finds
+            end the program.
     """
-    parser = HfArgumentParser(groups, description=description.split("\n\n")[0], usage=usage)
-    parser.set_defaults(**(defaults or {}))
     argv = [*(sys.argv[1:] if argv is None else argv)]
-    if len(argv) == 1 and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
-        argv = flags_of_file(Path(argv[0]))
-    group_help(parser, with_trainer="--help_all" in argv)
-    refuse_unknown(argv, parser, elsewhere)
+    if argv and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
+        argv = [*flags_of_file(Path(argv[0])), *argv[1:]]
+    hidden = hidden_flags(groups, with_trainer="--help_all" in argv)
+    parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)
+    text = "these flags, and those of transformers' Trainer: --do_train, --learning_rate, --num_train_epochs, ..."
+    parser.add_argument("--help_all", action="help", help=text)
+    parser.set_defaults(**(defaults or {}))
+    refuse_unknown(parser, argv, elsewhere or {})
     flags = given_flags(parser, argv)
     if recipe is not None:
         device = torch.device("cpu") if flags.get("use_cpu") else None
@@ -127,69 +96,43 @@ def parse_flags(
         parser.set_defaults(**settings)
         if table is not None and int(os.environ.get("RANK", 0)) == 0:
             print(table, flush=True)
-    if flags.get("seeds") and "seed" in flags:
-        raise ValueError("--seed and --seeds are both given: which?")
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     refuse_idle(parsed, flags)
-    hide_short_bars()
     return parsed, flags
 
 
-def group_help(parser: HfArgumentParser, *, with_trainer: bool):
-    """Show the flags of a script by subject, Trainer's own only `with_trainer`, which --help_all asks for."""
-    text = "these flags, and those of transformers' Trainer: --do_train, --learning_rate, --num_train_epochs, ..."
-    parser.add_argument("--help_all", action="help", help=text)
-    # Of the classes that inherit a field, the last one declares it, or the last that declares it anew.
-    subjects = {}
-    for kind in parser.dataclass_types:
-        parsed = {field.name for field in dataclasses.fields(kind) if field.init}
-        for base in reversed(kind.__mro__):
-            subject = next((SUBJECTS[other.__name__] for other in base.__mro__ if other.__name__ in SUBJECTS), "run")
-            subjects |= dict.fromkeys(parsed & {*vars(base).get("__annotations__", ())}, subject)
-    groups = {title: parser.add_argument_group(title) for title in ("recipe", *dict.fromkeys(SUBJECTS.values()), "LoRA")}
-    refused = {name for kind in parser.dataclass_types for name in getattr(kind, "refused", ())}
-    own = parser._optionals._group_actions
-    for action in [action for action in own if action.dest in subjects]:
-        title = "recipe" if action.dest == "recipe" else "LoRA" if action.dest.startswith("lora") else subjects[action.dest]
-        own.remove(action)
-        groups[title]._group_actions.append(action)
-        if (title == "Trainer" and not with_trainer) or action.dest in refused:
-            action.help = argparse.SUPPRESS
-    show_one_spelling(parser)
-
-
-def show_one_spelling(parser: argparse.ArgumentParser):
-    """Leave spellings with hyphens (--output-dir), which are taken all the same, out of help and messages."""
-    for action in parser._actions:
-        spellings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
-        action.option_strings = spellings or action.option_strings
+def hidden_flags(groups: Sequence[type], *, with_trainer: bool) -> set[str]:
+    """Return the names of flags that a script refuses, and unless `with_trainer` those that are TrainingArguments' own."""
+    hidden = set()
+    for group in groups:
+        hidden |= {*getattr(group, "refused", ())}
+        for base in group.__mro__:
+            # By name: a preparation does not import it.
+            if base.__name__ == "TrainingArguments" and not with_trainer:
+                inherited = {*dataclasses.fields(base)} & {*dataclasses.fields(group)}
+                hidden |= {field.name for field in inherited}
+    return hidden
 
 
 def flags_of_file(file: Path) -> list[str]:
-    """The command line for a file of flags by name."""
+    """Return the command line for a .json or .yaml file of flags by name."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"the file of arguments {file} cannot be read: {error.strerror}") from error
-    import yaml
-
-    try:
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} is no {file.suffix[1:]}: {' '.join(str(error).split())}") from error
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is no {file.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
     argv = []
     for name, value in values.items():
-        if value is None or value == []:
-            continue
-        items = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        argv += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in items)]
+        items = value if isinstance(value, list) else [value]
+        items = [item if isinstance(item, str) else json.dumps(item) for item in items if item is not None]
+        if items:
+            argv += [f"--{name}", *items]
     return argv
 
 
 def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """The flags of the command line, without defaults, by name."""
+    """Return the flags of a command line by name, without defaults."""
     names = [field.name for kind in parser.dataclass_types for field in dataclasses.fields(kind) if field.init]
     absent = object()
     parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
@@ -197,7 +140,7 @@ def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> 
 
 
 def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """ "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text.
+    """Return "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text.
 
     Raises:
         ValueError: a part without "=".
@@ -214,30 +157,24 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
     return values
 
 
-def refuse_unknown(argv: Sequence[str], parser: HfArgumentParser, elsewhere: Mapping[str, str] | None = None):
-    """Refuse flags that are gone, and misspelt ones, which HfArgumentParser would list without advice.
+def refuse_unknown(parser: HfArgumentParser, argv: Sequence[str], elsewhere: Mapping[str, str]):
+    """Refuse flags that the parser does not know.
 
-    Args:
-        elsewhere (`dict[str, str]`, *optional*): flags of other scripts of this kind -> their replacement here.
     Raises:
-        ValueError: names all of them, each with its replacement.
+        ValueError: names them, and for each what to give in its place, or the flag that is spelt most like it.
     """
-    flags = [*parser._option_string_actions]
-    elsewhere = elsewhere or {}
+    names = [f"--{field.name}" for kind in parser.dataclass_types for field in dataclasses.fields(kind)]
+    _, unknown = parser.parse_known_args(argv)
     problems = []
-    for text in argv:
-        flag = text.partition("=")[0]
-        if not flag.startswith("--") or any(option.startswith(flag) for option in flags):
-            continue
-        name = flag[2:].replace("-", "_")
-        instead = elsewhere.get(name) or REMOVED.get(name)
-        if instead:
-            advice = instead if instead.startswith(LEAVE_OUT) else f"give {instead}"
-            reason = "is no flag of this script" if name in elsewhere else "is gone from transformers"
-            problems.append(f"--{name} {reason}: {advice}")
-        else:
-            close = difflib.get_close_matches(f"--{name}", flags, 1)
-            problems.append(f"unknown flag {flag}" + (f": is it {close[0]}?" if close else " (--help_all shows all)"))
+    for text in unknown:
+        flag = text.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+        close = difflib.get_close_matches(flag, names, 1)
+        if flag[2:] in elsewhere:
+            problems.append(f"{flag} is no flag of this script: {elsewhere[flag[2:]]}")
+        elif close:
+            problems.append(f"unknown flag {flag}: is it {close[0]}?")
+        elif text.startswith("--") or text == unknown[0]:
+            problems.append(f"unknown flag {text} (--help_all shows all)")
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -252,11 +189,14 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
     Raises:
         ValueError: names the first of them, and the reason.
     """
-    values = SimpleNamespace(**{name: value for group in groups for name, value in vars(group).items()})
+    values = SimpleNamespace()
     for group in groups:
-        needs = {name: need for kind in reversed(type(group).__mro__) for name, need in vars(kind).get("needs", {}).items()}
+        vars(values).update(vars(group))
+    for group in groups:
+        needs = {}
+        for kind in reversed(type(group).__mro__):
+            needs |= vars(kind).get("needs", {})
         defaults = {field.name: field.default for field in dataclasses.fields(group)}
         for name, (case, acts) in needs.items():
             if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
-                value = " ".join(map(str, value)) if isinstance(value := flags[name], list) else value
-                raise ValueError(f"--{name} {value} has no effect {case}: change that, or leave --{name} out")
+                raise ValueError(f"--{name} {flags[name]} has no effect {case}: change that, or leave --{name} out")

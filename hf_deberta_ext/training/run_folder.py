@@ -11,12 +11,11 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from ..files import replace_text
 from ..model.checkpoint_files import checkpoint_step, is_adapter_folder, read_json
-from .batch_size import is_split_free, near_divisors
+from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial
-from .disk_space import disk_errors, write_text
-from .folder_lock import LOCK_FILE, lock_folder, locked_folder
-from .manifest import is_unfinished
+from .folder_lock import LOCK_FILE
 
 logger = logging.get_logger(__name__)
 
@@ -25,7 +24,6 @@ __all__ = [
     "TOKENIZER_FOLDER",
     "accepted_changes",
     "begin_run",
-    "claim_folder",
     "contents_line",
     "find_checkpoint",
     "follow_processes",
@@ -44,7 +42,7 @@ FREE = {
     "batch_eval_metrics", "bf16_full_eval", "cache_dir", "card_language", "dataloader_multiprocessing_context",
     "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
     "debug", "disable_tqdm", "do_eval", "do_predict", "do_train", "enable_jit_checkpoint", "fp16_full_eval",
-    "greater_is_better", "license", "local_rank", "max_file_bytes", "max_predict_samples", "metric_for_best_model",
+    "greater_is_better", "license", "local_rank", "max_predict_samples", "metric_for_best_model",
     "num_proc", "output_dir", "overwrite_output_dir", "per_device_eval_batch_size", "prediction_loss_only",
     "preprocessing_num_workers", "project", "push_to_hub", "report_to", "run_name", "seeds", "skip_memory_metrics",
     "test_file", "token", "torch_empty_cache_steps", "use_cpu",
@@ -61,36 +59,36 @@ STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_ra
 
 
 def is_decided_by_evaluation(args: TrainingArguments) -> bool:
-    """True for a run whose evaluations decide which model is kept, or the learning rate."""
+    """Return True for a run whose evaluations decide which model is kept, or the learning rate."""
     return args.load_best_model_at_end or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
 
 def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[str, Any]:
-    """Arguments that a resumed run must repeat, or it would not be the same run.
+    """Return the arguments that a resumed run must repeat, or it would not be the same run.
 
     Args:
         groups: dataclasses of a script's flags.
         args (`TrainingArguments`): or a subclass. Where `is_split_free`, processes with the same batch may be more or fewer.
     """
-    counted = EVALUATION if is_decided_by_evaluation(args) else set()
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     flags["world_size"] = args.world_size
     if is_split_free(args):
         flags["batch_size"] = args.train_batch_size * flags.pop("gradient_accumulation_steps") * args.world_size
     for group in groups:
         flags |= dataclasses.asdict(group)
-    return {
-        name: value
-        for name, value in flags.items()
-        if name in counted or not (name in FREE or name.startswith(FREE_PREFIXES))
-    }
+    free = {name for name in flags if name in FREE or name.startswith(FREE_PREFIXES)}
+    if is_decided_by_evaluation(args):
+        free -= EVALUATION
+    return {name: value for name, value in flags.items() if name not in free}
 
 
 def contents_line(folder: str | os.PathLike) -> str:
-    """The end of a run in a line: what its folder holds."""
-    has_code = any(Path(folder).rglob("modeling_deberta_ext.py"))
-    code = "; the .py files load it where this package is not installed" if has_code else ""
-    kind = "adapter" if is_adapter_folder(folder) else "model"
+    """Return the end of a run in a line: what its folder holds."""
+    kind, code = "model", ""
+    if is_adapter_folder(folder):
+        kind = "adapter"
+    if any(Path(folder).rglob("modeling_deberta_ext.py")):
+        code = "; the .py files load it where this package is not installed"
     return f"{folder} holds the {kind}, its tokenizer and its card{code}."
 
 
@@ -108,87 +106,76 @@ def find_checkpoint(args: TrainingArguments) -> str | None:
 
 
 def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | None):
-    """Set the accumulation of a run that goes on with another number of processes, for as many examples a step as before.
+    """Set the accumulation of a run that is resumed by another number of processes, for as many examples a step as before.
 
     Raises:
         ValueError: these processes cannot share them equally.
     """
-    begun = {} if checkpoint is None else begun_with(args.output_dir, checkpoint)
+    if checkpoint is None or "batch_size" in getattr(args, "resume_anyway", ()):
+        return
+    begun = begun_with(args.output_dir, checkpoint)
     batch, before, processes = begun.get("batch_size"), begun.get("world_size"), args.world_size
-    if None in (batch, before) or before == processes or "batch_size" in getattr(args, "resume_anyway", ()):
+    if batch is None or before in (None, processes):
         return
     accumulation, rest = divmod(batch, args.train_batch_size * processes)
     if rest:
         raise ValueError(
             f"{processes} processes with {args.train_batch_size} examples each cannot share the {batch} examples of a step "
-            f"that this run began with: take {near_divisors(batch // args.train_batch_size, processes)} processes"
+            "that this run began with: take a number of processes that divides them"
         )
     if accumulation != args.gradient_accumulation_steps and args.process_index == 0:
         logger.warning(
             f"gradient_accumulation_steps = {accumulation}, for the {batch} examples of a step that this run began with: it "
-            f"goes on with another number of processes, {processes} in place of {before}"
+            f"is resumed by another number of processes, {processes} in place of {before}"
         )
     args.gradient_accumulation_steps = accumulation
 
 
 def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> str | None:
-    """Return the checkpoint from which a run goes on, or None for a new run.
+    """Return the checkpoint from which a run is resumed, all of whose files are as they were saved; None for a new run.
 
     Args:
         folder (`str` or path): the run's output folder.
-        resume (`str` or `bool`, *optional*): True, "true" or "last" for the last complete checkpoint in `folder` (one that
-            was being written when its run was killed is passed over); a checkpoint's folder; None, False or "false":
-            a new run, whose folder must be absent, empty, or that of a run which was stopped before the end of its first
-            checkpoint; "auto": as "last" where there is a complete checkpoint, else as None.
+        resume (`str` or `bool`, *optional*): True, "true" or "last" for the last checkpoint in `folder` that is whole; a
+            checkpoint's folder; None, False or "false": a new run, whose folder must be absent, empty, or that of a run
+            which was stopped before the end of its first checkpoint; "auto": as "last" where there is a checkpoint, else as
+            None.
 
     Raises:
-        ValueError: a new run in a folder that is not empty, or a folder without a complete checkpoint.
+        ValueError: a new run in a folder that is not empty, or a folder without a whole checkpoint.
     """
     folder, asked = Path(folder), str(resume).lower()
     if asked not in ("none", "false", "true", "last", "auto"):
-        if (problem := checkpoint_problem(Path(resume), digests=True)) is not None:
+        problem = checkpoint_problem(Path(resume))
+        if problem is not None:
             raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
         return str(resume)
-    newest, problems, is_new = None, {}, asked in ("none", "false")
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True):
-        if (problem := checkpoint_problem(checkpoint, digests=not is_new)) is None:
-            newest = checkpoint
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
+    problems = ""
+    for checkpoint in checkpoints:
+        if asked in ("none", "false"):
             break
-        problems[checkpoint.name] = problem
-    if is_new or (asked == "auto" and newest is None):
-        if folder.exists() and (not folder.is_dir() or not all(map(_precedes_checkpoints, folder.iterdir()))):
-            if (folder / LOCK_FILE).exists():
-                with locked_folder(folder):
-                    pass
-            advice = "" if newest is None else f"go on from {newest} with --resume_from_checkpoint last, or "
-            raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
-        return None
-    incomplete = "; ".join(f"{name} is not a complete checkpoint: {problem}" for name, problem in problems.items())
-    if newest is None:
-        blocks = folder.is_dir() and not all(map(_precedes_checkpoints, folder.iterdir()))
+        problem = checkpoint_problem(checkpoint)
+        if problem is None:
+            if problems:
+                logger.warning(f"in {folder}{problems}: the run is resumed from {checkpoint.name}")
+            return str(checkpoint)
+        problems += f", {checkpoint.name} is not a complete checkpoint: {problem}"
+    if asked in ("true", "last"):
         raise ValueError(
-            f"there is no checkpoint-* in {folder} to resume from{f' ({incomplete})' if incomplete else ''}; leave "
-            f"--resume_from_checkpoint out{', and choose another --output_dir' if blocks else ''}"
+            f"there is no checkpoint-* in {folder} to resume from{problems}; leave --resume_from_checkpoint out, and choose "
+            "another --output_dir if there are results in it"
         )
-    if incomplete:
-        logger.warning(f"in {folder}, {incomplete}. The run goes on from {newest.name}")
-    return str(newest)
+    if folder.is_file() or (folder.exists() and not all(map(_precedes_checkpoints, folder.iterdir()))):
+        advice = ""
+        if checkpoints and not problems:
+            advice = f"resume from {checkpoints[0]} with --resume_from_checkpoint last, or "
+        raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
+    return None
 
 
 def _precedes_checkpoints(file: Path) -> bool:
-    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name) or is_unfinished(file)
-
-
-def claim_folder(folder: str | os.PathLike, *, is_new: bool):
-    """Lock the folder of a script's run until `leave_together` or the end of the process, and look at it once more.
-
-    Raises:
-        ValueError: another run lives in it, or has filled it since `resume_checkpoint` looked first.
-    """
-    with disk_errors(Path(folder), Path(folder)):
-        lock_folder(folder)
-    if is_new:
-        resume_checkpoint(folder, None)
+    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name)
 
 
 def begin_run(
@@ -201,7 +188,7 @@ def begin_run(
     them before. Arguments that only one of the two has are not compared.
 
     Args:
-        resumed (`str`, path or `bool`, *optional*): the checkpoint that the run goes on from, or True without one.
+        resumed (`str`, path or `bool`, *optional*): the checkpoint that the run is resumed from, or True without one.
         anyway (`list[str]`): arguments that may differ all the same; `accepted_changes` tells of them.
     Raises:
         ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`; a damaged record.
@@ -210,39 +197,53 @@ def begin_run(
     if anyway and not resumed:
         raise ValueError(f"--resume_anyway {' '.join(anyway)} is for a resumed run: give --resume_from_checkpoint")
     if resumed:
-        checkpoint = Path(folder if resumed is True else resumed).resolve()
+        checkpoint = Path(folder)
+        if resumed is not True:
+            checkpoint = Path(resumed).resolve()
         first = begun_with(folder, checkpoint)
-        compared = ({*first} & {*record}) - ({"world_size"} if "batch_size" in record else set())
+        compared = {*first} & {*record}
+        if "batch_size" in record:
+            compared -= {"world_size"}
         changed = {name: [first[name], record[name]] for name in sorted(compared) if first[name] != record[name]}
-        if unknown := sorted({*anyway} - {*first} - {*record}):
-            differing = ", ".join(changed) or "nothing"
-            raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {differing}")
-        if refused := [name for name in changed if name not in anyway or name in STORED]:
+        unknown = sorted({*anyway} - {*first} - {*record})
+        if unknown:
+            raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {[*changed]}")
+        refused = [name for name in changed if name not in anyway or name in STORED]
+        if refused:
             values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
-            stored = ", ".join(name for name in refused if name in STORED)
-            advice = f"to go on otherwise give --resume_anyway {' '.join(changed)}"
+            advice = f"to resume it otherwise give --resume_anyway {' '.join(changed)}"
+            stored = [name for name in refused if name in STORED]
+            if stored:
+                advice = f"its checkpoint holds {', '.join(stored)}"
             raise ValueError(
                 f"a resumed run must have the arguments that it began with: {values}. Begin a new run from its model in "
-                f"another --output_dir; {f'its checkpoint holds {stored}' if stored else advice}"
+                f"another --output_dir; {advice}"
             )
         record = first | record
         if changed:
             accepted = {"step": checkpoint_step(checkpoint), **changed}
             record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
-    write_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    replace_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
     return record
 
 
 def begun_with(folder: str | os.PathLike, checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """The record of a run in or beside its checkpoint, or in its folder; {} without one."""
-    places = (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder))
-    return next(filter(None, (read_json(place / ARGUMENTS_FILE) for place in places)), {})
+    """Return the record of a run in or beside its checkpoint, or in its folder; {} without one."""
+    for place in (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder)):
+        record = read_json(place / ARGUMENTS_FILE)
+        if record:
+            return record
+    return {}
 
 
 def accepted_changes(folder: str | os.PathLike) -> str | None:
-    """The arguments that --resume_anyway changed in a run, as "bf16, optim from step 20 on"; None without any."""
+    """Return the arguments that --resume_anyway changed in a run, as "bf16, optim from step 20 on"; None without any."""
     lines = []
     for change in read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", []):
         step = change.pop("step")
-        lines.append(", ".join(change) + (f" from step {step} on" if step >= 0 else ""))
+        line = ", ".join(change)
+        if step >= 0:
+            line += f" from step {step} on"
+        lines.append(line)
     return "; ".join(lines) or None

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunTrainer`, the base of every trainer: atomic checkpoints, finite losses, runs that are resumed behind their end."""
+"""`RunTrainer`, the base of every trainer: atomic checkpoints, finite losses and exact resume."""
 
 import contextlib
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerState
-from transformers.trainer_utils import TrainOutput, has_length
+from transformers import TrainerState
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..files import replace_text
@@ -23,20 +21,19 @@ from ..model.checkpoint_files import checkpoint_step
 from .batch_size import is_split_free
 from .checkpoints import (
     STATE_FILE,
-    checkpoint_problem,
     has_weights,
-    readable_checkpoint,
+    place_aside,
     remove_folder,
     remove_partial,
+    replaced_folder,
     replaced_model,
+    write_errors,
 )
-from .disk_space import DiskError, checkpoint_size, disk_errors, warn_of_little_space, write_text
-from .distributed import leave_together, safe_sharded_states, spread_seed
+from .distributed import leave_together, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
-from .manifest import manifest_problem, saved_with_manifest
-from .progress import SECONDS
+from .manifest import write_manifest
 from .published_optimizer import PublishedAdam, published_schedule
 from .run_contents import run_contents
 from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
@@ -49,118 +46,92 @@ __all__ = ["RunTrainer"]
 RESULTS_FILE = "all_results.json"
 
 
-class RunProgress(ProgressCallback):
-    """Trainer's bar with the last loss in it; of what is logged, metrics of evaluations alone are printed."""
-
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        if state.is_world_process_zero and has_length(eval_dataloader):
-            if self.prediction_bar is None:
-                self.prediction_bar = tqdm(total=len(eval_dataloader), leave=False, delay=SECONDS, dynamic_ncols=True)
-            self.prediction_bar.update(1)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs and self.training_bar is not None:
-            self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
-        elif "train_runtime" not in logs:
-            if self.prediction_bar is not None:
-                # What is printed would draw it once more.
-                self.prediction_bar.close()
-                self.prediction_bar = None
-            super().on_log(args, state, control, logs=logs, **kwargs)
-
-
 class RunTrainer(HubTrainer):
     """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
 
     - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
       processes and one process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training, in every process, before a step is made of it.
-    - SIGTERM ends the program with status 143 at the end of a step, behind a checkpoint.
-    - A disk that is full or read-only ends the run with a DiskError, and without what was half written.
+    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint.
     - No other process trains in the output folder meanwhile.
-    - A checkpoint ends with a manifest of the sizes and digests of its files, which are on the disk by then; no run goes on
-      from one that is not as it was saved.
-    - A checkpoint that is written again, because the run was resumed from an earlier one, is removed before: Trainer would
-      write into it, and its state, which is old, would say that it is complete.
-    - Checkpoints beyond `save_total_limit` are renamed before they are removed. Damaged ones go first, then those of later
-      steps than the present one, which a resumed run replaces, then the oldest. Trainer goes by the time of the folder,
-      which a folder that is half removed has changed last.
+    - A checkpoint is written aside, flushed to the disk and renamed. Its manifest has the digests of its files; no run is
+      resumed from a checkpoint that is not as it was saved.
+    - Of checkpoints beyond `save_total_limit`, those of later steps than the present one go first, which a resumed run
+      replaces, then the oldest.
     - A saved model replaces the one before in one go, as `replaced_model` says.
-    - The arguments that are saved with a model are without `hub_token`: transformers masks it everywhere but there.
+    - The arguments that are saved with a model are without `hub_token`.
     - A checkpoint that lacks weights of the model is not trained on; a run that had ended is loaded as it ended.
     - A training that diverges is warned of and marked in the log.
-    - Results and state are replaced, not written over; train_results.json comes behind what all_results.json holds of it.
-      Metrics behind the training stand once in the log, also of a run that was resumed there.
+    - Results and state are replaced, not written over. Metrics after the training stand once in the log.
     """
 
     # Loss of a uniform guess, where a subclass knows it.
     uniform_loss: float | None = None
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
-    _step, _micro_batch = -1, -1
     # Of a script, beside the trainer's arguments, for run_arguments.json.
     flags: Mapping[str, Any] = MappingProxyType({})
-    _limit: int | None = None
+    _step, _micro_batch = -1, -1
     _record: Mapping[str, Any] = MappingProxyType({})
-    _steps: int | None = None
     _saved_step = -1
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        # That of a notebook is another one, and stays.
-        if self.pop_callback(ProgressCallback):
-            self.add_callback(RunProgress)
+    # The new folder of a checkpoint, while it is written.
+    _aside: Path | None = None
 
     def log(self, logs: dict[str, float], *args, **kwargs):
-        """As in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""
-        if "loss" in logs and (sentence := divergence([*self.state.log_history, logs], self.uniform_loss)):
-            if self.is_world_process_zero() and self.divergence() is None:
+        """Log as in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""
+        if "loss" in logs:
+            sentence = divergence([*self.state.log_history, logs], self.uniform_loss)
+            if sentence and self.is_world_process_zero() and self.divergence() is None:
                 logger.warning(f"step {self.state.global_step}: {sentence}")
-            logs = logs | {"diverged": 1.0}
+            if sentence:
+                logs = logs | {"diverged": 1.0}
         super().log(logs, *args, **kwargs)
 
     def divergence(self) -> str | None:
-        """A sentence if the training has diverged, by its log."""
+        """Return a sentence if the training has diverged, by its log."""
         return divergence(self.state.log_history, self.uniform_loss)
 
     def print_divergence(self):
         """Print this sentence, the last line of a program."""
-        if self.is_world_process_zero() and (sentence := self.divergence()):
+        sentence = self.divergence()
+        if sentence and self.is_world_process_zero():
             print(sentence, flush=True)
 
     def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
-        """As in transformers; but a run that had ended is loaded, where Trainer takes one more step.
+        """Train as in transformers; but a finished run is loaded, where Trainer takes one more step.
 
         Its result has no metrics where they and the model are in the output folder; else they are lost, but for the epoch.
 
-        True resumes from the last whole checkpoint, where Trainer takes the last one.
+        True resumes from the last whole checkpoint, as `resume_checkpoint` finds it.
 
         Args:
-            resume_anyway (`list[str]`, *optional*): arguments that may differ from those that the run began with; default:
-                those of `args`, if it has such a field.
+            resume_anyway (`list[str]`, *optional*): names of arguments that may differ from those that the run began with;
+                default: those of `args`, if it has such a field.
         Raises:
-            ValueError: the run began otherwise, as `begin_run` says; or a file of the checkpoint is not as it was saved,
-                or holds pickled objects that would run code.
+            ValueError: the run began otherwise, as `begin_run` says; or a file of the checkpoint is not as it was saved.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = resume_checkpoint(self.args.output_dir, True)
-        elif resume_from_checkpoint and self.is_world_process_zero():
-            if (problem := manifest_problem(Path(resume_from_checkpoint))) is not None:
-                raise ValueError(f"{resume_from_checkpoint} is not a complete checkpoint: {problem}")
-        if resume_anyway is None and resume_from_checkpoint:
-            resume_anyway = getattr(self.args, "resume_anyway", None)
-        with locked_folder(self.args.output_dir) if self.is_world_process_zero() else contextlib.nullcontext():
-            self.begin(resume_from_checkpoint or None, resume_anyway or ())
-            if not (isinstance(resume_from_checkpoint, (str, os.PathLike)) and self.is_last(resume_from_checkpoint)):
-                if self.args.should_save:
-                    warn_of_little_space(self.args, checkpoint_size(self.model))
-                with Termination() as self._termination:
-                    return super().train(resume_from_checkpoint, *args, **kwargs)
+        checkpoint = None
+        if resume_from_checkpoint:
+            checkpoint = resume_checkpoint(self.args.output_dir, resume_from_checkpoint)
+            if resume_anyway is None:
+                resume_anyway = getattr(self.args, "resume_anyway", None)
+        with contextlib.ExitStack() as stack:
+            if self.is_world_process_zero():
+                stack.enter_context(locked_folder(self.args.output_dir))
+            self.begin(checkpoint, resume_anyway or ())
+            if checkpoint is None or not self.is_last(checkpoint):
+                self._termination = stack.enter_context(Termination())
+                return super().train(checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
         is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
-        # Trainer loads under FSDP from its checkpoints alone.
-        self.restore(folder if is_saved and not self.is_fsdp_enabled else resume_from_checkpoint)
-        return TrainOutput(self.state.global_step, 0.0, {} if is_saved else {"epoch": self.state.epoch})
+        # Trainer loads under FSDP only from its checkpoints.
+        if is_saved and not self.is_fsdp_enabled:
+            checkpoint = folder
+        self.restore(checkpoint)
+        metrics = {}
+        if not is_saved:
+            metrics["epoch"] = self.state.epoch
+        return TrainOutput(self.state.global_step, 0.0, metrics)
 
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
@@ -168,39 +139,26 @@ class RunTrainer(HubTrainer):
         # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide it
         # again, by the number of steps that the arguments had when the Trainer was made.
         self.accelerator.gradient_accumulation_steps = 1
-        if checkpoint is not None and not anyway:
-            self._steps = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).max_steps
         if self.args.should_save:
             arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}
             self._record = begin_run(self.args.output_dir, arguments, checkpoint, anyway)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args, model=None):
-        """As in transformers, or the published optimizer."""
+        """Return the optimizer as in transformers, or the published one."""
         if getattr(args, "published_optimizer", False):
-            return PublishedAdam, dict(
-                lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon
-            )
+            betas = (args.adam_beta1, args.adam_beta2)
+            return PublishedAdam, dict(lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
         return HubTrainer.get_optimizer_cls_and_kwargs(args, model)
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """As in transformers, or the published schedule.
-
-        Raises:
-            ValueError: the run began with another number of steps.
-        """
-        if self._steps not in (None, 0, num_training_steps):
-            raise ValueError(
-                f"a resumed run must have the steps that it began with: max_steps = {num_training_steps}, begun with "
-                f"{self._steps} (its checkpoint's {STATE_FILE}). Begin a new run in another --output_dir, or go on with "
-                "--resume_anyway max_steps"
-            )
+        """Create the schedule as in transformers, or the published one."""
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
-        """True if the training ends at this checkpoint."""
+        """Return True if the training ends at this checkpoint."""
         state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
         if self.args.max_steps > 0:
             return state.global_step >= self.args.max_steps
@@ -211,9 +169,10 @@ class RunTrainer(HubTrainer):
         --load_best_model_at_end the best model."""
         self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
         best = self.state.best_model_checkpoint
-        is_checkpoint = Path(folder).name.startswith("checkpoint-")
-        take_best = is_checkpoint and self.args.load_best_model_at_end and best is not None and os.path.isdir(best)
-        self._load_from_checkpoint(best if take_best else str(folder))
+        if Path(folder).name.startswith("checkpoint-") and self.args.load_best_model_at_end and best and os.path.isdir(best):
+            folder = best
+        # Private, but it knows all forms of a checkpoint: shards, adapters, FSDP.
+        self._load_from_checkpoint(str(folder))
 
     def train_and_save(self, checkpoint: str | None, **facts: float) -> dict[str, float]:
         """Train, from a checkpoint if one is given, and save model, state and metrics; of a run that had ended nothing.
@@ -298,32 +257,18 @@ class RunTrainer(HubTrainer):
         if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
             uninteresting = ("epoch", "_runtime", "_per_second", "_samples")
             names = ", ".join(name for name in metrics if not name.endswith(uninteresting))
-            error = ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
-            error.has_traceback = False
-            raise error
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
-        with readable_checkpoint(resume_from_checkpoint), safe_sharded_states(resume_from_checkpoint):
-            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        with readable_checkpoint(checkpoint), safe_sharded_states(checkpoint):
-            return super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint):
-        with readable_checkpoint(checkpoint):
-            return super()._load_rng_state(checkpoint)
+            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
 
     def _issue_warnings_after_load(self, load_result: Any):
-        """Raise where Trainer warns and continues: the run would not be the one that was stopped.
+        """Raise where Trainer warns and continues (private: there is no other place between loading and the first step).
 
-        Tied weights, which no file holds twice, are no reason to warn.
-
-        transformers 5.4 saves some weights of BERT in a checkpoint under old names, which its Trainer does not find again.
+        Tied weights, which no file holds twice, are no reason to warn. transformers 5.4 saves some weights of BERT in a
+        checkpoint under old names, which its Trainer does not find again.
         """
         unsaved = {*(self.model._keys_to_ignore_on_save or ())}
         tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ())}
-        if missing := sorted({*load_result.missing_keys} - tied - unsaved):
+        missing = sorted({*load_result.missing_keys} - tied - unsaved)
+        if missing:
             raise ValueError(
                 f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
                 "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
@@ -333,7 +278,10 @@ class RunTrainer(HubTrainer):
         super()._issue_warnings_after_load(load_result)
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        """As in transformers, at the end of each step; after SIGTERM with a checkpoint, and then the end of the program."""
+        """Log, evaluate and save at the end of each step; after SIGTERM save, and end the program.
+
+        Private: callbacks come before the evaluation of the step, which the resumed run would miss.
+        """
         stops = self._termination.requested
         if self.args.world_size > 1:
             # Any process may have got the signal, and at another step.
@@ -347,99 +295,106 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            checkpoint = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-            problem = checkpoint_problem(checkpoint)
             advice = "go on with --resume_from_checkpoint last"
-            advice = advice if problem is None else f"no run can go on from {checkpoint}: {problem}"
-            print(f"stopped by SIGTERM behind step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
+            if self.args.save_only_model:
+                advice = "no run can go on from it, with --save_only_model"
+            print(f"stopped by SIGTERM after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
         leave_together()
         raise SystemExit(TERMINATED)
 
-    def _save_checkpoint(self, model, trial):
-        self._saved_step = self.state.global_step
-        folder = Path(self._get_output_dir(trial=trial))
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        try:
-            with disk_errors(checkpoint, folder, checkpoint_size(self.model)):
-                self._write_checkpoint(model, trial, checkpoint)
-        except DiskError:
-            # It takes the room of the next one.
-            shutil.rmtree(checkpoint, ignore_errors=True)
-            raise
-        if self.args.should_save:
-            self._remove_checkpoints(folder, checkpoint)
-            remove_partial(folder)
+    def _get_output_dir(self, trial):
+        """Return the folder of checkpoints (private: where the next one is written is decided nowhere else)."""
+        if self._aside is not None:
+            return str(self._aside.parent)
+        return super()._get_output_dir(trial)
 
-    def _write_checkpoint(self, model, trial, checkpoint: Path):
-        if self.args.should_save and checkpoint.exists():
-            remove_folder(checkpoint)
-        with saved_with_manifest(checkpoint) if self.args.should_save else contextlib.nullcontext():
+    def _save_checkpoint(self, model, trial):
+        """Save a checkpoint aside, and rename it when all of it is on the disk (private: the one place that saves)."""
+        self._saved_step = self.state.global_step
+        folder = Path(self._get_output_dir(trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(write_errors(checkpoint))
+            if self.args.should_save:
+                stack.enter_context(replaced_folder(checkpoint))
             # All processes write into it.
             self.accelerator.wait_for_everyone()
-            if self._record:
-                replace_text(checkpoint / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
-            # None: Trainer removes no checkpoints.
-            self._limit, self.args.save_total_limit = self.args.save_total_limit, None
+            self._aside = place_aside(checkpoint)
             try:
                 super()._save_checkpoint(model, trial)
             finally:
-                self.args.save_total_limit, self._limit = self._limit, None
+                self._aside = None
+            # The paths that Trainer has set are those of the folder aside.
+            best = folder / f"checkpoint-{self.state.best_global_step}"
+            if best == checkpoint or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
             self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                new = place_aside(checkpoint)
+                self.state.save_to_json(str(new / STATE_FILE))
+                replace_text(new / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
+                write_manifest(new)
+        if self.args.should_save:
+            self._remove_checkpoints(folder, checkpoint)
+            remove_partial(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str):
+        """Push a checkpoint, once it has its name (private: Trainer asks for it while the folder is written)."""
+        if self._aside is None:
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _remove_checkpoints(self, folder: Path, newest: Path):
-        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+        limit, present = self.args.save_total_limit, self.state.global_step
         if limit is None or limit <= 0:
             return
-        protected = {newest.resolve()} | ({Path(best).resolve()} if best is not None and Path(best).is_dir() else set())
-        present = self.state.global_step
-        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*") if path.is_dir()}
+        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*")}
         steps = {path: step for path, step in steps.items() if step >= 0}
-        order = sorted(steps, key=lambda path: (checkpoint_problem(path) is None, steps[path] <= present, steps[path]))
-        removable = [path for path in order if path.resolve() not in protected]
+        protected = {newest, Path(self.state.best_model_checkpoint or newest)} & {*steps}
+        removable = sorted({*steps} - protected, key=lambda path: (steps[path] <= present, steps[path]))
         for path in removable[: max(0, len(steps) - max(limit, len(protected)))]:
             remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
-        if not self.args.should_save:
-            super()._save(output_dir, state_dict)
-            return
-        # The arguments, which are saved with the model, have the limit that was given.
-        limit, token = self.args.save_total_limit, self.args.hub_token
-        self.args.save_total_limit, self.args.hub_token = limit if self._limit is None else self._limit, None
-        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        """Save the model (private: also `save_model` of FSDP and DeepSpeed comes here with the gathered weights)."""
+        folder = Path(output_dir or self.args.output_dir)
+        # transformers masks it everywhere but in the arguments that are saved with a model.
+        token = self.args.hub_token
+        self.args.hub_token = None
         try:
-            # A model that is saved alone has no moments beside it.
-            size = checkpoint_size(self.model) // (3 if checkpoint_step(folder) < 0 else 1)
-            with disk_errors(folder, Path(self.args.output_dir), size), replaced_model(folder) as part:
-                super()._save(str(part), state_dict)
+            if self._aside is not None:
+                super()._save(output_dir, state_dict)
+            else:
+                with write_errors(folder), replaced_model(folder) as part:
+                    super()._save(str(part), state_dict)
         finally:
-            self.args.save_total_limit, self.args.hub_token = limit, token
+            self.args.hub_token = token
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
+        """Write the metrics of a split, and with `combined` all of them in one file, as in transformers but atomically."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / RESULTS_FILE
         if combined:
-            file, together = folder / RESULTS_FILE, {}
-            try:
+            together = {}
+            if file.is_file():
                 together = json.loads(file.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                pass
-            except ValueError:
-                logger.warning(f"{file} is truncated: it is written anew")
-            write_text(file, as_json(together | metrics))
-        write_text(folder / f"{split}_results.json", as_json(metrics))
+            replace_text(file, as_json(together | metrics))
+        replace_text(folder / f"{split}_results.json", as_json(metrics))
 
     def save_state(self):
+        """Write the state of the trainer, as in transformers but atomically."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         self.state.log_history = without_repeated_metrics(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
-        with disk_errors(folder / STATE_FILE, folder):
-            self.state.save_to_json(str(part))
-            os.replace(part, folder / STATE_FILE)
+        self.state.save_to_json(str(part))
+        os.replace(part, folder / STATE_FILE)
         remove_partial(folder)
 
 

@@ -25,7 +25,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_unigram([*TEXTS, "a quick test of few words"] * 20, 80, show_progress=False)
+    return train_unigram([*TEXTS, "a quick test of few words", "Then This, Not. Now"] * 20, 80, show_progress=False)
 
 
 @pytest.fixture(scope="module")

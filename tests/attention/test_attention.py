@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_deberta_ext import DisentangledSelfAttention, disentangled_attention_eager
+from hf_deberta_ext import AttentionInputs, DisentangledSelfAttention, disentangled_attention_eager
 from hf_deberta_ext.model.relative_position import RelativePosition
 
 SUBSETS = [subset for n in range(4) for subset in itertools.combinations(("c2p", "p2c", "p2p"), n)]
@@ -17,6 +17,10 @@ def random_inputs(B=2, H=3, N=9, d=4, span=4, seed=0):
     K_r, Q_r = (torch.randn(H, 2 * span, d, generator=generator, dtype=torch.float64) for _ in range(2))
     delta = RelativePosition(buckets=-1, max_distance=span)(N)
     return Q_c, K_c, V_c, dict(K_r=K_r, Q_r=Q_r, delta=delta)
+
+
+def eager(Q_c, K_c, V_c, **options):
+    return disentangled_attention_eager(AttentionInputs(Q_c, K_c, V_c, **options))
 
 
 def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
@@ -46,7 +50,7 @@ def test_every_subset_of_terms_equals_the_equation(terms):
     """p2c with delta(i, j), not the paper's delta(j, i): released weights want the same index in both terms."""
     Q_c, K_c, V_c, position = random_inputs()
     scale = 1 / math.sqrt(4 * (1 + len(terms)))
-    out, probs = disentangled_attention_eager(Q_c, K_c, V_c, **position, terms=terms, scale=scale)
+    out, probs = eager(Q_c, K_c, V_c, **position, terms=terms, scale=scale)
     assert torch.allclose(out, by_the_equation(Q_c, K_c, V_c, **position, terms=terms, scale=scale))
     assert torch.allclose(probs.sum(-1), torch.ones(2, 3, 9, dtype=torch.float64))
     turned = position | dict(delta=position["delta"].flip(0))
@@ -60,7 +64,7 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
     mask[0, 5] = False
     Q_c.requires_grad_()
     terms = ("c2p", "p2c")
-    out, _ = disentangled_attention_eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3, mask=mask[:, None])
+    out, _ = eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3, mask=mask[:, None])
     assert torch.equal(out[0, :, 5], torch.zeros(3, 4, dtype=torch.float64))
     assert torch.allclose(out, by_the_equation(Q_c, K_c, V_c, **position, terms=terms, scale=0.3, mask=mask))
     out.sum().backward()
@@ -71,11 +75,9 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
 def test_chosen_queries_equal_their_rows_of_the_full_computation(terms):
     Q_c, K_c, V_c, position = random_inputs()
     positions = torch.tensor([[0, 3, 8], [7, 2, 2]])
-    full, _ = disentangled_attention_eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3)
+    full, _ = eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3)
     index = positions[:, None, :, None].expand(2, 3, 3, 4)
-    some, _ = disentangled_attention_eager(
-        Q_c.gather(2, index), K_c, V_c, **position, terms=terms, scale=0.3, query_positions=positions
-    )
+    some, _ = eager(Q_c.gather(2, index), K_c, V_c, **position, terms=terms, scale=0.3, query_positions=positions)
     assert torch.allclose(some, full.gather(2, index))
 
 

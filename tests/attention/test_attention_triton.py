@@ -19,6 +19,7 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.model import attention_triton
 from hf_deberta_ext.model.attention import DisentangledSelfAttention
 from hf_deberta_ext.model.attention_eager import disentangled_attention_eager
+from hf_deberta_ext.model.attention_inputs import AttentionInputs
 from hf_deberta_ext.model.attention_triton import (
     disentangled_attention_triton,
     dropout_mask,
@@ -29,7 +30,7 @@ from hf_deberta_ext.model.triton_launches import Launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-UNSERVED = triton_unavailable(torch.device("cuda"), 64, torch.float32)
+UNSERVED = triton_unavailable(torch.device("cuda"), torch.float32, 64)
 # Triton decides when it is imported, long before this file, whether it interprets.
 HERE = UNSERVED is None and (GPU or attention_triton.INTERPRETED)
 pytestmark = pytest.mark.skipif(UNSERVED is not None, reason=f"the kernels cannot run here: {UNSERVED}")
@@ -75,20 +76,23 @@ def reads(terms):
     return [True] * 3 + [bool({"c2p", "p2p"} & {*terms}), bool({"p2c", "p2p"} & {*terms})]
 
 
-def run(function, tensors, *, grad_seed=1, **kwargs):
+def run(function, tensors, **kwargs):
     """out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
     Q_c, K_c, V_c, K_r, Q_r = tensors
-    out = function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **kwargs)
-    out = out[0] if isinstance(out, tuple) else out
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(grad_seed)).to(out.device, out.dtype)
+    out = function(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **kwargs))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.device, out.dtype)
     wanted = [x for x, read in zip(tensors, reads(kwargs["terms"]), strict=True) if read]
     return out, torch.autograd.grad(out, wanted, grad)
 
 
-def compare(relative_error, tensors, *, reach, tolerance=1e-5, replay=None, **kwargs):
+def eager(inputs):
+    return disentangled_attention_eager(inputs)[0]
+
+
+def compare(relative_error, tensors, *, reach, tolerance=1e-5, replay=eager, **kwargs):
     """Output and every gradient against eager, the worst row of each."""
     out, grads = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
-    expected, references = run(disentangled_attention_eager if replay is None else replay, tensors, **kwargs)
+    expected, references = run(replay, tensors, **kwargs)
     assert relative_error("triton: out", out, expected) < tolerance
     names = [name for name, read in zip(NAMES, reads(kwargs["terms"]), strict=True) if read]
     for name, grad, reference in zip(names, grads, references, strict=True):
@@ -173,7 +177,7 @@ def test_tiles_of_padding_are_not_read():
     """Keys that a [B, 1, 1, N] mask hides, and queries whose output has no gradient: NaN there would spread."""
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(70, B=2)
     mask = padding(70, [70, 20]).to(DEVICE)
-    expected, _ = disentangled_attention_eager(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs)
+    expected = eager(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs))
     grad = torch.randn(2, 1, 70, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     grad[1, :, 32:] = 0
     references = torch.autograd.grad(expected, (Q_c, K_c, V_c, K_r, Q_r), grad)
@@ -184,7 +188,7 @@ def test_tiles_of_padding_are_not_read():
         out, lse = attention_triton.attend_op(*inputs, 8, kwargs["scale"], 0.0)
         assert torch.allclose(out, expected, atol=1e-5)
         out[1, :, 32:] = math.nan
-        grads = attention_triton.attend_backward_op(grad, *inputs, out, lse, 8, kwargs["scale"], 0.0, True)
+        grads = attention_triton.attend_backward_op(grad, out, lse, *inputs, 8, kwargs["scale"], 0.0, True)
     for x, y in zip(grads, references, strict=False):
         assert torch.allclose(x, y, rtol=1e-4, atol=1e-5) and x.any()
 
@@ -215,15 +219,15 @@ def packed_inputs(**options):
 def test_packed_documents_equal_runs_of_each(relative_error):
     tensors, kwargs, cu_seqlens, mask = packed_inputs(H=2)
 
-    def masked(*args, cu_seqlens, **kwargs):
-        return disentangled_attention_eager(*args, mask=mask, **kwargs)
+    def masked(inputs):
+        return eager(inputs._replace(mask=mask))
 
     out, _ = compare(relative_error, tensors, reach=8, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
     Q_c, K_c, V_c, K_r, Q_r = tensors
     for lo, hi in itertools.pairwise(cu_seqlens.tolist()):
         alone = [x[:, :, lo:hi] for x in (Q_c, K_c, V_c)]
         delta = RelativePosition(buckets=-1, max_distance=8)(hi - lo).to(DEVICE)
-        one, _ = disentangled_attention_eager(*alone, K_r=K_r, Q_r=Q_r, **(kwargs | dict(delta=delta)))
+        one = call("eager", [*alone, K_r, Q_r], kwargs, delta=delta)
         assert relative_error("triton: packed", out[:, :, lo:hi], one) < 1e-5
 
 
@@ -236,8 +240,8 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relat
     longest = RelativePosition(buckets=-1, max_distance=reach or 64)(33).to(DEVICE)
     whole = kwargs.pop("delta")
 
-    def masked(*args, delta, cu_seqlens, **kwargs):
-        return disentangled_attention_eager(*args, delta=whole, mask=mask, **kwargs)
+    def masked(inputs):
+        return eager(inputs._replace(delta=whole, mask=mask))
 
     compare(relative_error, tensors, reach=reach, delta=longest, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
 
@@ -260,11 +264,9 @@ def test_packed_documents_do_not_feel_a_neighbour_to_the_last_bit():
 def replay_dropout(keep, p):
     """Eager with the kernels' own dropout mask."""
 
-    def dropped(Q_c, K_c, V_c, *, dropout_p, **kwargs):
-        N = V_c.shape[2]
-        identity = torch.eye(N, device=V_c.device).expand(*V_c.shape[:2], N, N)
-        probs, _ = disentangled_attention_eager(Q_c, K_c, identity, **kwargs)
-        return (probs * keep / (1 - p)) @ V_c
+    def dropped(inputs):
+        _, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
+        return (probs * keep / (1 - p)) @ inputs.V_c
 
     return dropped
 
@@ -314,11 +316,11 @@ def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
 
 def assert_as_exact_as_eager(relative_error, tensors, *, reach, **kwargs):
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    truth = run(disentangled_attention_eager, wide, **kwargs)
-    eager = run(disentangled_attention_eager, tensors, **kwargs)
+    truth = run(eager, wide, **kwargs)
+    expected = run(eager, tensors, **kwargs)
     ours = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
     dtype = str(tensors[0].dtype).removeprefix("torch.")
-    for name, x, y, z in zip(("out", *NAMES), *([r[0], *r[1]] for r in (ours, eager, truth)), strict=True):
+    for name, x, y, z in zip(("out", *NAMES), *([r[0], *r[1]] for r in (ours, expected, truth)), strict=True):
         assert x.dtype == tensors[0].dtype and z.any()
         whole, reference = (relative_error(f"triton: {dtype} {who}", value[None].flatten(1), z[None].flatten(1))
                             for who, value in (("kernels against float64", x), ("eager against float64", y)))  # fmt: skip
@@ -332,8 +334,7 @@ def test_strides_and_dtypes_may_be_mixed(relative_error):
     contiguous = [x.detach().contiguous() for x in tensors]
     contiguous[1] = contiguous[1].transpose(-1, -2).contiguous().transpose(-1, -2)
     contiguous[3] = contiguous[3].double()
-    Q_c, K_c, V_c, K_r, Q_r = contiguous
-    assert torch.equal(out, disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, reach=8, **kwargs))
+    assert torch.equal(out, call("triton", contiguous, kwargs, reach=8))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.slow)])
@@ -379,7 +380,7 @@ def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
     with torch.no_grad():
         out, lse = attention_triton.attend_op(*inputs, *numbers)
         for positions in (True, False):
-            args = (torch.ones_like(out), *inputs, out, lse, *numbers, positions)
+            args = (torch.ones_like(out), out, lse, *inputs, *numbers, positions)
             torch.library.opcheck(attention_triton.attend_backward_op, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -396,30 +397,28 @@ def test_a_second_copy_of_the_file_has_operators_of_its_own(monkeypatch):
 
 def test_only_the_wanted_gradients_are_computed(monkeypatch):
     tensors, kwargs = random_inputs(19)
-    Q_c, K_c, V_c, K_r, Q_r = (x.detach() for x in tensors)
+    tensors = [x.detach() for x in tensors]
     monkeypatch.setattr(attention_triton, "fold", None)
-    Q_c.requires_grad_()
-    out = disentangled_attention_triton(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, reach=8, **kwargs)
-    out.sum().backward()
-    assert Q_c.grad.any()
+    tensors[0].requires_grad_()
+    call("triton", tensors, kwargs, reach=8).sum().backward()
+    assert tensors[0].grad.any()
 
 
 def test_what_is_not_served_is_said():
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17)
-    kwargs |= dict(K_r=K_r, Q_r=Q_r)
     two = [x.expand(2, -1, -1, -1) for x in (Q_c, K_c, V_c)]
     for content, options, message in (
-        ((Q_c, K_c, V_c), dict(query_positions=torch.arange(17)[None]), "the blocked backend serves it"),
+        ((Q_c, K_c, V_c), dict(query_positions=torch.arange(17)[None]), "17 keys with query_positions = tensor"),
         ((Q_c[:, :, :5], K_c, V_c), {}, "5 queries and 17 keys"),
         (two, dict(cu_seqlens=torch.tensor([0, 17])), "batch of 2"),
         ((Q_c.double(), K_c.double(), V_c.double()), {}, "not float64"),
     ):
         with pytest.raises(ValueError, match=message):
-            disentangled_attention_triton(*content, **options, **kwargs)
-    assert "from 16 to 128, not 8" in triton_unavailable(torch.device(DEVICE), 8, torch.float32)
-    assert "not 256" in triton_unavailable(torch.device(DEVICE), 256, torch.bfloat16)
+            call("triton", [*content, K_r, Q_r], kwargs, **options)
+    assert "from 16 to 128, not 8" in triton_unavailable(torch.device(DEVICE), torch.float32, 8)
+    assert "not 256" in triton_unavailable(torch.device(DEVICE), torch.bfloat16, 256)
     if GPU:
-        assert "on CUDA, not on cpu" in triton_unavailable(torch.device("cpu"), 64, torch.float32)
+        assert "on CUDA, not on cpu" in triton_unavailable(torch.device("cpu"), torch.float32, 64)
 
 
 @pytest.mark.gpu
@@ -428,7 +427,7 @@ def test_what_is_not_served_is_said():
 @pytest.mark.parametrize("N", [113, 127, 128, 129, 511, 512, 513, 700, 1100, 2048])
 def test_float32_at_real_shapes_equals_eager(N, terms, dropout_p, relative_error, monkeypatch):
     tensors, kwargs = random_inputs(N, B=2, H=3, d=64, buckets=256, max_distance=512, terms=terms)
-    replay = None
+    replay = eager
     if dropout_p > 0:
         seed = torch.tensor([99], device=DEVICE)
         monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)

@@ -5,6 +5,7 @@ examples/gpu_study.py names a file in DEBERTA_EXT_STUDY: each case is written th
 """
 
 import contextlib
+import functools
 import importlib
 import itertools
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_deberta_ext import ATTENTION_BACKENDS
+from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs, disentangled_attention_eager
 from hf_deberta_ext.model.attention_backends import backend_unavailable
 from hf_deberta_ext.model.relative_position import RelativePosition
 
@@ -50,21 +51,18 @@ def mask_of(kind, B, N):
     return (torch.arange(N) < torch.tensor([N, N // 2 + 1])[:B, None])[:, None, None]
 
 
-def replayed(Q_c, K_c, V_c, *, keep=None, dropout_p=0.0, **options):
+def replayed(inputs, keep):
     """Eager, with a dropout mask that is given."""
-    eager = ATTENTION_BACKENDS["eager"].function
+    out, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
     if keep is None:
-        return eager(Q_c, K_c, V_c, **options)[0]
-    identity = torch.eye(V_c.shape[2], device=V_c.device, dtype=V_c.dtype).expand(*V_c.shape[:2], -1, -1)
-    probs, _ = eager(Q_c, K_c, identity, **options)
-    return (probs * keep / (1 - dropout_p)).to(V_c.dtype) @ V_c
+        return out
+    return (probs * keep / (1 - inputs.dropout_p)).to(out.dtype) @ inputs.V_c
 
 
 def out_and_gradients(function, leaves, **options):
     leaves = [x.detach().requires_grad_() for x in leaves]
     Q_c, K_c, V_c, K_r, Q_r = leaves
-    out = function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options)
-    out = out[0] if isinstance(out, tuple) else out
+    out = function(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
@@ -99,18 +97,18 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
         seed = torch.tensor([7], device=DEVICE)
         monkeypatch.setattr(triton, "draw_seed", lambda device: seed)
         keep = triton.dropout_mask(seed, B, H, N, dropout_p)
-    replay = dict(mask=mask, keep=keep, dropout_p=dropout_p)
-    exact = out_and_gradients(replayed, [x.double() for x in leaves], **options, **replay)
-    rows = [dict(backend="eager", N=N, **worst_rows(out_and_gradients(replayed, leaves, **options, **replay), exact))]
-    call = dict(device=DEVICE, dtype=dtype, head_size=d, needs_grad=True, dropout_p=dropout_p)
+    options |= dict(mask=mask, dropout_p=dropout_p)
+    eager = functools.partial(replayed, keep=keep)
+    exact = out_and_gradients(eager, [x.double() for x in leaves], **options)
+    rows = [dict(backend="eager", N=N, **worst_rows(out_and_gradients(eager, leaves, **options), exact))]
     for name in ["triton"] if dropout_p else [name for name in ATTENTION_BACKENDS if name != "eager"]:
-        if backend_unavailable(name, **call):
+        if backend_unavailable(name, DEVICE, dtype, d):
             continue
-        backend, how = ATTENTION_BACKENDS[name], dict(mask=mask, reach=MAX_DISTANCE, dropout_p=dropout_p)
+        backend, how = ATTENTION_BACKENDS[name], options | dict(reach=MAX_DISTANCE)
         if kind == "packed" and backend.takes_cu_seqlens:
             ends = documents(N).bincount().cumsum(0)
             how |= dict(mask=None, cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int().to(DEVICE))
-        errors = worst_rows(out_and_gradients(backend.function, leaves, **options, **how), exact)
+        errors = worst_rows(out_and_gradients(backend.function, leaves, **how), exact)
         # A row may be worse than eager's worst by chance; another result is worse by orders of magnitude.
         bounds = {key: 4 * max(rows[0][key], torch.finfo(dtype).eps) for key in errors}
         rows.append(dict(backend=name, N=N, **errors, ok=all(errors[key] <= bounds[key] for key in errors)))
@@ -129,8 +127,7 @@ def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, 
     file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
     if file and any(case == row["case"] and "rows" in row for row in study_lines(file)):
         pytest.skip("the study has it")
-    serve = dict(device=DEVICE, dtype=getattr(torch, dtype), head_size=d, needs_grad=True, dropout_p=dropout_p)
-    if dropout_p and backend_unavailable("triton", **serve):
+    if dropout_p and backend_unavailable("triton", DEVICE, getattr(torch, dtype), d):
         pytest.skip("no backend here says which probabilities its dropout keeps")
     labels, rows = dict(dtype=dtype, mask=kind, dropout=dropout_p, d=d), []
     for N in LENGTHS[reach]:

@@ -6,8 +6,6 @@ import torch
 from attention_inputs import call, make_inputs, whole
 from backends import NATIVE
 
-from hf_deberta_ext import disentangled_attention_eager
-
 N = 4001
 # At both ends, and across the border of a tile in the middle.
 CHOSEN = torch.tensor([*range(12), *range(2042, 2054), *range(N - 12, N)])
@@ -29,9 +27,7 @@ def test_backends_equal_the_equation_at_chosen_queries_of_4000_tokens(backend, r
     for queries, part in zip(CHOSEN.split(9), weight.double().split(9, 2), strict=True):
         given = {name: options[name] for name in ("delta", "terms", "scale", "mask")}
         positions = queries.expand(2, -1)
-        rows, _ = disentangled_attention_eager(
-            Q_c[:, :, queries], K_c, V_c, K_r=K_r, Q_r=Q_r, query_positions=positions, **given
-        )
+        rows = call("eager", [Q_c[:, :, queries], K_c, V_c, K_r, Q_r], given, query_positions=positions)
         (rows * part).sum().backward()
         reference.append(rows.detach())
     assert relative_error(f"{backend}, {N} tokens", out, torch.cat(reference, 2)) < 1e-5

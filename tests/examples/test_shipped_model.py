@@ -9,9 +9,7 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.publishing.card_checks import card_problems, missing_metadata
-from hf_deberta_ext.publishing.folder_checks import check_folder
-from hf_deberta_ext.publishing.published_files import published_files
+from hf_deberta_ext.publishing import push
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-ext-small-en"
 
@@ -24,7 +22,6 @@ def test_its_code_is_that_of_the_package(tmp_path):
 
 def test_its_card_names_sources_and_licences_and_its_weights_are_small():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert card_problems(text, FOLDER) == [] and missing_metadata(text) == []
     assert all(source in text for source in ("wikipedia_en", "squad_v1", "manuals_en", "CC BY-SA", "GPL"))
     weights = FOLDER / "model.safetensors"
     assert {str(tensor.dtype) for tensor in load_file(weights).values()} == {"torch.float16"}
@@ -42,4 +39,4 @@ def test_it_fills_masks(text, answer):
 
 
 def test_it_passes_the_checks_of_a_published_folder():
-    assert check_folder(FOLDER, published_files(FOLDER)[0]) == []
+    assert push(FOLDER, "user/name", dry_run=True).problems == []

@@ -80,11 +80,15 @@ HEADS = {
         DebertaExtForReplacedTokenDetection, TOKENS, "TOKEN_CLS", "refused  refused  -  refused  -  -"
     ),
 }  # fmt: skip
+# What peft takes for deberta-v2, whose names ours are.
+QUERIES = dict(target_modules=["query_proj", "value_proj"])
+IA3 = dict(target_modules=["key_proj", "value_proj", "output.dense"], feedforward_modules=["output.dense"])
+DENSE = dict(target_modules=["query_proj", "key_proj", "value_proj", "dense"])
 METHODS = {
-    "LoRA": lambda **options: peft.LoraConfig(r=4, **options),
-    "IA3": lambda **options: peft.IA3Config(**options),
+    "LoRA": lambda **options: peft.LoraConfig(r=4, **(QUERIES | options)),
+    "IA3": lambda **options: peft.IA3Config(**IA3, **options),
     "LoRA, all linear": lambda **options: peft.LoraConfig(r=4, target_modules="all-linear", **options),
-    "AdaLoRA": lambda **options: peft.AdaLoraConfig(total_step=10, **options),
+    "AdaLoRA": lambda **options: peft.AdaLoraConfig(total_step=10, **DENSE, **options),
     "prompt": lambda **options: peft.PromptTuningConfig(num_virtual_tokens=3, **options),
     "p-tuning": lambda **options: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **options),
 }

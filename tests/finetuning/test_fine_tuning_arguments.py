@@ -9,11 +9,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
-from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
-from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
-from hf_deberta_ext.training.flags import REMOVED, option
+from hf_deberta_ext.training.flags import option
 
 pytest.importorskip("accelerate")
 
@@ -120,22 +116,10 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
     assert not re.search(r"--\w+-", shown)
 
 
-@pytest.mark.parametrize("name", REMOVED)
-def test_flags_that_are_gone_are_answered_by_what_to_give(name, tmp_path):
-    if f"--{name}" in known_flags():
-        pytest.skip(f"this transformers still has --{name}")
-    with pytest.raises(ValueError, match=f"--{name} is gone from transformers") as error:
-        parsed(flags(tmp_path, f"--{name}=1"))
-    instead = re.findall(r"--\w+", str(error.value).partition("transformers:")[2])
-    assert {*instead} <= known_flags()
-    assert instead or "leave it out" in str(error.value) or "environment variable" in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--max_seq_length", 0], "--max_seq_length must be at least 1, got 0"),
-        (["--max_file_bytes", 0], "--max_file_bytes must be at least 1, got 0"),
         (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
         (["--seeds", 1, 1], "--seeds names one twice: 1 1"),
         (["--seeds", 1, 2, "--seed", 3], "--seed and --seeds are both given"),
@@ -202,22 +186,3 @@ def test_damaged_files_of_flags_are_refused(name, text, message, tmp_path):
         file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parsed([str(file)])
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.conll", "a.json", "race/a.txt"])
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda **flags: TextClassificationData(TextClassificationArguments(**flags)),
-        lambda **flags: TokenClassificationData(TokenClassificationArguments(**flags)),
-        lambda **flags: QuestionAnsweringData(QuestionAnsweringArguments(**flags)),
-        lambda **flags: read_multiple_choice(MultipleChoiceArguments(**flags)),
-    ],
-    ids=["classification", "words", "questions", "choices"],
-)
-def test_every_task_stops_at_max_file_bytes(read, name, tmp_path):
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("so " * 100, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"(a.\w+ has more than 99 bytes|a.conll must end in .jsonl|/race is a folder)"):
-        read(train_file=[str(file.parent if name.startswith("race") else file)], max_file_bytes=99)

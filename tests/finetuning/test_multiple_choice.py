@@ -27,6 +27,7 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import (
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.training.hub_arguments import HubArguments
 
 WORDS = "the cat sat on a mat while some dog ran far away from it and barked"
 MODELS = ["ours", "stock_v2", "bert", "roberta", "electra", "albert"]
@@ -332,7 +333,9 @@ def test_columns_can_be_named(source, tmp_path):
         if source == "file"
         else dict(dataset_name=str(tmp_path / "hub"))
     )
-    data = read_multiple_choice(MultipleChoiceArguments(**place, **OWN_COLUMNS, cache_dir=str(tmp_path / "cache")))
+    data = read_multiple_choice(
+        MultipleChoiceArguments(**place, **OWN_COLUMNS), HubArguments(cache_dir=str(tmp_path / "cache"))
+    )
     assert [(one["context"], one["choices"], one["label"]) for one in data.questions["train"]] == [
         ("a", ["b c", "b d"], 1),
         ("a", ["b c", "b d"], 0),
@@ -394,7 +397,7 @@ def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer)
 def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
     asked = []
 
-    def stored(name, config, splits, arguments):
+    def stored(name, config, splits, **download):
         asked.append((name, config))
         return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
 

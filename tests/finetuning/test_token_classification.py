@@ -4,6 +4,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +50,12 @@ def byte_level():
 
 def data_of(tmp_path, rows=ROWS, *, split="train", **arguments):
     file = write_lines(tmp_path / f"{split}.jsonl", *rows)
-    return TokenClassificationData(TokenClassificationArguments(**{f"{split}_file": [file]} | arguments))
+    data = TokenClassificationData(TokenClassificationArguments(**{f"{split}_file": [file]} | arguments))
+    if split != "train":
+        # A checkpoint of these labels.
+        labels = sorted_labels(label for row in rows for label in row.get("ner_tags", ()))
+        data.use_config(SimpleNamespace(label2id={label: number for number, label in enumerate(labels)}))
+    return data
 
 
 def logits_of(positions, tags, labels):
@@ -135,8 +141,8 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
     features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-x", "I-x"]))})
     asked = []
 
-    def stored(name, config, splits, arguments):
-        asked.append((name, config, arguments.data_revision))
+    def stored(name, config, splits, **download):
+        asked.append((name, config, download.get("revision")))
         rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, features=features)
         return {"train": rows, "validation": rows}
 
@@ -312,9 +318,9 @@ def test_the_space_before_words_is_saved(build, load, tmp_path):
 @pytest.mark.parametrize("known", [{"LABEL_0": 0, "LABEL_1": 1}, {"O": 0, "B-x": 1}, {"O": 0, "B-x": 1, "I-x": 2, "B-y": 3}])
 def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(known, tmp_path, wordpiece):
     data = data_of(tmp_path)
-    data.use_label_order(known)
+    data.use_config(SimpleNamespace(label2id=known))
     assert data.labels == ["O", "B-LOC", "B-PER", "I-PER"]
-    data.use_label_order({"I-PER": 0, "B-LOC": 1, "O": 2, "B-PER": 3})
+    data.use_config(SimpleNamespace(label2id={"I-PER": 0, "B-LOC": 1, "O": 2, "B-PER": 3}))
     assert data.config_fields()["id2label"] == {0: "I-PER", 1: "B-LOC", 2: "O", 3: "B-PER"}
     assert data.encode(wordpiece, None).train[1]["labels"][:3] == [-100, 1, 2]
 
@@ -322,22 +328,19 @@ def test_the_order_of_a_checkpoint_with_the_same_labels_is_taken(known, tmp_path
 def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordpiece):
     known = {"B-LOC": 0, "I-LOC": 1, "B-PER": 2, "I-PER": 3, "O": 4}
     data = data_of(tmp_path, split="validation")
-    data.use_label_order(known)
+    data.use_config(SimpleNamespace(label2id=known))
     assert data.config_fields()["label2id"] == known
     measured = data.encode(wordpiece, None).evaluation[""]
     tags = [row["ner_tags"] for row in ROWS]
     assert measured.metrics(logits_of(measured.rows["word_tokens"], tags, [*known]), None)["f1"] == 1.0
-    with pytest.raises(
-        ValueError, match=r"validation\.jsonl has the label 'I-PER', the model has O, B-LOC, B-PER; to learn"
-    ):
-        data_of(tmp_path, split="validation").use_label_order({"O": 0, "B-LOC": 1, "B-PER": 2})
+    with pytest.raises(ValueError, match="row 1 of the data of --validation_file has the label 'I-PER', which is none"):
+        data_of(tmp_path, split="validation").use_config(SimpleNamespace(label2id={"O": 0, "B-LOC": 1, "B-PER": 2}))
 
 
 def test_words_without_any_label_are_labelled_by_the_checkpoint(tmp_path, wordpiece):
     rows = [{"tokens": row["tokens"]} for row in ROWS]
     data = data_of(tmp_path, rows, split="test")
-    assert data.config_fields() == {}
-    data.use_label_order({"LABEL_0": 0, "LABEL_1": 1})
+    data.use_config(SimpleNamespace(label2id={"LABEL_0": 0, "LABEL_1": 1}))
     test = data.encode(wordpiece, None).test[""]
     assert test.write(np.zeros((2, 12, 2)), tmp_path, "predict")[0].read_text(encoding="utf-8").startswith("Ada LABEL_0\n")
 
@@ -384,9 +387,13 @@ def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_t
     "row, flags, message",
     [
         ({"tokens": ["a"], "ner_tags": ["O", "O"]}, {}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
-        ({"tokens": [], "ner_tags": []}, {}, "row 2 of --train_file train.jsonl has no words in the column 'tokens'"),
-        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, {}, "row 2 of .* has the word None"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, {}, "row 2 of .* has the label None in the column 'ner_tags'"),
+        (
+            {"tokens": [], "ner_tags": []},
+            {},
+            "row 2 of --train_file train.jsonl has \\[\\] in the column 'tokens', expected words",
+        ),
+        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, {}, "row 2 of .* None. in the column 'tokens', expected words"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, {}, "row 2 of .* has the label None, expected text or a number"),
         ({"tokens": ["a"], "ner_tags": [""]}, {}, "row 2 of .* has the label ''"),
         ({"tokens": ["a"], "ner_tags": None}, {}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
         ({"tokens": None, "ner_tags": ["O"]}, {}, "row 2 of .* has None in the column 'tokens', expected a list"),
@@ -405,10 +412,10 @@ def test_rows_that_are_wrong_are_named(row, flags, message, tmp_path):
 @pytest.mark.parametrize(
     "tags, names, message",
     [
-        ([0, 1], [], "row 1 .* the label 0 in the column 'ner_tags', a number without a name: give --label_names O B-PER"),
-        ([0, 2], ["O", "B-x"], "row 1 .* has the label 2 .* but there are 2 names"),
+        ([0, 1], [], "row 1 .* the label 0, a number without a name: give --label_names O B-PER"),
+        ([0, 2], ["O", "B-x"], "row 1 .* has the label 2, a number without a name"),
         ([0, -1], ["O", "B-x"], "has the label -1"),
-        ([0.0, 1.0], ["O", "B-x"], "has the label 0.0 .* expected text or a number"),
+        ([0.0, 1.0], ["O", "B-x"], "has the label 0.0, expected text or a number"),
     ],
 )
 def test_numbers_without_names_are_refused(tags, names, message, tmp_path):
@@ -437,14 +444,14 @@ CONLL_U = """# newdoc
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
 
 
-NUMBERED = r"numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
+NUMBERED = "numbers its words, as CoNLL-U does"
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("rows.txt", b"a O\nb\n", "line 2 of .* is 'b', but the lines before it have a word and its tag"),
-        ("rows.txt", b"a\nb O\n", "line 2 of .* is 'b O', but the lines before it have a word alone"),
+        ("rows.txt", b"a O\nb\n", "line 2 of .* is 'b': all lines must have a tag, or none"),
+        ("rows.txt", b"a\nb O\n", "line 2 of .* is 'b O': all lines must have a tag, or none"),
         ("rows.txt", b"\n-DOCSTART- O\n\n", "has no words"),
         # The numbers were read as the words.
         ("rows.conll", CONLL_U.encode(), NUMBERED),
@@ -452,13 +459,12 @@ NUMBERED = r"numbers its words \(1, 2, \.\.\., as CoNLL-U .*cut -f2,4"
         ("rows.conll", b"1 Ada B-PER\n2 smiles O\n", NUMBERED),
         ("latin.txt", "é O".encode("latin-1"), "UTF-8"),
         ("plain.txt.gz", b"a O", "is damaged or is not gzip"),
-        ("none.txt", None, "there is no file"),
     ],
 )
 def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"--train_file.*{message}"):
+    with pytest.raises(ValueError, match=message):
         read_conll(tmp_path / name, source="--train_file")
 
 

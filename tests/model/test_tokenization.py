@@ -182,11 +182,18 @@ def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     assert len(padded["input_ids"][0]) == len(A) + 2 and padded["input_ids"][0][-1] == 0
 
 
-def test_v1_mask_takes_the_space_before_it_and_spm_mask_stands_alone(spm, v1_files):
-    tokenizer = load_tokenizer(v1_files)
-    assert pieces(tokenizer, "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
-    assert pieces(tokenizer, "the[MASK]") == ["the", "[MASK]"]
-    assert pieces(tokenizer_from_spm(spm("microsoft")), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
+@pytest.mark.parametrize(
+    ("kind", "text", "tokens"),
+    [
+        ("v1", "the [MASK] the", ["the", "[MASK]", "Ġthe"]),
+        ("v1", "the[MASK]", ["the", "[MASK]"]),
+        ("microsoft", "the [MASK] the", ["▁the", "[MASK]", "▁the"]),
+        ("symbols", "the<ent> quickly <ctl>", ["▁the", "<ent>", "▁", "quickly"]),
+    ],
+)
+def test_the_mask_takes_the_space_before_it_in_v1_and_symbols_are_kept(kind, text, tokens, spm, v1_files):
+    tokenizer = load_tokenizer(v1_files) if kind == "v1" else tokenizer_from_spm(spm(kind))
+    assert pieces(tokenizer, text)[: len(tokens)] == tokens and "<ctl>" not in pieces(tokenizer, text)
 
 
 def test_v1_add_prefix_space_reads_words_that_are_already_split(v1_files):
@@ -217,21 +224,16 @@ def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
                 assert piece == spelled or (len(spelled) > len(source) and piece in spelled), text
 
 
-def test_spm_offsets_are_in_order_and_inside_the_text(spm):
-    tokenizer = tokenizer_from_spm(spm("bytes"))
-    for name, text in NASTY.items():
+@pytest.mark.parametrize("kind", ["spm", "v1"])
+def test_offsets_are_in_order_and_inside_the_text(kind, spm, v1_files):
+    tokenizer = tokenizer_from_spm(spm("bytes")) if kind == "spm" else load_tokenizer(v1_files)
+    for name, text in [*NASTY.items(), *enumerate(plain_lines(100))]:
         last = 0
-        for _, (start, end) in spans(tokenizer, text):
+        for token, (start, end) in spans(tokenizer, text):
             assert start <= end and last <= end <= len(text), name
             last = end
-
-
-def test_v1_offsets_point_at_the_text_of_the_tokens(v1_files):
-    tokenizer = load_tokenizer(v1_files)
-    for text in plain_lines(100):
-        for token, (start, end) in spans(tokenizer, text):
-            if token.isascii() or (token.startswith("Ġ") and token[1:].isascii()):
-                assert text[start:end].strip() == token.replace("Ġ", "")
+            if kind == "v1" and token.removeprefix("Ġ").isascii():
+                assert text[start:end].strip() == token.removeprefix("Ġ").strip()
 
 
 def test_tokenizer_survives_pickle_and_deepcopy(spm):
@@ -259,12 +261,6 @@ def test_spm_ids_equal_sentencepiece_on_random_marks(spm):
     ]
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm("bytes")))
     assert_equal_to_sentencepiece(tokenizer_from_spm(spm("bytes")), processor, texts)
-
-
-def test_spm_user_defined_and_control_symbols_are_those_of_sentencepiece(spm):
-    tokenizer = tokenizer_from_spm(spm("symbols"))
-    tokens = pieces(tokenizer, "the<ent>fox goes quickly <ctl>")
-    assert "<ent>" in tokens and "quickly" in tokens and "<ctl>" not in tokens
 
 
 def test_spm_do_lower_case_lowers_before_the_pieces(spm, spm_folder):
@@ -438,7 +434,7 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     assert same(load_tokenizer("some/model", **offline), tokenizer_from_spm(spm("microsoft")))
     assert same(load_tokenizer("some/model", revision="v1.0", **offline), tokenizer_from_spm(spm("microsoft")))
     assert same(load_tokenizer("some/model", subfolder="sub", **offline), tokenizer_from_spm(spm("generic")))
-    with pytest.raises(OSError, match=r"looked for spm.model, for vocab.json with merges.txt.*local files only"):
+    with pytest.raises(OSError, match=r"looked for spm.model, for vocab.json with merges.txt"):
         load_tokenizer("some/model", revision="v2.0", **offline)
 
 
@@ -518,8 +514,6 @@ def test_added_tokens_are_kept_and_other_files_refused(spm, spm_folder, tmp_path
     (folder / "added_tokens.json").write_text(json.dumps({"[MASK]": 128000}))
     with pytest.raises(ValueError, match=r"'\[MASK\]' is recorded with id 128000, but the vocabulary gives it 1500"):
         load_tokenizer(folder)
-    with pytest.raises(ValueError, match="split_by_punct"):
-        load_tokenizer(spm_folder(split_by_punct=True))
     (tmp_path / "spm.model").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n")
     with pytest.raises(ValueError, match="not a SentencePiece model; is it truncated, or a Git LFS pointer"):
         tokenizer_from_spm(tmp_path / "spm.model")

@@ -15,7 +15,6 @@ import argparse
 import collections
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -131,26 +130,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", help="of transformers, if it is not the installed one; pip installs it beside")
     parser.add_argument("--archive", type=Path, help="its source distribution, where it is at hand")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="unpack into this folder, and leave it there")
-    parser.add_argument("-k", metavar="EXPRESSION", help="only these tests, as in pytest")
     parser.add_argument("--slow", action="store_true", help="also what transformers runs at night")
-    parser.add_argument("--json", type=Path, help="write the outcome of every test to this file")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind --")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind --, such as -k EXPRESSION")
     arguments = parser.parse_args(argv)
     if arguments.version is None and importlib.util.find_spec("parameterized") is None:
         parser.error("transformers' tests need one package more: pip install parameterized")
-    installed = importlib.metadata.version("transformers")
-    version = arguments.version or installed
-    more = [*arguments.pytest, *(["-k", arguments.k] if arguments.k else [])]
+    version = arguments.version or importlib.metadata.version("transformers")
+    paths = [ROOT]
     with tempfile.TemporaryDirectory() as name:
-        folder = (arguments.keep or Path(name)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [ROOT] if arguments.version is None else [ROOT, install(version, folder)]
+        folder = Path(name)
+        if arguments.version is not None:
+            paths.append(install(version, folder))
         source = unpack(arguments.archive or download(version, folder), folder)
-        outcomes = run(source, paths, more, arguments.slow)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
-    return report(outcomes, version)
+        return report(run(source, paths, arguments.pytest, arguments.slow), version)
 
 
 def install(version: str, folder: Path) -> Path:
@@ -250,38 +242,30 @@ def explanation(name: str, version: str) -> Explained | None:
 
 
 def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
-    """Prints the table, then failures and reasons; 1 if there is a failure without a reason, or a reason without one."""
-    if not outcomes:
-        print("no test was found")
-        return 1
-    table = collections.defaultdict(collections.Counter)
-    reasons = collections.defaultdict(lambda: collections.defaultdict(list))
-    ran = collections.Counter(name.partition("::")[2] for name, (kind, _) in outcomes.items() if kind != "skipped")
+    """Print counts for each class, failures and reasons; 1 if a failure has no reason, or a reason no failure."""
+    counts = collections.defaultdict(collections.Counter)
+    reasons = collections.defaultdict(list)
     wrong = []
     for name, (kind, said) in outcomes.items():
-        model_class, _, test = name.partition("::")
         explained = explanation(name, version)
         if kind == "failed" and explained is not None and all(explained.says in message for message in said):
             kind = "explained"
-            reasons[explained.why][test].append(model_class)
+            reasons[explained.why].append(name)
         elif kind == "failed":
             wrong += [f"FAILED: {name}: {message.strip().splitlines()[0][:200]}" for message in said]
         elif kind == "passed" and explained is not None:
             wrong.append(f"PASSES, and is explained: {name}: take it out of EXPLAINED ({explained.why})")
-        table[model_class.partition("_")[0]][kind] += 1
-    total = collections.Counter()
-    for counts in table.values():
-        total.update(counts)
-    width = max(map(len, table))
-    print(f"\n{'transformers ' + version:{width}}" + "".join(f"{kind:>11}" for kind in KINDS))
-    for name, counts in [*table.items(), ("all", total)]:
-        print(f"{name:{width}}" + "".join(f"{counts[kind]:>11}" for kind in KINDS))
-    for why, tests in reasons.items():
-        print(f"\nexplained: {why}")
-        for test, classes in tests.items():
-            print(f"    {test}: {f'all {ran[test]} classes' if len(classes) == ran[test] else ', '.join(classes)}")
-    print("\n" + "\n".join(wrong) if wrong else "\nEvery failure is explained.")
-    return 1 if wrong else 0
+        for row in (name.partition("::")[0].partition("_")[0], "all"):
+            counts[row][kind] += 1
+    print(f"{'transformers ' + version:40}" + "".join(f"{kind:>11}" for kind in KINDS))
+    for row, numbers in sorted(counts.items()):
+        print(f"{row:40}" + "".join(f"{numbers[kind]:>11}" for kind in KINDS))
+    for why, names in reasons.items():
+        print(f"\nexplained: {why}\n    {', '.join(names)}")
+    if not outcomes:
+        wrong.append("no test was found")
+    print("\n" + "\n".join(wrong or ["Every failure is explained."]))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +24,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext import export as export_module
-from hf_deberta_ext.export import OnnxParity, export_onnx, onnx_parity, parity_shapes, quantise_onnx
-from hf_deberta_ext.model import heads
+from hf_deberta_ext.export import export_onnx, quantise_onnx, reads_absolute_positions
 
 REASON = "the extra `onnx` is not installed"
 onnx = pytest.importorskip("onnx", reason=REASON)
@@ -34,7 +32,7 @@ pytest.importorskip("onnxscript", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "export_onnx.py"
+script = module_of("export_onnx")
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # A head of each family, with a convolution, one row for each distance, types and positions in the input, and choices. Each
 # export takes seconds; the rest of the product is slow.
@@ -81,6 +79,14 @@ def classifier(build, exported):
     return model, exported(model, case_id(case))
 
 
+def measure(model, file, *shapes, **options):
+    """Rows for these shapes, (batch, length, padding); by default those at which a graph that holds a size fixed fails."""
+    far = 64 if reads_absolute_positions(model) else 73
+    middle = ((1, 37, "none"), (4, 37, "right"), (4, 37, "left"))
+    every = ((1, 1, "none"), (3, 2, "right"), (2, 20, "none"), *middle, (1, far, "none"), (2, far, "right"))
+    return script.measure(model, file, shapes or every, **options)
+
+
 def dimensions(values):
     return {value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
 
@@ -93,26 +99,12 @@ def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path)
     head, _, _ = case
     model = build(case)
     file = exported(model, case_id(case))
-    rows = onnx_parity(model, file)
-    assert [(row.batch, row.length, row.padding) for row in rows] == parity_shapes(model)
-    decides = head is not DebertaExtModel
-    for row in rows:
-        assert row.difference < FLOAT32 * row.largest and row.largest > 0.1, row
-        assert row.agreement == (1.0 if decides else None), row
+    for row in measure(model, file):
+        assert row["difference"] < FLOAT32 * row["largest"] and row["largest"] > 0.1, row
+        assert row["agreement"] == (None if head is DebertaExtModel else 1.0), row
     int8 = quantise_onnx(file, tmp_path / "int8.onnx")
-    for row in onnx_parity(model, int8):
-        assert 0 < row.difference < INT8 * row.largest, row
-
-
-def test_shapes_reach_beyond_the_tables_or_up_to_their_end(tiny_config):
-    def lengths(head, **fields):
-        return {length for _, length, _ in parity_shapes(head(tiny_config("v3", **fields)))}
-
-    assert lengths(DebertaExtModel) == {1, 2, 20, 37, 73}
-    assert lengths(DebertaExtModel, max_relative_positions=100) == {1, 2, 20, 37, 109}
-    assert max(lengths(DebertaExtForMaskedLM)) == max(lengths(DebertaExtModel, position_biased_input=True)) == 64
-    assert max(lengths(DebertaExtForMaskedLM, emd_input="hidden", emd_layers=1)) == 73
-    assert {padding for _, _, padding in parity_shapes(DebertaExtModel(tiny_config()))} == {"none", "right", "left"}
+    for row in measure(model, int8):
+        assert 0 < row["difference"] < INT8 * row["largest"], row
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in NAMED)], ids=case_id)
@@ -166,8 +158,8 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
     model.train().set_unpadding(True)
     file = export_onnx(model, tmp_path / "new" / "mine.onnx", opset=20)
     quantise_onnx(file, tmp_path / "new" / "mine_int8.onnx")
-    (row,) = onnx_parity(model, file, [(2, 30, "right")])
-    assert row.difference < FLOAT32 * row.largest
+    (row,) = measure(model, file, (2, 30, "right"))
+    assert row["difference"] < FLOAT32 * row["largest"]
     assert all(module.training for module in model.modules()) and model.deberta.unpadding is True
     assert onnx.load(file).opset_import[0].version == 20
     assert os.listdir(tmp_path) == ["new"] and sorted(os.listdir(file.parent)) == ["mine.onnx", "mine_int8.onnx"]
@@ -175,7 +167,7 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
     assert capfd.readouterr() == ("", "")
 
 
-def test_parity_by_hand(classifier, tmp_path):
+def test_measures_by_hand(classifier, tmp_path):
     """A file whose classifier has another bias is off by that much, and decides otherwise."""
     model, file = classifier
     proto = onnx.load(file)
@@ -183,36 +175,36 @@ def test_parity_by_hand(classifier, tmp_path):
     shifted = onnx.numpy_helper.to_array(bias) + np.float32([0, 0, 100])
     bias.CopyFrom(onnx.numpy_helper.from_array(shifted, bias.name))
     onnx.save(proto, tmp_path / "shifted.onnx")
-    (row,) = onnx_parity(model, tmp_path / "shifted.onnx", [(4, 9, "left")])
-    assert row.difference == pytest.approx(100, abs=1e-3) and row.agreement < 1
-    assert (row.batch, row.length, row.padding, row.torch_seconds, row.onnx_seconds) == (4, 9, "left", None, None)
+    (row,) = measure(model, tmp_path / "shifted.onnx", (4, 9, "left"))
+    assert row["difference"] == pytest.approx(100, abs=1e-3) and row["agreement"] < 1
     tokens = list(range(5, 41))
-    (row,) = onnx_parity(model, file, [(4, 9, "none")], tokens=tokens, repeats=3)
+    (row,) = measure(model, file, (4, 9, "none"), tokens=tokens, repeats=3)
     with torch.no_grad():
-        assert row.largest == model(torch.tensor(tokens).view(4, 9)).logits.abs().max().item()
-    assert row.torch_seconds > 0 and row.onnx_seconds > 0
+        assert row["largest"] == model(torch.tensor(tokens).view(4, 9)).logits.abs().max().item()
+    assert row["torch_seconds"] > 0 and row["onnx_seconds"] > 0
+    with pytest.raises(ValueError, match=r"inputs of shape \[2, 8\] take 16 tokens, got 3"):
+        measure(model, file, (2, 8, "none"), tokens=[5, 6, 7])
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "got", "mask", "result"),
+    ("head", "expected", "got", "mask", "result"),
     [
         # The padded third token does not count, though it is far off.
-        ("DebertaExtForTokenClassification", {"logits": [[[1, 0], [0, 1], [9, 0]]]}, {"logits": [[[1, 0], [1, 0], [0, 9]]]},
+        (DebertaExtForTokenClassification, {"logits": [[[1, 0], [0, 1], [9, 0]]]}, {"logits": [[[1, 0], [1, 0], [0, 9]]]},
          [[1, 1, 0]], (1, 1, 0.5)),
-        ("DebertaExtForReplacedTokenDetection", {"logits": [[2, -1]]}, {"logits": [[2, 1]]}, [[1, 1]], (2, 2, 0.5)),
+        (DebertaExtForReplacedTokenDetection, {"logits": [[2, -1]]}, {"logits": [[2, 1]]}, [[1, 1]], (2, 2, 0.5)),
         # The end of the answer is looked for among real tokens.
-        ("DebertaExtForQuestionAnswering", {"start_logits": [[3, 1, 0]], "end_logits": [[0, 2, 1]]},
+        (DebertaExtForQuestionAnswering, {"start_logits": [[3, 1, 0]], "end_logits": [[0, 2, 1]]},
          {"start_logits": [[3, 1, 9]], "end_logits": [[5, 2, 1]]}, [[1, 1, 0]], (5, 3, 0.5)),
         # One score is a regression, and an encoder's states are no classes.
-        ("DebertaExtForSequenceClassification", {"logits": [[2], [0]]}, {"logits": [[2.5], [0]]}, [[1], [1]],
-         (0.5, 2, None)),
-        ("DebertaExtModel", {"last_hidden_state": [[[1, 0]]]}, {"last_hidden_state": [[[0, 1]]]}, [[1]], (1, 1, None)),
+        (DebertaExtForSequenceClassification, {"logits": [[2], [0]]}, {"logits": [[2.5], [0]]}, [[1], [1]], (0.5, 2, None)),
+        (DebertaExtModel, {"last_hidden_state": [[[1, 0]]]}, {"last_hidden_state": [[[0, 1]]]}, [[1]], (1, 1, None)),
     ],
 )  # fmt: skip
-def test_differences_count_at_real_tokens(name, expected, got, mask, result):
+def test_differences_count_at_real_tokens(head, expected, got, mask, result, tiny_config):
     expected, got = ({key: torch.tensor(value).float() for key, value in side.items()} for side in (expected, got))
-    head = next(head for head in heads.HEADS.values() if head.model_class == name)
-    assert export_module.compare_outputs(head, expected, got, torch.tensor(mask).bool()) == result
+    model = head(tiny_config(num_hidden_layers=1))
+    assert tuple(script.compare(model, expected, got, torch.tensor(mask).bool()).values()) == result
 
 
 def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_16_bits(classifier, tmp_path):
@@ -233,8 +225,8 @@ def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_1
         assert len(weights) > 10 and 2 * 255 * max(largest) <= 2**15 - 1 and max(largest) >= 63
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         assert metadata["quantisation"] == "int8 weights, dynamic" and metadata["reduce_range"] == "true"
-    for row in onnx_parity(model, smaller):
-        assert row.difference < INT8 * row.largest
+    for row in measure(model, smaller):
+        assert row["difference"] < INT8 * row["largest"]
 
 
 def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_path):
@@ -243,8 +235,8 @@ def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_p
     onnx.save(onnx.load(file), big, save_as_external_data=True, location="big.onnx.data", size_threshold=0)
     quantise_onnx(big, tmp_path / "int8" / "small.onnx")
     assert sorted(os.listdir(tmp_path / "int8")) == ["small.onnx", "small.onnx.data"]
-    (row,) = onnx_parity(model, tmp_path / "int8" / "small.onnx", [(4, 40, "right")])
-    assert 0 < row.difference < INT8 * row.largest
+    (row,) = measure(model, tmp_path / "int8" / "small.onnx", (4, 40, "right"))
+    assert 0 < row["difference"] < INT8 * row["largest"]
     # An old second file is not left beside a file that has none.
     quantise_onnx(file, tmp_path / "int8" / "small.onnx", overwrite=True)
     assert os.listdir(tmp_path / "int8") == ["small.onnx"]
@@ -257,8 +249,8 @@ def test_weights_too_large_for_one_file_are_written_beside_it(build, tmp_path, m
     model = build((DebertaExtModel, "v3", {}))
     file = export_onnx(model, tmp_path / "model.onnx")
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
-    (row,) = onnx_parity(model, file, [(2, 40, "right")])
-    assert row.difference < FLOAT32 * row.largest
+    (row,) = measure(model, file, (2, 40, "right"))
+    assert row["difference"] < FLOAT32 * row["largest"]
 
 
 def test_no_file_is_replaced_unasked_and_a_failure_leaves_it_as_it_was(classifier, build, tmp_path, monkeypatch):
@@ -275,11 +267,9 @@ def test_no_file_is_replaced_unasked_and_a_failure_leaves_it_as_it_was(classifie
     assert file.read_bytes() == b"mine" and os.listdir(tmp_path) == ["model.onnx"]
 
 
-def test_what_cannot_be_exported_or_compared_is_refused(classifier, build, tiny_config, tmp_path):
+def test_what_cannot_be_exported_is_refused(classifier, build, tiny_config, tmp_path):
     model, file = classifier
     joint, half = DebertaExtForPreTraining(tiny_config("v3")), build((DebertaExtModel, "v3", {})).bfloat16()
-    questions = build((DebertaExtForQuestionAnswering, "v3", {}))
-    typed = build((DebertaExtForSequenceClassification, "v1", TYPES))
     new, missing = tmp_path / "new.onnx", tmp_path / "no.onnx"
     for call, message in (
         (lambda: export_onnx(joint, new), r"export one of them: model.export_discriminator\(\)"),
@@ -288,14 +278,6 @@ def test_what_cannot_be_exported_or_compared_is_refused(classifier, build, tiny_
         (lambda: export_onnx(model, tmp_path / "model.pt"), r"must end in .onnx, got .*model.pt"),
         (lambda: quantise_onnx(file, file, overwrite=True), "would replace itself"),
         (lambda: quantise_onnx(missing, new), r"no file .*no.onnx; export_onnx writes one"),
-        (lambda: onnx_parity(model, missing), r"no file .*no.onnx; export_onnx writes one"),
-        (lambda: onnx_parity(questions, file), r"\['logits'\], which are not those of DebertaExtForQuestionAnswering"),
-        (lambda: onnx_parity(typed, file), "not those of DebertaExtForSequenceClassification"),
-        (lambda: onnx_parity(model, file, [(2, 8, "both")]), "padding must be 'none', 'right' or 'left', got 'both'"),
-        (
-            lambda: onnx_parity(model, file, [(2, 8, "none")], tokens=[5, 6, 7]),
-            r"inputs of shape \[2, 8\] take 16 tokens, got 3",
-        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             call()
@@ -310,14 +292,9 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=rf"{missing}.* is missing.*pip install 'hf_deberta_ext\[onnx\]'"):
         if missing == "onnxruntime":
-            onnx_parity(model, file)
+            quantise_onnx(file, tmp_path / "int8.onnx")
         else:
             export_onnx(model, tmp_path / "model.onnx")
-
-
-@pytest.fixture(scope="module")
-def script():
-    return module_of("export_onnx")
 
 
 @pytest.fixture
@@ -331,7 +308,7 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_the_example_writes_both_files_and_measures_them(script, saved, capsys):
+def test_the_example_writes_both_files_and_measures_them(saved, capsys):
     flags = ["--model", str(saved / "model"), "--output", str(saved / "onnx" / "model.onnx"), "--int8", "--int8_embeddings"]
     flags += ["--lengths", "1", "9", "90", "--repeats", "1", "--text_file", str(saved / "text.txt")]
     results = script.main([*flags, "--rows_file", str(saved / "rows.jsonl")])
@@ -364,9 +341,10 @@ def test_the_example_writes_both_files_and_measures_them(script, saved, capsys):
 
 
 @pytest.mark.slow
-def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch):
-    rows = [OnnxParity(1, 4, "none", 0.01, 1.0, 1.0, 1.0, 1.0)]
-    monkeypatch.setattr(script, "onnx_parity", lambda *args, **kwargs: rows)
+def test_the_example_ends_badly_where_the_file_is_off(saved, monkeypatch):
+    row = dict(batch=1, length=4, padding="none", difference=0.01, largest=1.0, agreement=1.0)
+    row |= dict(torch_seconds=1.0, onnx_seconds=1.0)
+    monkeypatch.setattr(script, "measure", lambda *args: [row])
     flags = ["--model", str(saved / "model"), "--output", str(saved / "model.onnx"), "--lengths", "4"]
     with pytest.raises(SystemExit, match=r"model.onnx is off by 1.0e-02 of the largest output"):
         script.main(flags)
@@ -383,7 +361,7 @@ def test_the_example_ends_badly_where_the_file_is_off(script, saved, monkeypatch
         (["--text_file", "text.txt"], "need a --model"),
     ],
 )
-def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypatch):
+def test_the_example_says_what_is_wrong(flags, message, saved, monkeypatch):
     monkeypatch.chdir(saved)
     (saved / "rows.txt").write_text("")
     (saved / "twice.csv").write_text("sentence,label,label\nw7,0,1\n")
@@ -394,14 +372,14 @@ def test_the_example_says_what_is_wrong(flags, message, script, saved, monkeypat
     assert not (saved / "onnx").exists()
 
 
-def test_the_example_refuses_flags_that_make_no_sense(script, capsys):
+def test_the_example_refuses_flags_that_make_no_sense(capsys):
     for flags in (["--lengths", "0"], ["--batch", "0"], ["--int8_embeddings"], ["--task", "sing"]):
         with pytest.raises(SystemExit) as error:
             script.parse_args(flags)
         assert error.value.code == 2 and flags[0] in capsys.readouterr().err
 
 
-def test_the_example_takes_stock_models_and_names_its_tasks(script, saved, stock_config):
+def test_the_example_takes_stock_models_and_names_its_tasks(saved, stock_config):
     from transformers import DebertaV2ForTokenClassification, DebertaV2Model
 
     pairs = {DebertaV2ForTokenClassification: DebertaExtForTokenClassification, DebertaV2Model: DebertaExtModel}

@@ -50,7 +50,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
 
     def facts_of(model_args):
         return run_facts(
-            trainer, data_args, model_args, MaskingArguments(), reports={}, rows={"recipe": "tiny"},
+            trainer, data_args, model_args, MaskingArguments(), reports={}, rows={"objectives": "tiny"},
             run_report={"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}},
         )  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     assert facts.hardware["seconds of training, from step 50 on"] == 12.5
     assert facts.hardware["seconds of all stages"] == 99.5
     assert (facts.measured_on, facts.seeds) == ("held-out.txt", [7]) and str(tmp_path) not in str(facts)
-    assert [*facts.training][:3] == ["recipe", "data", "packing"] and facts.training["steps"] == 5
+    assert [*facts.training][:3] == ["objectives", "data", "packing"] and facts.training["steps"] == 5
     # The time of a run that was stopped in between is not known.
     args.resume_from_checkpoint = "last"
     assert "seconds of all stages" not in facts_of(ModelArguments()).hardware and facts_of(ModelArguments()).from_scratch

@@ -220,7 +220,6 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
         (dict(eval_strategy="steps", metric_for_best_model="sop_loss"),
          "--metric_for_best_model sop_loss is not among what is measured: eval_loss, eval_mlm_loss"),
-        (dict(max_file_bytes=99), "text.txt has more than 99 bytes (decompressed): give a higher --max_file_bytes"),
         (dict(max_length=4), "--max_length must be at least 8, got 4"),
         (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
         (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),

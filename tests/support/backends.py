@@ -10,11 +10,11 @@ from hf_deberta_ext.native import kernel_status
 
 __all__ = ["AUTO", "NAMES", "NATIVE"]
 
-TRAINING = dict(device=torch.device("cpu"), dtype=torch.float32, head_size=64, needs_grad=True, dropout_p=0.1)
-SERVING = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, **TRAINING) is None]
+CALL = torch.device("cpu"), torch.float32, 64
+SERVING = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, *CALL) is None]
 # Backends that run forward and backward on this machine's CPU; with TRITON_INTERPRET=1 "triton" is one of them.
 NAMES = [name for name in SERVING if name != "native"]
 # It takes heads from 16 on and no float16, and is there where its library was built.
 NATIVE = pytest.param("native", id="native", marks=pytest.mark.skipif("native" not in SERVING, reason=kernel_status()))
 # The backend that serves such heads on CPU if none is named.
-AUTO, _ = choose_backend(None, **TRAINING)
+AUTO, _ = choose_backend(None, *CALL)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of examples/guides/cluster.md: bytes that an accelerator sends in a step of joint RTD (GDES), and keeps.
 
-    python tests/support/byte_plan.py              # from the parameter lists of the presets
-    python tests/support/byte_plan.py --check 2 4  # and bytes counted with so many processes, for a small model
+    python tests/support/byte_plan.py
 
 In a ring of n, a reduce-scatter of gradients or an all-gather of parameters of b bytes sends b (n - 1) / n.
 """
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
@@ -111,11 +109,4 @@ def compare(processes: int) -> dict[str, tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", nargs="*", type=int, default=[], metavar="PROCESSES")
-    print(table(), flush=True)
-    for processes in parser.parse_args().check:
-        for strategy, (planned, found) in compare(processes).items():
-            print(
-                f"{strategy}, {processes} processes: plan {planned:,.0f} bytes, counted {found:,.0f} ({found / planned:.3f})"
-            )
+    print(table())

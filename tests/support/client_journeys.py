@@ -140,7 +140,10 @@ def adapter(root: Path, config: str) -> list:
 
     model, tokenizer = classifier(root)
     torch.manual_seed(0)
-    model = peft.get_peft_model(model, getattr(peft, config)(task_type="SEQ_CLS"))
+    options = dict(target_modules=["key_proj", "value_proj"])
+    if config == "IA3Config":
+        options["feedforward_modules"] = []
+    model = peft.get_peft_model(model, getattr(peft, config)(task_type="SEQ_CLS", **options))
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt") | {"labels": torch.tensor([0, 1, 0, 1])}
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.05)
     for _ in range(2):
@@ -335,7 +338,7 @@ CLIENTS: dict[str, tuple[list[str], list[Journey]]] = {
         Journey("RewardTrainer, package", reward, package=True),
     ]),
     "peft": (["peft"], [
-        Journey(f"{config} without target_modules, {way}", adapter, {"config": config}, package=way == "package")
+        Journey(f"{config}, {way}", adapter, {"config": config}, package=way == "package")
         for config in ("LoraConfig", "IA3Config") for way in ("remote code", "package")
     ]),
     "gliner": (["gliner"], [

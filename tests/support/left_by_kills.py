@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check of the folder of a killed run: everything in it is of the undisturbed run at that step, or is refused."""
+"""Checks of the folder of a killed run: everything in it is of the undisturbed run at that step."""
 
 import json
 import re
 from pathlib import Path
 
-__all__ = ["CARD", "RESULTS", "STATE", "TIMES", "WEIGHTS", "compare_ended", "look", "losses", "read"]
+import torch
+from safetensors.torch import load_file
+from torch.utils._pytree import tree_leaves
+
+from hf_deberta_ext.training.checkpoints import checkpoint_problem
+
+__all__ = ["STATE", "TIMES", "WEIGHTS", "compare_ended", "look", "losses", "read"]
 
 # What Trainer measures of the machine, and what is lost with the part of the run before a kill.
 TIMES = re.compile(r".*_(runtime|per_second)|train_loss|train_resumed_at_step")
-WEIGHTS, RESULTS, CARD, STATE = "model.safetensors", "all_results.json", "README.md", "trainer_state.json"
-
-
-def same(first, second) -> bool:
-    """Equal to the last bit: tensors, and what holds them."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    (leaves, structure), (other_leaves, other_structure) = tree_flatten(first), tree_flatten(second)
-    if structure != other_structure or [*map(type, leaves)] != [*map(type, other_leaves)]:
-        return False
-    pairs = zip(leaves, other_leaves, strict=True)
-    return all(a.dtype == b.dtype and torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
+WEIGHTS, STATE = "model.safetensors", "trainer_state.json"
+PARTS = ("", "discriminator", "generator")
 
 
 def read(file: Path):
@@ -33,132 +28,56 @@ def without_times(values: dict) -> dict:
 
 
 def losses(state: Path) -> list[dict]:
-    """Logged losses, without times and the sums over the whole training."""
+    """Return the logged losses, without times and the sums over the whole training."""
     return [without_times(entry) for entry in read(state)["log_history"] if "train_runtime" not in entry]
 
 
-def loaded(folder: Path):
-    """The model in a folder as its configuration says, or the error that refused it."""
-    import hf_deberta_ext
-
-    try:
-        kind = getattr(hf_deberta_ext, read(folder / "config.json")["architectures"][0], None)
-        kind = kind or hf_deberta_ext.DebertaExtForMaskedLM
-        model, facts = kind.from_pretrained(folder, output_loading_info=True)
-    except Exception as error:
-        return error
-    return model.state_dict(), sorted(facts["missing_keys"])
+def same(file: Path, other: Path) -> bool:
+    """Return True for files of tensors that are equal to the last bit."""
+    if file.suffix == ".safetensors":
+        leaves, others = (tree_leaves(sorted(load_file(place).items())) for place in (file, other))
+    else:
+        leaves, others = (tree_leaves(torch.load(place, weights_only=False)) for place in (file, other))
+    pairs = zip(leaves, others, strict=True)
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
 
 
-def loaded_tokenizer(folder: Path):
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:
-        return error
-    ids = tokenizer("The cat sees it.")["input_ids"]
-    return tokenizer.get_vocab(), tokenizer.special_tokens_map, tokenizer.model_max_length, ids
-
-
-def look(folder: Path, reference: Path) -> tuple[list[str], list[str]]:
-    """Problems in the folder of a killed run, and its contents, which must be the undisturbed run's, or be refused."""
-    wrong, contents = [], []
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
-        wrong += [f"{checkpoint.name}: {problem}" for problem in look_at_checkpoint(checkpoint, reference / checkpoint.name)]
-        files = sum(file.is_file() for file in checkpoint.rglob("*"))
-        all_files = sum(file.is_file() for file in (reference / checkpoint.name).iterdir())
-        contents.append(f"{checkpoint.name} {'whole' if is_whole(checkpoint) else f'cut ({files} of {all_files} files)'}")
-    for part in ("", "discriminator", "generator", "tokenizer"):
-        if not (reference / part).is_dir() or not (folder / part).is_dir():
+def look(folder: Path, reference: Path) -> list[str]:
+    """Return what is wrong in the folder of a killed run: a checkpoint that is not whole, or anything of another step."""
+    wrong = []
+    for checkpoint in sorted(folder.glob("checkpoint-*")):
+        problem = checkpoint_problem(checkpoint)
+        if problem is not None:
+            wrong.append(f"{checkpoint.name}: {problem}")
             continue
-        problems, kinds = look_at_model(folder / part, reference / part)
-        wrong += [f"{part or 'output folder'}: {problem}" for problem in problems]
-        contents += [f"{part or 'output folder'}: {kinds}"] if kinds else []
-    if (folder / CARD).exists():
-        contents.append("card")
-        if not (folder / WEIGHTS).exists() or not (folder / RESULTS).exists():
-            wrong.append("a card without model or results")
-    return wrong, contents or ["no folder" if not folder.exists() else "nothing"]
-
-
-def is_whole(checkpoint: Path) -> bool:
-    from hf_deberta_ext.training.run_folder import resume_checkpoint
-
-    try:
-        resume_checkpoint(checkpoint.parent, str(checkpoint))
-    except ValueError:
-        return False
-    return True
-
-
-def look_at_checkpoint(checkpoint: Path, reference: Path) -> list[str]:
-    import torch
-
-    wrong, _ = look_at_model(checkpoint, reference)
-    if not is_whole(checkpoint):
-        return wrong
-    if isinstance(loaded(checkpoint), Exception):
-        wrong.append("taken as whole, but its model cannot be loaded")
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        try:
-            states = [torch.load(folder / name, weights_only=False) for folder in (checkpoint, reference)]
-        except Exception as error:
-            wrong.append(f"taken as whole, but {name} cannot be loaded: {type(error).__name__}")
-            continue
-        # The number generators depend on how often the run began; what a step draws is compared by the weights.
-        if name != "rng_state.pth" and not same(*states):
-            wrong.append(f"{name} is another")
-    if read(checkpoint / STATE)["global_step"] != read(reference / STATE)["global_step"]:
-        wrong.append("the state is of another step")
-    if losses(checkpoint / STATE) != losses(reference / STATE):
-        wrong.append("the log is another")
+        for name in (WEIGHTS, "optimizer.pt", "scheduler.pt"):
+            if not same(checkpoint / name, reference / checkpoint.name / name):
+                wrong.append(f"{checkpoint.name}: {name} is another")
+        if losses(checkpoint / STATE) != losses(reference / checkpoint.name / STATE):
+            wrong.append(f"{checkpoint.name}: the log is another")
+    for part in PARTS:
+        if (folder / part / WEIGHTS).exists() and not same(folder / part / WEIGHTS, reference / part / WEIGHTS):
+            wrong.append(f"{part or 'output folder'}: the weights are others")
+    if (folder / "README.md").exists() and not (folder / "all_results.json").exists():
+        wrong.append("a card without results")
     return wrong
 
 
-def look_at_model(folder: Path, reference: Path) -> tuple[list[str], str]:
-    from safetensors.torch import load_file
-
-    wrong, kinds = [], []
-    if any(folder.glob("*.safetensors*")) or (folder / "config.json").exists():
-        loaded_model = loaded(folder)
-        kinds.append("model refused" if isinstance(loaded_model, Exception) else "model")
-        if not isinstance(loaded_model, Exception) and not same(loaded_model, loaded(reference)):
-            wrong.append(f"the model loads as another ({len(loaded_model[1])} weights missing)")
-    if (folder / WEIGHTS).exists():
-        try:
-            if not same(*(load_file(place / WEIGHTS) for place in (folder, reference))):
-                wrong.append("the weights are others")
-        except Exception as error:
-            kinds.append(f"weights cut ({type(error).__name__})")
-    if any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        loaded_model = loaded_tokenizer(folder)
-        kinds.append("tokenizer refused" if isinstance(loaded_model, Exception) else "tokenizer")
-        if not isinstance(loaded_model, Exception) and loaded_model != loaded_tokenizer(reference):
-            wrong.append("the tokenizer loads as another")
-    return wrong, ", ".join(kinds)
-
-
 def files_of(folder: Path) -> set[str]:
-    """Paths of all files but those in checkpoints."""
-    files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    """Return the paths of all files but those in checkpoints."""
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     return {name for name in files if not name.startswith("checkpoint-")}
 
 
 def compare_ended(folder: Path, reference: Path) -> list[str]:
-    """Differences between a run that has ended and the undisturbed one."""
-    wrong, _ = look(folder, reference)
-    for part in ("", "discriminator", "generator"):
-        if (reference / part).is_dir() and not (folder / part / WEIGHTS).is_file():
-            wrong.append(f"no weights in {part or 'the output folder'}")
-    first, second = (without_times(read(place / RESULTS)) for place in (folder, reference))
-    differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
-    wrong += [f"{name} = {first.get(name)}, not {second.get(name)}" for name in differing]
+    """Return the differences between a run that has ended and the undisturbed one."""
+    wrong = look(folder, reference)
+    results = [without_times(read(place / "all_results.json")) for place in (folder, reference)]
+    if results[0] != results[1]:
+        wrong.append(f"results {results[0]}, not {results[1]}")
     if losses(folder / STATE) != losses(reference / STATE):
         wrong.append("the log of the losses is another")
-    wrong += [f"left behind: {name}" for name in sorted(files_of(folder) - files_of(reference))]
-    wrong += [f"missing: {name}" for name in sorted(files_of(reference) - files_of(folder))]
-    checkpoints = sorted(folder.glob("checkpoint-*"))
-    if len(checkpoints) > 2 or not all(map(is_whole, checkpoints)) or not checkpoints:
-        wrong.append(f"checkpoints left: {', '.join(path.name for path in checkpoints)}")
+    wrong += [f"left behind or missing: {name}" for name in sorted(files_of(folder) ^ files_of(reference))]
+    if not 0 < len([*folder.glob("checkpoint-*")]) <= 2:
+        wrong.append("not one or two checkpoints are left")
     return wrong

@@ -1,246 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hub on 127.0.0.1 for tests: it answers what huggingface_hub asks of the real one, from memory, and fails on demand.
 
-    with LocalHub() as hub:
-        hub.fail("PUT /lfs/", status=500, times=2)
-        HfApi(endpoint=hub.endpoint, token="hf_write").upload_folder(repo_id="user/name", folder_path=folder)
-        assert hub.repos["user/name"].files()["config.json"] == ...
-
-Storage is LFS, not Xet: clients must run with HF_HUB_DISABLE_XET=1, as in `LocalHub.environment` and `LocalHub.connect`.
+with LocalHub() as hub:
+    hub.fail("POST /api/models/user/name/commit", status=500)
+    HfApi(endpoint=hub.endpoint, token="hf_write").upload_folder(repo_id="user/name", folder_path=folder)
+    assert hub.repos["user/name"].files()["config.json"] == ...
 """
 
-import io
+import base64
+import hashlib
 import json
-import re
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from local_hub_api import Answer, Call, HubEndpoints, Refusal
-from local_hub_repos import Commit, PullRequest, Repo, User
-
-__all__ = ["Commit", "Fault", "LocalHub", "PullRequest", "Repo", "Request", "User"]
+__all__ = ["Commit", "LocalHub", "Repo"]
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request. `path` is as sent, with its query; `status` is None where the connection was cut before an answer."""
-
-    method: str
-    path: str
-    status: int | None
+class Commit:
+    oid: str
+    title: str
+    description: str
+    files: Mapping[str, bytes]
 
 
 @dataclass
-class Fault:
-    """The fate of the next `times` requests that match, after `skip` of them; `hits` counts those that it met."""
+class Repo:
+    """A repository. `refs` leads from branches, tags and pull requests (refs/pr/1) to the commits; `history` is main's."""
 
-    match: str | re.Pattern
-    status: int | None = None
-    kind: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    message: str = "injected by the test"
-    times: int | None = 1
-    skip: int = 0
-    action: Callable[[], object] | None = None
-    hits: int = 0
+    private: bool = False
+    refs: dict[str, str] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+    commits: dict[str, Commit] = field(default_factory=dict)
+    history: list[Commit] = field(default_factory=list)
 
-    def meets(self, line: str) -> bool:
-        matches = self.match in line if isinstance(self.match, str) else self.match.search(line) is not None
-        if not matches or self.hits == self.times:
-            return False
-        if self.skip:
-            self.skip -= 1
-            return False
-        self.hits += 1
-        return True
+    def find(self, revision: str = "main") -> Commit | None:
+        return self.commits.get(self.refs.get(revision, revision))
+
+    def files(self, revision: str = "main") -> dict[str, bytes]:
+        return dict(self.find(revision).files)
+
+    def commit(self, files: Mapping[str, bytes], title: str = "Theirs", description: str = "", ref: str = "main") -> Commit:
+        oid = hashlib.sha1(f"{title} {len(self.commits)}".encode()).hexdigest()
+        commit = self.commits[oid] = Commit(oid, title, description, dict(files))
+        self.refs[ref] = oid
+        if ref == "main":
+            self.history.append(commit)
+        return commit
 
 
-class LocalHub(HubEndpoints):
-    """The server, for use with `with`. Everything that it holds may be read, and changed, by the test:
+class Refusal(Exception):  # noqa: N818
+    """An answer other than 200."""
 
-    - `repos` by id, `lfs` by SHA-256, `users` by token: "hf_write" and "hf_read" of "user", "hf_stranger" of "stranger";
-    - `requests` that came in, `faults` that were asked for.
-    """
+    def __init__(self, status: int, message: str, code: str = "", **more):
+        super().__init__(message)
+        self.status, self.code, self.body = status, code, {"error": message, **more}
 
-    def __init__(self):
-        super().__init__()
-        self.requests: list[Request] = []
-        self.faults: list[Fault] = []
+
+class LocalHub:
+    """The server, for use with `with`. `repos` by id, `tokens` of "user", `requests` that came in as "METHOD path"."""
 
     def __enter__(self) -> "LocalHub":
+        self.repos: dict[str, Repo] = {}
+        self.requests: list[str] = []
+        self.tokens = {"hf_write"}
+        self._faults: list[dict] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
-        self._server.block_on_close = False
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *error):
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
 
-    def fail(self, match: str | re.Pattern, **fault) -> Fault:
-        """Makes requests fail whose "METHOD path" contains `match`; see `Fault`.
+    def create_repo(self, repo_id: str, files: Mapping[str, bytes] | None = None, *, private: bool = False) -> Repo:
+        repo = self.repos[repo_id] = Repo(private=private)
+        repo.commit({".gitattributes": b"", **(files or {})}, "initial commit")
+        return repo
 
-        Either `status` (with `headers`, `message`, `body`; `kind="after"` does the work before that answer), or `kind`:
-        "cut" closes the connection in the midst of the request's body, or of the answer where it has none; "cut_after" does
-        the work and closes without an answer; "slow" reads the body, or sends the answer, in small pieces, about a second in
-        all.
-        """
-        if (fault.get("status") is None) == (fault.get("kind") in (None, "after")):
-            raise ValueError("a fault has either a status or a kind")
-        if fault.get("kind") not in (None, "after", "cut", "cut_after", "slow"):
-            raise ValueError(f"no such kind of fault: {fault['kind']!r}")
-        self.faults.append(Fault(match, **fault))
-        return self.faults[-1]
+    def fail(self, match: str, status: int, message: str = "injected by the test", times: int | None = 1, body: bytes = b""):
+        """Answer the next requests (None: all) whose "METHOD path" contains `match` with an error."""
+        self._faults.append({"match": match, "times": times or 10**9, "answer": (status, body or message.encode())})
 
-    def before(self, match: str | re.Pattern, action: Callable[[], object], **when) -> Fault:
-        """Calls `action()` when such a request has come, before it is answered: what somebody else does meanwhile."""
-        self.faults.append(Fault(match, kind="action", action=action, **when))
-        return self.faults[-1]
+    def before(self, match: str, action: Callable[[], object]):
+        """Call `action` before the next such request is answered."""
+        self._faults.append({"match": match, "times": 1, "action": action})
 
-    def sent(self, match: str) -> list[Request]:
-        """The requests whose "METHOD path" contains `match`."""
-        return [request for request in self.requests if match in f"{request.method} {request.path}"]
+    def sent(self, match: str) -> list[str]:
+        return [request for request in self.requests if match in request]
 
-    def environment(self, home: str | Path, token: str | None = "hf_write") -> dict[str, str]:
+    def environment(self, home: str | Path, token: str = "hf_write") -> dict[str, str]:
         """Environment variables for a process that knows only this Hub; its caches are below `home`."""
-        variables = {
+        return {
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": token,
         }
-        return variables | ({"HF_TOKEN": token} if token else {})
 
     def connect(self, monkeypatch, home: str | Path, token: str | None = "hf_write"):
-        """The same for this process, which has imported huggingface_hub long ago, until the test ends."""
+        """Let this process, which has imported huggingface_hub already, know only this Hub until the test ends."""
         import transformers.utils.hub
         from huggingface_hub import constants, hf_api
 
-        for name, value in {
-            "ENDPOINT": self.endpoint,
-            "HUGGINGFACE_CO_URL_TEMPLATE": self.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_DISABLE_XET": True,
-            "HF_HUB_CACHE": str(Path(home, "hub")),
-            "HF_TOKEN_PATH": str(Path(home, "token")),
-        }.items():
+        values = {"ENDPOINT": self.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+        values["HUGGINGFACE_CO_URL_TEMPLATE"] = self.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        values |= {"HF_HUB_CACHE": str(Path(home, "hub")), "HF_TOKEN_PATH": str(Path(home, "token"))}
+        for name, value in values.items():
             monkeypatch.setattr(constants, name, value)
         # These remember their endpoint: one for the functions of huggingface_hub, one for all of transformers.
         monkeypatch.setattr(hf_api.api, "endpoint", self.endpoint)
         monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
         monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN", raising=False)
 
+    # ------- answers
 
-class _Cut(Exception):  # noqa: N818
-    """The connection ends here."""
+    def answer(self, method: str, path: list[str], query: Mapping[str, list[str]], body: bytes) -> object:
+        """Return what becomes JSON, or (headers, bytes) of a file."""
+        if path[:2] == ["api", "validate-yaml"]:
+            return {"errors": [], "warnings": []}
+        if path[:3] == ["api", "repos", "create"]:
+            wishes = json.loads(body)
+            repo_id = f"{wishes.get('organization') or 'user'}/{wishes['name']}"
+            if repo_id in self.repos:
+                raise Refusal(409, "You already created this model repo", url=f"{self.endpoint}/{repo_id}")
+            self.create_repo(repo_id, private=wishes.get("visibility") == "private" or bool(wishes.get("private")))
+            return {"url": f"{self.endpoint}/{repo_id}", "name": repo_id, "id": repo_id}
+        if path[:2] == ["api", "whoami-v2"]:
+            return {"name": "user", "type": "user", "orgs": []}
+        start = 2 if path[0] == "api" else 0
+        repo_id, verb, rest = "/".join(path[start : start + 2]), "".join(path[start + 2 : start + 3]), path[start + 3 :]
+        if repo_id not in self.repos:
+            raise Refusal(404, "Repository not found", "RepoNotFound")
+        repo = self.repos[repo_id]
+        if verb == "resolve":
+            return self._file(repo, rest[0], "/".join(rest[1:]))
+        if verb == "refs":
+            branches = [name for name in repo.refs if name not in repo.tags and not name.startswith("refs/")]
+            listed = {"branches": branches, "tags": repo.tags}
+            return {
+                kind: [{"name": name, "ref": name, "targetCommit": repo.refs[name]} for name in listed.get(kind, [])]
+                for kind in ("branches", "tags", "converts")
+            }
+        if verb == "branch":
+            repo.refs.setdefault("/".join(rest), repo.refs["main"])
+            return {}
+        if verb == "tag":
+            repo.tags.append(json.loads(body)["tag"])
+            repo.refs[repo.tags[-1]] = repo.find("/".join(rest)).oid
+            return {}
+        revision = {"": "main", "tree": "".join(rest[:1])}.get(verb, "/".join(rest))
+        commit = repo.find(revision)
+        if commit is None:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        files = {path: {"path": path, "size": len(data), "oid": blob_id(data)} for path, data in commit.files.items()}
+        if verb == "tree":
+            return [{"type": "file", **entry} for entry in files.values()]
+        if verb == "preupload":
+            asked = [item["path"] for item in json.loads(body)["files"]]
+            oids = {path: files.get(path, {}).get("oid") for path in asked}
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            return {"files": [{"path": path, "oid": oid, **modes} for path, oid in oids.items()], "commitOid": commit.oid}
+        if verb == "commit":
+            return self._receive(repo, repo_id, revision, commit, query, body)
+        siblings = [{"rfilename": path} for path in files]
+        return {"id": repo_id, "sha": commit.oid, "private": repo.private, "siblings": siblings, "tags": []}
+
+    def _receive(self, repo: Repo, repo_id: str, revision: str, base: Commit, query, body: bytes) -> dict:
+        header, *operations = [json.loads(line) for line in body.splitlines() if line.strip()]
+        if header["value"].get("parentCommit") not in (None, base.oid):
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        files = dict(base.files)
+        for operation in operations:
+            path = operation["value"]["path"]
+            if operation["key"] == "deletedFile":
+                del files[path]
+            else:
+                files[path] = base64.b64decode(operation["value"]["content"])
+        answer = {}
+        if query.get("create_pr") == ["1"]:
+            revision = "refs/pr/1"
+            answer = {"pullRequestUrl": f"{self.endpoint}/{repo_id}/discussions/1"}
+        commit = repo.commit(files, header["value"]["summary"], header["value"].get("description", ""), revision)
+        url = f"{self.endpoint}/{repo_id}/commit/{commit.oid}"
+        return answer | {"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""}
+
+    def _file(self, repo: Repo, revision: str, path: str) -> tuple[dict, bytes]:
+        commit = repo.find(revision)
+        if commit is None or path not in commit.files:
+            raise Refusal(404, "Entry not found", "EntryNotFound" if commit else "RevisionNotFound")
+        data = commit.files[path]
+        return {"X-Repo-Commit": commit.oid, "ETag": f'"{blob_id(data)}"'}, data
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     hub: LocalHub
 
     def log_message(self, *args):
         pass
 
-    def handle(self):
-        try:
-            super().handle()
-        except (ConnectionError, _Cut):
-            # A client may go whenever it likes; a cut was asked for by the test.
-            self.close_connection = True
-
     def _do(self):
-        line = f"{self.command} {self.path}"
-        with self.hub.lock:
-            fault = next((fault for fault in self.hub.faults if fault.meets(line)), None)
-        kind = fault.kind if fault else None
-        body = self._body(kind)
-        if kind == "action":
-            fault.action()
-        if kind == "after":
-            self._answered(body)
-        if fault is not None and fault.status is not None:
-            data = json.dumps({"error": fault.message}).encode() if fault.body is None else fault.body
-            answer = Answer(fault.status, data, {"X-Error-Message": fault.message, **fault.headers})
-        else:
-            answer = self._answered(body)
-        if kind == "cut_after":
-            self._cut()
-        if kind == "cut":
-            self._send(answer, up_to=len(answer.body) // 2)
-        # A body was slow enough.
-        self._send(answer, slowly=kind == "slow" and not body)
+        hub, line = self.hub, f"{self.command} {self.path}"
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        hub.requests.append(line)
+        status, headers, data = 200, {}, b""
+        fault = next((fault for fault in hub._faults if fault["match"] in line and fault["times"] > 0), {"times": 0})
+        fault["times"] -= 1
+        if "action" in fault:
+            fault["action"]()
+        split = urlsplit(self.path)
+        try:
+            if self.headers.get("Authorization", "Bearer hf_write").removeprefix("Bearer ") not in hub.tokens:
+                raise Refusal(401, "Invalid username or password.")
+            segments = [unquote(segment) for segment in split.path.strip("/").split("/")]
+            if "answer" in fault:
+                status, data = fault["answer"]
+                headers = {"X-Error-Message": data.decode(errors="replace")}
+            else:
+                answer = hub.answer(self.command, segments, parse_qs(split.query), body)
+                headers, data = answer if isinstance(answer, tuple) else ({}, json.dumps(answer).encode())
+        except Refusal as refusal:
+            status, data = refusal.status, json.dumps(refusal.body).encode()
+            headers = {"X-Error-Message": str(refusal), "X-Error-Code": refusal.code}
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _do  # noqa: N815
 
-    def _answered(self, body: bytes) -> Answer:
-        split = urlsplit(self.path)
-        try:
-            user = self.hub.user_of(self.headers)
-        except Refusal as refusal:
-            return refusal.answer
-        path = tuple(unquote(segment) for segment in split.path.strip("/").split("/"))
-        return self.hub.answer(Call(self.command, path, parse_qs(split.query), self.headers, body, user))
 
-    def _body(self, kind: str | None) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            pieces = []
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                pieces.append(self.rfile.read(size))
-                self.rfile.readline()
-                if kind == "cut":
-                    self._cut()
-            self.rfile.readline()
-            return b"".join(pieces)
-        size = int(self.headers.get("Content-Length") or 0)
-        if size and kind == "cut":
-            self.rfile.read(size // 2)
-            self._cut()
-        if kind != "slow":
-            return self.rfile.read(size)
-        return b"".join(self.rfile.read(count) for count in _slowly(size))
-
-    def _cut(self):
-        self._note(None)
-        # Closing alone would leave it open for as long as another reference lives.
-        self.connection.shutdown(socket.SHUT_RDWR)
-        raise _Cut
-
-    def _note(self, status: int | None):
-        self.hub.requests.append(Request(self.command, self.path, status))
-
-    def _send(self, answer: Answer, slowly: bool = False, up_to: int | None = None):
-        self.send_response(answer.status)
-        headers = {"Content-Type": "application/json", "X-Request-Id": "test", **answer.headers}
-        for name, value in {**headers, "Content-Length": str(len(answer.body))}.items():
-            self.send_header(name, value)
-        if up_to is None:
-            # Before the client can act on the answer, so that a test finds every request of a finished call.
-            self._note(answer.status)
-        self.end_headers()
-        body = io.BytesIO(b"" if self.command == "HEAD" else answer.body[:up_to])
-        for count in _slowly(len(answer.body)) if slowly else [-1]:
-            self.wfile.write(body.read(count))
-        if up_to is not None:
-            self._cut()
-
-
-def _slowly(size: int) -> Iterator[int]:
-    """Sizes of 20 pieces, with a pause of 0.05 s before each."""
-    for start in range(20):
-        time.sleep(0.05 if size else 0)
-        yield size * (start + 1) // 20 - size * start // 20
+def blob_id(data: bytes) -> str:
+    """git's name of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

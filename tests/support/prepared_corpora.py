@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small prepared corpus, another one in its place, and a server of it that fails."""
+"""A small prepared corpus, and another one in its place."""
 
 import shutil
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from scripts import command_line, module_of
 
-__all__ = ["FailingServer", "make_prepared", "other_shards"]
+__all__ = ["make_prepared", "other_shards", "write_shard"]
 
 
 def make_prepared(text: Path, folder: Path):
@@ -17,69 +15,30 @@ def make_prepared(text: Path, folder: Path):
     shutil.rmtree(folder / "work")
 
 
-def other_shards(folder: Path, with_manifest: bool = False):
-    """Change a token of each shard, and no size; `with_manifest` it is a whole corpus, but another one."""
-    import pyarrow
+def write_shard(folder: Path, name: str, columns: dict, largest_id: int) -> dict:
+    """Write a shard of rows, and return its entry of the manifest."""
+    from xxhash import xxh3_64_hexdigest
 
     from hf_deberta_ext.pretraining.preparation_blocks import ShardWriter
+
+    writer = ShardWriter(largest_id)
+    writer.write(columns)
+    content = writer.content()
+    (folder / name).write_bytes(content)
+    return dict(file=name, rows=writer.rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
+
+
+def other_shards(folder: Path, with_manifest: bool = False):
+    """Change a token of each shard, and no size; `with_manifest` it is a whole corpus, but another one."""
+    from datasets import Dataset
+
     from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, write_manifest
     from hf_deberta_ext.training.digests import json_digest
 
     manifest = load_manifest(folder)
     for shard in manifest["train"]:
-        columns = pyarrow.ipc.open_file(folder / shard["file"]).read_all().to_pydict()
+        columns = Dataset.from_file(str(folder / shard["file"])).with_format("numpy")[:]
         columns["input_ids"][0][1] ^= 1
-        with (folder / shard["file"]).open("wb") as file:
-            writer = ShardWriter(file, 300)
-            writer.write(columns)
-            writer.close()
-        shard["digest"] = json_digest(writer.digests)
+        shard |= write_shard(folder, shard["file"], columns, 300)
     if with_manifest:
         write_manifest(folder, manifest | dict(digest=json_digest(manifest["train"])))
-
-
-class FailingServer(ThreadingHTTPServer):
-    """Serves a folder over HTTP, without listings.
-
-    Args:
-        faults (`dict[str, list]`): file -> what its next answers are: a status, "short" or "slow".
-    """
-
-    daemon_threads, request_queue_size = True, 128
-
-    def __init__(self, folder: Path, faults: dict[str, list]):
-        super().__init__(("127.0.0.1", 0), lambda *args: _FailingHandler(*args, directory=str(folder)))
-        self.faults, self.asked, self.ended = faults, [], threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *args):
-        self.ended.set()
-        self.shutdown()
-        super().__exit__(*args)
-
-
-class _FailingHandler(SimpleHTTPRequestHandler):
-    def do_GET(self):
-        name = self.path.lstrip("/")
-        self.server.asked.append(name)
-        fault = self.server.faults[name].pop(0) if self.server.faults.get(name) else None
-        if isinstance(fault, int):
-            self.send_error(fault)
-        elif fault == "short":
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(Path(self.translate_path(self.path)).read_bytes()[:100])
-        elif fault == "slow":
-            self.server.ended.wait(60)
-        else:
-            super().do_GET()
-
-    def list_directory(self, path):
-        self.send_error(404)
-
-    def log_message(self, *args):
-        pass

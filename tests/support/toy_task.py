@@ -68,7 +68,7 @@ class ToyData:
 
     pipeline, auto_class, dataset = "text-classification", AutoModelForSequenceClassification, "made here"
 
-    def __init__(self, data_args):
+    def __init__(self, data_args, hub=None):
         self.args, self.name = data_args, data_args.task_name or "toy"
         self.num_train, self.num_evaluation = data_args.train_count, data_args.evaluation_count
 

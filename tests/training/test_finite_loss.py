@@ -46,14 +46,14 @@ def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
     ours = trainer()
     with torch.no_grad():
         ours.model.get_input_embeddings().weight[7, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"the loss of step 1 is nan .*float32 parameters.*not finite in the checkpoint"):
+    with pytest.raises(ValueError, match=r"the loss of step 1 is nan: .*the weights themselves are not finite"):
         ours.train()
     assert ours.state.global_step == 0 and saved(tmp_path) == []
 
 
 def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(trainer, tmp_path):
     ours = trainer(learning_rate=1e30)
-    with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high for 3 layers"):
+    with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high"):
         ours.train()
     assert ours.state.global_step < 8 and len(saved(tmp_path)) == ours.state.global_step
 
@@ -72,7 +72,7 @@ TWO, WORDS = math.log(2), math.log(32000)
     [
         (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, that of a uniform guess 0.6931"),
         (logged(mean=1.23456e9), TWO, "its loss is 1.235e+09"),
-        (logged(11, 14, 15, held_out=14.0), WORDS, "its loss is 14, held out 14, that of a uniform guess 10.37"),
+        (logged(11, 14, 15, held_out=14.0), WORDS, "its loss is 14, that of a uniform guess 10.37"),
         (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, the first one was 3"),
         (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
         (logged(0.7, 0.6, 7.0, 0.5), TWO, None),

@@ -118,12 +118,12 @@ NOT_TRIED = {
     "saving": "metric_for_best_model save_only_model save_strategy save_steps save_on_each_node save_total_limit "
     "enable_jit_checkpoint",
     "the Hub": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision token "
-    "cache_dir license card_language model_revision revision data_revision",
+    "cache_dir license card_language model_revision data_revision",
     "memory, speed and the machine: the same sums, perhaps in another order": "use_cpu tf32 activation_checkpointing "
     "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
     "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config torch_empty_cache_steps "
     "auto_find_batch_size full_determinism "
-    "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of max_file_bytes",
+    "attn_implementation preprocessing_num_workers num_proc pad_to_max_length pad_to_multiple_of",
     "several processes": "parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
     "ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed local_rank",
     "how rows reach the device": "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "

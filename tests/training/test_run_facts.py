@@ -34,7 +34,7 @@ def arguments(tmp_path, **more):
 def test_hardware_is_described_without_the_name_of_the_machine(tmp_path):
     facts = hardware_facts(arguments(tmp_path), results={"train_runtime": 12.5})
     assert [*facts] == ["device", "processes", "precision", "seconds of training", "versions"]
-    assert facts["device"].startswith(f"CPU ({platform.machine()}), ") and "thread" in facts["device"]
+    assert facts["device"].startswith(f"CPU ({platform.machine()}), ")
     assert (facts["processes"], facts["precision"], facts["seconds of training"]) == (1, "float32 parameters", 12.5)
     assert facts["versions"] == versions() and facts["versions"]["torch"] == torch.__version__
     assert platform.node() not in json.dumps(facts) and str(tmp_path) not in json.dumps(facts)

@@ -40,7 +40,7 @@ def train_until_terminated(folder, step, capsys, **arguments):
         trainer.train()
     assert ended.value.code == TERMINATED == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert f"stopped by SIGTERM behind step {step}: " in capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"stopped by SIGTERM after step {step}: " in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 BEST = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_loss")
@@ -75,7 +75,7 @@ def test_a_checkpoint_without_an_optimizer_is_not_promised_to_go_on(tmp_path, ca
     trainer.add_callback(Terminate(2))
     with pytest.raises(SystemExit):
         trainer.train()
-    assert f"no run can go on from {tmp_path / 'checkpoint-2'}: its optimizer.pt is missing" in capsys.readouterr().err
+    assert "no run can go on from it, with --save_only_model" in capsys.readouterr().err
 
 
 def test_a_handler_of_somebody_else_stays():
@@ -128,9 +128,9 @@ def test_a_script_is_terminated_in_all_of_its_processes(processes, text, tmp_pat
     process = mlm_script.start(*program, str(sender), *mlm_script.arguments(text, tmp_path / "run", max_steps=40))
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == (TERMINATED if processes == 1 else 1), printed[-3000:]
-    assert printed.count("stopped by SIGTERM behind step 3: go on with --resume_from_checkpoint last") == 1
+    assert printed.count("stopped by SIGTERM after step 3: go on with --resume_from_checkpoint last") == 1
     checkpoint = tmp_path / "run" / "checkpoint-3"
-    assert checkpoint_problem(checkpoint, digests=True) is None
+    assert checkpoint_problem(checkpoint) is None
     assert json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"] == 3
     states = [f"rng_state_{number}.pth" for number in range(processes)] if processes > 1 else ["rng_state.pth"]
     assert all((checkpoint / state).is_file() for state in states)

@@ -2,8 +2,6 @@
 # hf_deberta_ext model code
 """Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
-import itertools
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,23 +11,18 @@ import torch
 from transformers.utils import cached_file
 
 from .checkpoint_files import (
-    AGAIN,
     GENERATOR_CONFIG_FILE,
     GENERATOR_FILE,
     WEIGHT_FILES,
-    check_dtypes,
     microsoft_weights,
+    optional_file,
     read_index,
     read_json,
-    read_tensors,
     read_weights,
 )
 from .official_configurations import MICROSOFT
 
-__all__ = [
-    "LoadingReport", "check_files", "check_names", "convert_official", "read_generator",
-    "read_state_dict", "set_fields_of_head",
-]  # fmt: skip
+__all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict", "set_fields_of_head"]
 
 # Of both families, whole keys; in the order in which they apply.
 _RENAMES = [
@@ -44,12 +37,6 @@ _RENAMES = [
     (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
-]
-# The other way round, without the signs of patterns: parts of our names, and those that a file may have in their place.
-_FILE_NAMES = [
-    ("deberta.", ""),
-    ("query_proj.weight", "in_proj.weight"),
-    *((ours, re.sub(r"[\\^$]", "", theirs)) for theirs, ours in _RENAMES),
 ]
 _DROPPED = [
     (r"^config$", "not a tensor: the training configuration that old files carry"),
@@ -90,15 +77,11 @@ class LoadingReport:
         self.converted = {key: new for key, new in self.converted.items() if key not in unexpected}
 
     def summary(self) -> str:
-        """One line of counts, with the parts of the model, or of the file, that are new or unused."""
-
-        def count(names, what: str) -> str:
-            parts = sorted({name.removeprefix("deberta.").partition(".")[0] for name in names})
-            return f"{len(names)} {what}" + (f" ({', '.join(parts)})" if parts else "")
-
-        converted = f" ({len(self.converted)} tensors of the file converted)" if self.converted else ""
-        loaded = f"{self.source}: {len(self.loaded)} parameters loaded{converted}"
-        return f"{loaded}, {count(self.initialised, 'newly initialised')}, {count(self.unused, 'unused')}"
+        """Return one line of counts."""
+        return (
+            f"{self.source}: {len(self.loaded)} parameters loaded ({len(self.converted)} tensors of the file converted), "
+            f"{len(self.initialised)} newly initialised, {len(self.unused)} unused"
+        )
 
     def __str__(self) -> str:
         lines = [self.summary(), *(f"note: {note}" for note in self.notes)]
@@ -108,80 +91,50 @@ class LoadingReport:
         return "\n".join(lines)
 
 
-def read_state_dict(name_or_path: str, *, use_safetensors: bool | None = None, variant: str | None = None, **download):
-    """All tensors of a folder or repo, whole or in shards, safetensors or .bin (loaded without running pickled code).
+def read_state_dict(
+    source: str, *, use_safetensors: bool | None = None, variant: str | None = None, **download
+) -> dict[str, torch.Tensor]:
+    """Return all tensors of a folder or repo, whole or in shards, safetensors or .bin (loaded without running pickled code).
 
     Args:
-        use_safetensors (`bool`, *optional*): True = safetensors alone, False = .bin alone.
+        use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
         variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
 
     Raises:
         OSError: none of the files is there.
-        ValueError: a file is damaged, a .bin file holds other pickled objects than tensors and plain values, or an index
-            names a file that is not beside it.
+        ValueError: a file is damaged, or an index names a file that is not beside it.
     """
-    state_dict: dict = {}
-    for file in weight_files(name_or_path, use_safetensors, variant, **download):
-        state_dict.update(read_weights(file))
-    return state_dict
+    folder = Path(source, download.get("subfolder") or "")
+    microsoft = microsoft_weights(folder)
+    if microsoft is not None:
+        return read_weights(folder / microsoft)
+    for name in WEIGHT_FILES:
+        if use_safetensors is not None and use_safetensors != ("safetensors" in name):
+            continue
+        if variant is not None:
+            stem, _, ending = name.rpartition(".")
+            name = f"{stem}.{variant}.{ending}"
+        path = optional_file(source, name, **download)
+        if path is None:
+            continue
+        if not name.endswith(".json"):
+            return read_weights(path)
+        state_dict: dict[str, torch.Tensor] = {}
+        for shard in sorted(set(read_index(path).values())):
+            state_dict.update(read_weights(cached_file(source, shard, **download)))
+        return state_dict
+    raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
 
 
-def weight_files(
-    name_or_path: str, use_safetensors: bool | None = None, variant: str | None = None, **download
-) -> Iterator[str]:
-    """Paths of the files that `read_state_dict` reads; arguments and errors as there."""
-    folder = os.path.join(name_or_path, download.get("subfolder") or "")
-    if (name := microsoft_weights(folder)) and variant is None:
-        yield os.path.join(folder, name)
-        return
-    names = [name for name in WEIGHT_FILES if use_safetensors is None or ("safetensors" in name) == use_safetensors]
-    if variant is not None:
-        names = [f"{stem}.{variant}.{ending}" for stem, ending in (name.rsplit(".", 1) for name in names)]
-    for name in names:
-        path = cached_file(
-            name_or_path,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_gated_repo=True,
-            **download,
-        )
-        if path is not None:
-            shards = sorted({*read_index(path).values()}) if name.endswith(".json") else None
-            yield from [path] if shards is None else (cached_file(name_or_path, shard, **download) for shard in shards)
-            return
-    raise OSError(f"{name_or_path} has no weights: none of {', '.join(names)}")
-
-
-def check_files(name_or_path: str, *, quantized: bool = False, **source):
-    """Check headers of weights, and indices of shards, which transformers would follow anywhere; arguments as above.
-
-    Args:
-        quantized (`bool`): weights may be integers.
-
-    Raises:
-        ValueError: one is damaged, or names files elsewhere; or weights are no floating-point numbers.
-    """
-    try:
-        files = [*weight_files(name_or_path, **source)]
-    except OSError:
-        # An adapter, or a format that transformers converts; or it says what is missing.
-        return
-    for file in files if not quantized else ():
-        check_dtypes(file, read_tensors(Path(file)))
-
-
-def read_generator(name_or_path: str, **download) -> tuple[dict, dict | None] | None:
-    """The generator that the v3 repos hold beside the discriminator: its tensors, and its configuration where there is one;
-    None without it."""
-    optional = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False, **download)
-    weights = cached_file(name_or_path, GENERATOR_FILE, **optional)
+def read_generator(source: str, **download) -> tuple[dict, dict | None] | None:
+    """Return the generator that the v3 repos hold beside the discriminator: its tensors, and its configuration if there is
+    one; None without a generator."""
+    weights = optional_file(source, GENERATOR_FILE, **download)
     if weights is None:
         return None
-    stock = cached_file(name_or_path, GENERATOR_CONFIG_FILE, **optional)
-    if stock is None:
-        return read_weights(weights), None
-    return read_weights(weights), read_json(stock)
+    stock = optional_file(source, GENERATOR_CONFIG_FILE, **download)
+    return read_weights(weights), None if stock is None else read_json(stock)
 
 
 def convert_official(
@@ -207,24 +160,24 @@ def convert_official(
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}
     for key, value in state_dict.items():
-        reason = next((reason for pattern, reason in _DROPPED if re.search(pattern, key)), None)
-        if reason is None and not torch.is_tensor(value):
-            reason = f"not a tensor but {type(value).__name__}"
-        if match := _DELTA.match(key):
-            table, base = match[1] + "weight", (delta_bases or {}).get(match[1].split(".")[-2])
-            if table not in state_dict and base is not None and torch.is_tensor(value):
+        reason = _reason_to_drop(key, value)
+        delta = _DELTA.match(key)
+        if delta:
+            table = delta[1] + "weight"
+            base = (delta_bases or {}).get(table.split(".")[-2])
+            reason = f"the difference from the generator's table; {table} already contains it"
+            if table not in state_dict:
+                if base is None:
+                    raise ValueError(
+                        f"the checkpoint has {key} but no {table}: it is the difference from the generator's table that "
+                        "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
+                        "save the discriminator again after a forward pass of the official code"
+                    )
                 # In the precision of the file, which is that of the sum.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
                 report.converted[key] = [table]
                 report.notes.append(f"{key} was added to the generator's table")
                 continue
-            if table not in state_dict:
-                raise ValueError(
-                    f"the checkpoint has {key} but no {table}: it is the difference from the generator's table that "
-                    "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
-                    "save the discriminator again after a forward pass of the official code"
-                )
-            reason = f"the difference from the generator's table; {table} already contains it"
         if reason is not None:
             report.unused[key] = reason
             continue
@@ -233,6 +186,13 @@ def convert_official(
             if new != key:
                 report.converted.setdefault(key, []).append(new)
     return tensors, report
+
+
+def _reason_to_drop(key: str, value) -> str | None:
+    for pattern, reason in _DROPPED:
+        if re.search(pattern, key):
+            return reason
+    return None if torch.is_tensor(value) else f"not a tensor but {type(value).__name__}"
 
 
 def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):
@@ -246,7 +206,7 @@ def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: 
         config.classifier_act = "gelu"
 
 
-def convert_tensor(key: str, tensor: torch.Tensor, config):
+def convert_tensor(key: str, tensor: torch.Tensor, config) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name here, tensor) for each part of one tensor of the file."""
     name = key
     for pattern, replacement in _RENAMES:
@@ -263,25 +223,3 @@ def convert_tensor(key: str, tensor: torch.Tensor, config):
     yield name, tensor
     if key.endswith("attention.self.pos_proj.weight"):
         yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])
-
-
-def check_names(source: str, info: dict):
-    """Check transformers' loading info: a missing name beside an unexpected one that is one edit away was damaged.
-
-    Raises:
-        ValueError: says which; the tensor would be drawn anew.
-    """
-    unexpected_keys = sorted(info["unexpected_keys"])
-    for missing in sorted(info["missing_keys"]):
-        names = [missing, *(missing.replace(ours, theirs, 1) for ours, theirs in _FILE_NAMES if ours in missing)]
-        for name, unexpected in itertools.product(names, unexpected_keys):
-            if abs(len(name) - len(unexpected)) > 1:
-                continue
-            # Behind what both begin with, one character is another, one too many, or one too few.
-            same = len(os.path.commonprefix([name, unexpected]))  # noqa: RUF071 - no paths
-            a, b = name[same:], unexpected[same:]
-            if a[1:] in (b[1:], b) or a == b[1:]:
-                raise ValueError(
-                    f"{source} has no weights {missing}, but has an unexpected {unexpected}: is the name damaged? {AGAIN}, "
-                    "or correct the name"
-                )

@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import GradientDisentangledEmbedding, share_embeddings
-from .input_validation import check_labels, model_forward, require_tensor
+from .input_validation import check_labels, model_forward
 from .joint_checkpoints import JointCheckpointsMixin
 from .masked_language_model import DebertaExtForMaskedLM
 from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
@@ -159,8 +159,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
             return self._judge(input_ids, labels, inputs | optional)
-        require_tensor("input_ids", input_ids)
-        check_labels("labels", labels, "class", list(input_ids.shape), classes=self.config.vocab_size)
+        check_labels("labels", labels, list(input_ids.shape))
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
         corrupted, replaced = self.corrupt(
             input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator

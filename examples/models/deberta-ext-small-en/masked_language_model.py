@@ -2,20 +2,39 @@
 # hf_deberta_ext model code
 """`DebertaExtForMaskedLM`: the encoder, the Enhanced Mask Decoder and the masked-language-model head."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
-from transformers.modeling_outputs import MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from .base_model import DebertaExtModel
 from .configuration_deberta_ext import DebertaExtConfig
 from .enhanced_mask_decoder import EnhancedMaskDecoder, MaskedLMHead, labelled_positions
-from .input_validation import check_switches, model_forward
+from .input_validation import model_forward
 from .layer_sharing import run_layer
 from .losses import cross_entropy
-from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
+from .pretrained_model import DebertaExtPreTrainedModel, attention_masks, batch_shape
 from .unpadding import PackedSequences
 
-__all__ = ["DebertaExtForMaskedLM"]
+__all__ = ["DebertaExtForMaskedLM", "MaskedLMPrediction"]
+
+
+@dataclass
+class MaskedLMPrediction:
+    """Logits of a masked language model before they become a loss.
+
+    Args:
+        logits (`torch.Tensor`): [n, V] under `masked_only`, [1, T, V] of the stream if packed, else [B, N, V].
+        targets (`torch.LongTensor`, *optional*): their labels, in the same order.
+        encoder (`BaseModelOutput`): the outputs of the encoder.
+        packed (`PackedSequences`, *optional*): how the batch became one stream.
+    """
+
+    logits: torch.Tensor
+    targets: torch.Tensor | None
+    encoder: BaseModelOutput
+    packed: PackedSequences | None
 
 
 class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
@@ -55,7 +74,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         query_positions: torch.Tensor | None = None,
         packed: PackedSequences | None = None,
     ) -> torch.Tensor:
-        """The Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
+        """Run the Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
 
         Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position. With `packed`,
         hidden_states, position_ids and query_positions are those of the stream, and there is no mask.
@@ -110,77 +129,75 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows; as in
                 `DebertaExtModel`.
         """
-        check_switches(
-            masked_only=masked_only, output_attentions=output_attentions, output_hidden_states=output_hidden_states
-        )
         config = self.config
         if masked_only and labels is None:
             raise ValueError("masked_only=True needs labels: they say which positions are masked")
         if masked_only is None:
             # Metrics read dense logits.
             masked_only = config.masked_only and self.training and labels is not None
-        wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        wants_attentions = config.output_attentions if output_attentions is None else output_attentions
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        logits, targets, outputs, packed = self.predict(
-            *inputs, wants_attentions, wants_states or wants_attentions, document_ids, labels, sparse=masked_only
-        )
-        loss = None if labels is None else cross_entropy(logits, targets, num_items_in_batch)
-        if packed is not None and not masked_only:
-            logits = packed.pad(logits)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states if wants_states else None,
-            attentions=outputs.attentions,
-        )
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = config.output_attentions
+        predicted = self.predict(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels=labels, document_ids=document_ids,
+            masked_only=masked_only, output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states or output_attentions,
+        )  # fmt: skip
+        logits = predicted.logits
+        loss = None if labels is None else cross_entropy(logits, predicted.targets, num_items_in_batch)
+        if predicted.packed is not None and not masked_only:
+            logits = predicted.packed.pad(logits)
+        hidden_states = predicted.encoder.hidden_states if output_hidden_states else None
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=hidden_states, attentions=predicted.encoder.attentions)
 
     def predict(
         self,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        output_attentions: bool,
-        output_hidden_states: bool,
-        document_ids: torch.Tensor | None,
-        labels: torch.Tensor | None,
-        sparse: bool,
-    ):
-        """Encoder, decoder and head, without a loss; arguments as in `forward`.
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        *,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        masked_only: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> MaskedLMPrediction:
+        """Run encoder, decoder and head, without a loss; arguments as in `forward`.
 
         Args:
-            output_hidden_states (`bool`): otherwise the encoder's own pass of the last layer is left out if EMD runs, since
-                it would be nothing but an output.
-            sparse (`bool`): decode labelled positions alone.
-
-        Returns:
-            logits, [n, V] if sparse, [1, T, V] of the stream if packed, else [B, N, V]; their labels, or None; the encoder's
-            outputs; and `PackedSequences` or None.
+            output_hidden_states (`bool`): False: the encoder's own pass of the last layer is left out if EMD runs, since it
+                would only be an output.
         """
         skip_last_layer = self.mask_decoder is not None and not output_hidden_states
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(
-            *inputs, output_attentions, output_hidden_states, document_ids, labels, skip_last_layer=skip_last_layer
-        )
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
+            document_ids, labels, skip_last_layer=skip_last_layer,
+        )  # fmt: skip
         states = outputs.last_hidden_state
-        if labels is not None:
-            labels = labels.reshape((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
+        if self.mask_decoder is not None and not skip_last_layer:
+            states = outputs.hidden_states[-2]
+            if packed is not None:
+                states = packed.unpad(states)
         targets = labels
+        if labels is not None:
+            targets = labels.reshape(batch_shape(input_ids, inputs_embeds))
         if packed is not None:
-            targets = labels if labels is None else packed.unpad(labels)
-            position_ids = position_ids if position_ids is None else packed.unpad(position_ids)
             attention_mask = None
-        if self.mask_decoder is not None:
-            if not skip_last_layer:
-                states = outputs.hidden_states[-2]
-                states = states if packed is None else packed.unpad(states)
-            query_positions = is_labelled = None
-            if sparse:
-                query_positions, is_labelled = labelled_positions(targets)
-            states = self.decode(states, attention_mask, position_ids, query_positions, packed)
-            states = states[is_labelled] if sparse else states
-        elif sparse:
-            states = states[targets != -100]
-        return self.lm_predictions(states), targets[targets != -100] if sparse else targets, outputs, packed
+            if targets is not None:
+                targets = packed.unpad(targets)
+            if position_ids is not None:
+                position_ids = packed.unpad(position_ids)
+        if self.mask_decoder is None:
+            if masked_only:
+                states = states[targets != -100]
+        elif masked_only:
+            query_positions, is_labelled = labelled_positions(targets)
+            states = self.decode(states, attention_mask, position_ids, query_positions, packed)[is_labelled]
+        else:
+            states = self.decode(states, attention_mask, position_ids, packed=packed)
+        if masked_only:
+            targets = targets[targets != -100]
+        return MaskedLMPrediction(self.lm_predictions(states), targets, outputs, packed)

@@ -24,6 +24,7 @@ from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
 from ...data.columns import first
 from ...data.files import FLAGS, read_files
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
@@ -297,7 +298,9 @@ def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBa
 
 
 def read_multiple_choice(
-    arguments: DataArguments, data_class: type["MultipleChoiceData"] = MultipleChoiceData
+    arguments: DataArguments,
+    hub: HubArguments | None = None,
+    data_class: type["MultipleChoiceData"] = MultipleChoiceData,
 ) -> "MultipleChoiceData":
     """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
 
@@ -307,6 +310,7 @@ def read_multiple_choice(
 
     Args:
         arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
+        hub (`HubArguments`, *optional*): those of downloads.
         data_class: a subclass of `MultipleChoiceData` with other files of answers.
     Raises:
         ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
@@ -330,13 +334,13 @@ def read_multiple_choice(
     def from_file(file, split):
         flag = FLAGS[split]
         read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=flag, max_file_bytes=arguments.max_file_bytes)
+        rows = read(file, source=flag)
         return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
 
     def from_hub(rows, place, split):
         return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
 
-    sets, source = read_splits(arguments, HUB, from_file, from_hub)
+    sets, source = read_splits(arguments, hub, HUB, from_file, from_hub)
     questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
     return data_class(
         arguments, questions, name=arguments.task_name or "multiple-choice", dataset=source,

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ...data.files import FLAGS
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
 from ..task import EncodedTask, EvaluationSet, two_outputs
@@ -70,6 +71,7 @@ class QuestionAnsweringData:
 
     Args:
         data_args (`QuestionAnsweringArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
         ValueError: nothing to read, a missing column, a cell that is None or of another type, an id that stands twice, an
             answer that its context does not have, a question without an answer where all must have one.
@@ -78,7 +80,7 @@ class QuestionAnsweringData:
     pipeline = "question-answering"
     auto_class = AutoModelForQuestionAnswering
 
-    def __init__(self, data_args: QuestionAnsweringArguments):
+    def __init__(self, data_args: QuestionAnsweringArguments, hub: HubArguments | None = None):
         self.data_args = data_args
         short = {task.name: name for name, task in HUB.items()}
         source = data_args.dataset_name or data_args.task_name
@@ -86,10 +88,8 @@ class QuestionAnsweringData:
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
         tables, self.dataset = read_splits(
-            data_args, HUB,
-            read_file=lambda file, split: read_question_file(
-                file, columns, flag=FLAGS[split], max_file_bytes=data_args.max_file_bytes
-            ),
+            data_args, hub, HUB,
+            read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
             read_rows=lambda rows, place, split: Table(rows, columns, place),
         )  # fmt: skip
         self.sets = {

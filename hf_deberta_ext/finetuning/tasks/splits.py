@@ -3,12 +3,12 @@
 
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...data.files import FLAGS, shown_files
 from ...data.hub import read_hub
+from ...training.hub_arguments import HubArguments
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,6 +33,7 @@ class HubData(NamedTuple):
 
 def read_splits(
     arguments: "DataArguments",
+    hub: HubArguments | None,
     tasks: Mapping[str, HubData],
     read_file: Callable[[Path, str], T],
     read_rows: Callable[["Dataset", str, str], T],
@@ -41,6 +42,7 @@ def read_splits(
 
     Args:
         arguments (`DataArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
         tasks (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
         read_file (`Callable`): (file, split) -> what the file holds.
         read_rows (`Callable`): (rows of the Hub, their place for messages, split) -> what the rows hold.
@@ -64,9 +66,11 @@ def read_splits(
         )
     name = tasks[name].name if name in tasks else name
     task = tasks.get(arguments.task_name, HubData(name))
-    if arguments.dataset_name is None and arguments.data_revision is None:
-        arguments = replace(arguments, data_revision=task.revision)
-    loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, arguments)
+    revision = arguments.data_revision
+    if arguments.dataset_name is None and revision is None:
+        revision = task.revision
+    download = (hub or HubArguments()).download(revision)
+    loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, **download)
     return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
 
 

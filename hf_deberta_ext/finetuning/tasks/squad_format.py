@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers.utils import logging
-
 from ...data.columns import cells, check_cells, check_columns, first
-from ...data.files import HELD_BYTES, file_kind, join_columns, parse_json, read_files, read_rows
+from ...data.files import file_kind, parse_json, read_files, read_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = ["Questions", "Table", "checked_questions", "read_question_file"]
-
-logger = logging.get_logger(__name__)
 
 
 class Table(NamedTuple):
@@ -34,8 +30,8 @@ class Questions:
 
     Args:
         texts: all reference answers of each question, none where it has no answer; None for a set without answers.
-        spans: where the first answer stands in the context, [from, to) in characters without white space around it; (-1, -1)
-            where there is none.
+        spans: where an answer stands in the context, [from, to) in characters without white space around it; (-1, -1) where
+            there is none.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -48,172 +44,140 @@ class Questions:
         return len(self.ids)
 
 
-def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str, max_file_bytes: int = HELD_BYTES) -> Table:
-    """A file of rows, or of the nested JSON of SQuAD's authors, which has column names of its own.
+def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str) -> Table:
+    """Read a file of rows, or of the nested JSON of SQuAD's authors, which has column names of its own.
 
     Args:
         columns: names of question, context and answers.
         flag (`str`): the one that named the file ("--train_file").
-        max_file_bytes (`int`): see `read_files`.
     Raises:
         ValueError: see `read_files`; nested JSON with other keys than SQuAD's.
     """
-    source, articles = f"{flag} {file.name}", []
+    from datasets import Dataset
+
+    source = f"{flag} {file.name}"
     if file_kind(file) == "json" and file.is_file():
-        try:
-            articles = [row for _, row in read_rows(file, max_file_bytes=max_file_bytes)]
-        except (ValueError, MemoryError):
-            # read_files says what is wrong.
-            pass
-    if articles and "paragraphs" in articles[0]:
-        rows = nested_rows(articles, source=source)
-        cells_of = {name: [row[name] for row in rows] for name in rows[0]}
-        return Table(join_columns([source], [cells_of]), ("question", "context", "answers"), source)
-    return Table(read_files([file], source=flag, max_file_bytes=max_file_bytes), columns, source)
+        articles = [row for _, row in read_rows(file)]
+        if articles and "paragraphs" in articles[0]:
+            try:
+                return Table(Dataset.from_list(nested_rows(articles)), ("question", "context", "answers"), source)
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{source} is not as SQuAD's authors write theirs: {error!r}") from error
+    return Table(read_files([file], source=flag), columns, source)
 
 
-def nested_rows(articles: list[dict], *, source: str) -> list[dict[str, Any]]:
-    """The rows of articles of paragraphs, each a context with its questions, as SQuAD's authors have them.
-
-    Raises:
-        ValueError: an article has other keys, or a question is_impossible, yet has answers.
-    """
+def nested_rows(articles: Sequence[dict]) -> list[dict[str, Any]]:
+    """Return the rows of articles of paragraphs, each a context with its questions, as SQuAD's authors have them."""
     rows = []
-    for number, article in enumerate(articles, start=1):
-        try:
-            for paragraph in article["paragraphs"]:
-                for question in paragraph["qas"]:
-                    answers = question.get("answers")
-                    if question.get("is_impossible") and answers:
-                        raise ValueError(f"{source}: question {question['id']!r} is_impossible, yet has answers")
-                    if answers is not None:
-                        answers = {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
-                    row = dict(context=paragraph["context"], question=question["question"], answers=answers)
-                    rows.append(dict(id=str(question["id"]), **row))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{source}: article {number} is not as SQuAD's are ({type(error).__name__}: {error})"
-            ) from error
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                answers = {"text": [], "answer_start": []}
+                if question.get("is_impossible") and question.get("answers"):
+                    raise ValueError(f"question {question['id']!r} is_impossible, yet has answers")
+                for answer in question.get("answers") or []:
+                    answers["text"].append(answer["text"])
+                    answers["answer_start"].append(answer["answer_start"])
+                row = {"id": str(question["id"]), "question": question["question"], "context": paragraph["context"]}
+                rows.append(row | {"answers": answers})
     if not rows:
-        raise ValueError(f"{source} has no questions")
+        raise ValueError("no questions")
     return rows
 
 
 def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, with_null: bool) -> Questions:
-    """The first `count` questions of several tables.
+    """Return the first `count` questions of several tables.
 
     Args:
         kind (`str`): "train", "validation" or "test"; a test set may have no answers.
         with_null (`bool`): a question may have no answer.
     Raises:
         ValueError: a missing column, a cell that is None or of another type, an id that stands twice, an answer that its
-            context does not have, a question without an answer although all must have one.
+            context does not have at its start, a question without an answer although all must have one.
     """
-    questions, moved = Questions(texts=[]), []
+    questions = Questions(texts=[])
     for table in tables:
-        if count is None or count > len(questions):
-            rows = first(table.rows, None if count is None else count - len(questions))
-            moved += add_rows(questions, table._replace(rows=rows), optional=kind == "test")
+        rows = table.rows
+        if count is not None:
+            rows = first(rows, count - len(questions))
+        add_rows(questions, rows, table.columns, table.source, optional=kind == "test")
     source = f"the {kind} set ({', '.join(table.source for table in tables)})"
-    twice = [name for name, times in Counter(questions.ids).items() if times > 1]
-    if twice:
-        raise ValueError(
-            f"{source} has {len(twice)} ids more than once, the first is {twice[0]!r}: an id is for one question"
-        )
-    if moved:
-        logger.warning(
-            f"{source}: {len(moved)} of {len(questions)} questions have an answer that does not stand at its answer_start "
-            f"(the first is {moved[0]!r}); the place of its text at that byte of UTF-8, or else the nearest, is taken"
-        )
+    name, times = next(iter(Counter(questions.ids).most_common(1)), ("", 0))
+    if times > 1:
+        raise ValueError(f"{source} has the id {name!r} more than once: an id is for one question")
     if kind == "test" and not any(questions.texts):
         questions.texts = None
-        return questions
-    without = [name for name, texts in zip(questions.ids, questions.texts, strict=True) if not texts]
-    if without and not with_null:
-        raise ValueError(
-            f"{source} has {len(without)} questions without an answer, the first is {without[0]!r}: give "
-            "--version_2_with_negative"
-        )
-    if with_null and not without:
-        logger.warning(
-            f"{source} has an answer to each question, although --version_2_with_negative says that some have none"
-        )
+    elif not with_null and not all(questions.texts):
+        name = questions.ids[questions.texts.index([])]
+        raise ValueError(f"{source} has questions without an answer, such as {name!r}: give --version_2_with_negative")
     return questions
 
 
-def add_rows(questions: Questions, table: Table, *, optional: bool) -> list[str]:
-    """Append the rows of `table` to `questions`.
+def add_rows(questions: Questions, rows: "Dataset", columns: tuple[str, str, str], source: str, *, optional: bool):
+    """Append rows to `questions`; arguments and errors as of `Table` and `checked_questions`.
 
     Args:
         optional (`bool`): there may be no answers.
-    Returns:
-        Ids of the questions of which an answer does not stand at its answer_start.
-    Raises:
-        ValueError: as `checked_questions`.
     """
-    (rows, columns, source), moved = table, []
-    needed = dict(zip(("--question_column", "--context_column", "--answer_column"), columns, strict=True))
-    answers = cells(rows, columns[2]) if columns[2] in rows.column_names else [None] * len(rows)
-    if optional and all(cell is None for cell in answers):
-        del needed["--answer_column"]
-        answers = [{"text": [], "answer_start": []}] * len(rows)
-    check_columns(rows, ["id", *needed.values()], source=source, flag=", ".join(needed))
-    for column, kinds in (("id", (str, int)), (columns[0], str), (columns[1], str)):
+    question_column, context_column, answer_column = columns
+    flag = "--question_column, --context_column, --answer_column"
+    check_columns(rows, ["id", question_column, context_column], source=source, flag=flag)
+    answers = [None] * len(rows)
+    if answer_column in rows.column_names or not optional:
+        check_columns(rows, [answer_column], source=source, flag=flag)
+        answers = cells(rows, answer_column)
+    for column, kinds in (("id", (str, int)), (question_column, str), (context_column, str)):
         check_cells(rows, column, kinds, source=source)
-    ids, contexts = [str(name) for name in cells(rows, "id")], cells(rows, columns[1])
-    for number, (name, context, cell) in enumerate(zip(ids, contexts, answers, strict=True), start=1):
-        place = f"row {number} of {source} (id {name!r})"
-        texts, starts = answer_cell(cell, place, columns[2])
-        begins = [nearest_place(context, text, start) for text, start in zip(texts, starts, strict=True)]
-        text, begin = next((pair for pair in zip(texts, begins, strict=True) if pair[1] is not None), ("", -1))
-        if texts and begin < 0:
-            raise ValueError(
-                f"{place}: the context does not have the answer {texts[0]!r}; a question without an answer has empty lists"
-            )
-        begin += len(text) - len(text.lstrip())
+    contexts = cells(rows, context_column)
+    for number, (name, context, cell) in enumerate(zip(cells(rows, "id"), contexts, answers, strict=True), start=1):
+        place = f"row {number} of {source} (id {str(name)!r})"
+        texts, starts = [], []
+        if cell is not None or not optional:
+            texts, starts = answer_cell(cell, place, answer_column)
+        questions.ids.append(str(name))
         questions.texts.append(texts)
-        questions.spans.append((begin, begin + len(text.strip())))
-        if begins != starts:
-            moved.append(name)
-    questions.ids += ids
-    questions.questions += cells(rows, columns[0])
+        questions.spans.append(answer_span(context, texts, starts, place))
+    questions.questions += cells(rows, question_column)
     questions.contexts += contexts
-    return moved
 
 
 def answer_cell(cell: Any, place: str, column: str) -> tuple[list[str], list[int]]:
-    """Texts and starts of {"text": [...], "answer_start": [...]}, or of a list of {"text", "answer_start"}; also as JSON.
+    """Return texts and starts of {"text": [...], "answer_start": [...]}, or of a list of such pairs; also of JSON.
 
     Raises:
         ValueError: it is something else; `place` and `column` are named.
     """
-    value = cell
     try:
+        value = cell
         if isinstance(value, str):
             value = parse_json(value, place)
         if isinstance(value, list):
             value = {name: [answer[name] for answer in value] for name in ("text", "answer_start")}
         texts, starts = list(value["text"]), list(value["answer_start"])
+        kinds = {*map(type, texts)} <= {str} and {*map(type, starts)} <= {int}
     except (ValueError, TypeError, KeyError):
-        texts, starts = None, None
-    is_text = texts is not None and all(isinstance(text, str) for text in texts)
-    if not is_text or len(texts) != len(starts) or not all(type(start) is int for start in starts):
-        shown = repr(cell) if len(repr(cell)) <= 100 else repr(cell)[:97] + "..."
+        kinds = False
+    if not kinds or len(texts) != len(starts):
         raise ValueError(
-            f'{place} has {shown} in the column {column!r}, expected {{"text": [...], "answer_start": [...]}}, two lists of '
-            "one length"
+            f'{place} has {str(cell)[:100]!r} in the column {column!r}, expected {{"text": [...], "answer_start": [...]}}, '
+            "two lists of one length"
         )
     return texts, starts
 
 
-def nearest_place(context: str, text: str, start: int) -> int | None:
-    """`start` where the text stands there, else its place at the byte `start`, else the nearest; None where it has none."""
-    if not text.strip():
-        return None
-    if start >= 0 and context.startswith(text, start):
-        return start
-    places, place = [], context.find(text)
-    while place >= 0:
-        places.append(place)
-        place = context.find(text, place + 1)
-    return min(places, key=lambda place: (len(context[:place].encode()) != start, abs(place - start)), default=None)
+def answer_span(context: str, texts: Sequence[str], starts: Sequence[int], place: str) -> tuple[int, int]:
+    """Return the characters of the first answer that stands at its start, without white space around it; (-1, -1) of none.
+
+    Raises:
+        ValueError: no answer stands at its start; `place` is named.
+    """
+    if not texts:
+        return -1, -1
+    for text, start in zip(texts, starts, strict=True):
+        if text.strip() and start >= 0 and context.startswith(text, start):
+            begin = start + len(text) - len(text.lstrip())
+            return begin, begin + len(text.strip())
+    raise ValueError(
+        f"{place}: the context does not have the answer {texts[0]!r} at character {starts[0]}; a question without an answer "
+        "has empty lists"
+    )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.columns import as_numbers, cells, check_cells, check_columns
+from ...training.hub_arguments import HubArguments
 from ..metrics import TASK_METRICS, compute
 from ..task import TaskData
 from .glue import KnownTask, glue_task
@@ -66,7 +67,7 @@ class SuperGlueArguments(TextClassificationArguments):
     )  # fmt: skip
 
 
-def read_superglue(data_args: TextClassificationArguments) -> TaskData:
+def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
     """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
 
     Raises:
@@ -78,8 +79,8 @@ def read_superglue(data_args: TextClassificationArguments) -> TaskData:
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
         raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
     if name != "copa":
-        return SuperGlueData(data_args)
-    return read_multiple_choice(data_args, CopaData)
+        return SuperGlueData(data_args, hub)
+    return read_multiple_choice(data_args, hub, CopaData)
 
 
 class SuperGlueData(TextClassificationData):

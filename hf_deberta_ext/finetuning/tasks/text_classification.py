@@ -15,6 +15,7 @@ from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, named_files, read_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
@@ -84,7 +85,7 @@ class TextClassificationArguments(DataArguments):
             raise ValueError(f"--eval_languages takes each language once, got {', '.join(self.eval_languages)}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """A training, evaluation or test set, read and checked.
 
@@ -94,6 +95,7 @@ class Part:
         source (`str`): where it is from, for messages.
         examples (`int`): how many examples the rows are.
         test (`bool`): labels are not needed.
+        labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
     """
 
     rows: "Dataset"
@@ -101,6 +103,7 @@ class Part:
     source: str
     examples: int
     test: bool = False
+    labels: list | None = None
 
 
 class TextClassificationData:
@@ -112,6 +115,7 @@ class TextClassificationData:
 
     Args:
         data_args (`TextClassificationArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
         ValueError: there is nothing to read; a file, column, text or label is wrong; says where, and what to do.
     """
@@ -119,40 +123,67 @@ class TextClassificationData:
     pipeline = "text-classification"
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(self, data_args: TextClassificationArguments):
-        self.data_args = data_args
+    def __init__(self, data_args: TextClassificationArguments, hub: HubArguments | None = None):
+        self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
         self.name = (data_args.task_name or self.pipeline).lower()
         self.dataset, tables = self.read_tables()
-
-        # 1. Labels, which the whole of the data has to say
-        self.labels = self.labels_of(tables)
-        # 2. Texts, and the labels of each set
         self.text_columns = self.text_columns_of(*next(iter(tables.values())))
+        self.labels = self.labels_of(tables)
         if data_args.validation_share is not None:
             tables = self.with_validation_share(tables)
         self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
         for (kind, name), (rows, source) in tables.items():
-            rows, column = first(rows, data_args.limits[kind]), data_args.label_column
+            rows = first(rows, data_args.limits[kind])
             if data_args.validation_share is None or kind == "test":
                 rows = self.examples(rows, source)
-            values = None
-            if column in rows.column_names or kind != "test":
-                check_columns(rows, [column], source=source, flag="--label_column")
-                values, _ = label_cells(rows, column)
-            self.parts[kind][name] = part = Part(rows, values, source, self.count(rows), kind == "test")
-            encoded = self.encoded_labels(part)
-            texts = (text for column in self.text_columns for text in cells(rows, column))
-            if kind == "train" and not any(map(str.strip, texts)):
+            values, _ = self.label_cells(rows, source, optional=kind == "test")
+            self.parts[kind][name] = Part(rows, values, source, self.count(rows), kind == "test")
+        self.encode_labels()
+        self.check_training()
+        self.num_train = sum(part.examples for part in self.parts["train"].values())
+        self.num_evaluation = sum(part.examples for part in self.parts["validation"].values())
+
+    def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, tuple[str, ...] | None]:
+        """Return the cells of the label column, and the names of the labels if the data set has them.
+
+        Raises:
+            ValueError: there is no such column, although it is not `optional`.
+        """
+        column = self.data_args.label_column
+        if optional and column not in rows.column_names:
+            return None, None
+        check_columns(rows, [column], source=source, flag="--label_column")
+        return label_cells(rows, column)
+
+    def encode_labels(self):
+        """Set the labels of all sets, as far as it is known which labels there are.
+
+        Raises:
+            ValueError: there are none, or one is wrong.
+        """
+        if self.labels is None:
+            return
+        for parts in self.parts.values():
+            for part in parts.values():
+                if part.cells is not None:
+                    part.labels = self.labels.encode(part.cells, source=part.source, test=part.test)
+
+    def check_training(self):
+        """Check that there is something to learn.
+
+        Raises:
+            ValueError: all texts are blank, or all labels the same.
+        """
+        for part in self.parts["train"].values():
+            texts = (text for column in self.text_columns for text in cells(part.rows, column))
+            if not any(map(str.strip, texts)):
                 raise ValueError(
-                    f"{' '.join((source, *data_args.train_file))} has only blank texts in "
+                    f"{' '.join((part.source, *self.data_args.train_file))} has only blank texts in "
                     f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
                 )
-            if kind == "train" and self.labels.problem_type != MULTI and len({*encoded}) < 2:
-                raise ValueError(f"{source} has the one label {values[0]!r}: there is nothing to learn")
-        self.num_train, self.num_evaluation = (
-            sum(part.examples for part in self.parts[kind].values()) for kind in ("train", "validation")
-        )
+            if self.labels.problem_type != MULTI and len({*part.labels}) < 2:
+                raise ValueError(f"{part.source} has the one label {part.cells[0]!r}: there is nothing to learn")
 
     def known_task(self) -> KnownTask | None:
         """The task that --task_name names, or None for a user's own data."""
@@ -176,10 +207,10 @@ class TextClassificationData:
         return GLUE.get(name)
 
     def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
-        """The tables, with a share of the training rows as validation set.
+        """Return the tables, with a share of the training rows as validation set.
 
         Raises:
-            ValueError: there is a validation set, or nothing to split; as `examples`.
+            ValueError: there is a validation set, or nothing to split.
         """
         share = self.data_args.validation_share
         if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
@@ -190,14 +221,17 @@ class TextClassificationData:
         rows, source = tables["train", ""]
         rows = self.examples(rows, source)
         texts = zip(*(cells(rows, column) for column in self.text_columns), strict=True)
-        values = self.encoded_labels(Part(rows, label_cells(rows, self.data_args.label_column)[0], source, len(rows)))
-        kind = self.labels.problem_type
-        # A score is no label that the training rows must have.
-        labels = [() if kind == REGRESSION else np.flatnonzero(value) if kind == MULTI else (value,) for value in values]
-        parts = [(rows.select(part), source) for part in hold_out([*texts], labels, share)]
-        if not len(parts[1][0]):
+        values = self.labels.encode(self.label_cells(rows, source, optional=False)[0], source=source)
+        # The labels of each row that the training rows must have, too; a score is none.
+        labels = [()] * len(rows)
+        if self.labels.problem_type == MULTI:
+            labels = [*map(np.flatnonzero, values)]
+        elif self.labels.problem_type == SINGLE:
+            labels = [(value,) for value in values]
+        train, held_out = hold_out([*texts], labels, share)
+        if not held_out:
             raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
-        return tables | {("train", ""): parts[0], ("validation", ""): parts[1]}
+        return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
 
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
         """The rows with the text columns; those of a known task may have to be made of others.
@@ -231,7 +265,7 @@ class TextClassificationData:
         train = self.parts["train"].get("")
         if train is None or self.labels.problem_type == REGRESSION:
             return {}
-        labels = np.array(self.encoded_labels(train), dtype=np.int64)
+        labels = np.array(train.labels, dtype=np.int64)
         counts = labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.labels.names))
         return dict(zip(self.labels.names, counts.tolist(), strict=True))
 
@@ -239,27 +273,30 @@ class TextClassificationData:
     def baselines(self) -> dict[str, dict[str, float]]:
         """Metrics of classifiers without pre-training, {"majority class": {"accuracy": ..., "mm_accuracy": ...}, ...}."""
         train = self.parts["train"].get("")
-        labelled = {name: part for name, part in self.parts["validation"].items() if part.cells is not None}
-        if train is None or not labelled:
+        evaluated = self.parts["validation"]
+        if train is None or not evaluated:
             return {}
 
         def columns(part):
             return [cells(part.rows, column) for column in self.text_columns]
 
-        labels = np.array(self.labels.for_model(self.encoded_labels(train)))
-        scored, kinds = self.labels.problem_type == REGRESSION, {}
-        if not scored:
-            kinds[MAJORITY] = [majority_logits(labels, len(self.labels.names), len(part.rows)) for part in labelled.values()]
-        balanced = self.task is not None and self.task.metric == "matthews_correlation"
-        kinds[TFIDF_SCORES if scored else TFIDF] = tfidf_logits(
-            columns(train), labels, [*map(columns, labelled.values())], num_labels=len(self.labels.names), balanced=balanced
-        )
-        scores = {kind: {} for kind in kinds}
-        for number, (name, part) in enumerate(labelled.items()):
-            references = np.asarray(self.encoded_labels(part))
-            for kind, logits in kinds.items():
-                values = self.scores(part, logits[number], references)
-                scores[kind] |= {f"{name}_{metric}" if name else metric: value for metric, value in values.items()}
+        labels = np.array(self.labels.for_model(train.labels))
+        answers = {}
+        name = TFIDF_SCORES
+        if self.labels.problem_type != REGRESSION:
+            name = TFIDF
+            answers[MAJORITY] = [
+                majority_logits(labels, len(self.labels.names), len(part.rows)) for part in evaluated.values()
+            ]
+        answers[name] = tfidf_logits(
+            columns(train), labels, [*map(columns, evaluated.values())], num_labels=len(self.labels.names),
+            balanced=self.task is not None and self.task.metric == "matthews_correlation",
+        )  # fmt: skip
+        scores = {kind: {} for kind in answers}
+        for kind, logits in answers.items():
+            for (set_name, part), of_set in zip(evaluated.items(), logits, strict=True):
+                for metric, value in self.scores(part, of_set, np.asarray(part.labels)).items():
+                    scores[kind][f"{set_name}_{metric}".lstrip("_")] = value
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
@@ -288,7 +325,7 @@ class TextClassificationData:
             for kind, sets in files.items():
                 for name, paths in sets.items():
                     source = " ".join(filter(None, (FLAGS[kind], name)))
-                    tables[kind, name] = (read_files(paths, source=source, max_file_bytes=data_args.max_file_bytes), source)
+                    tables[kind, name] = (read_files(paths, source=source), source)
             return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
 
         hub = data_args.dataset_name or (task and task.dataset)
@@ -304,38 +341,38 @@ class TextClassificationData:
             splits = {(kind, name): (config, (split,)) for kind in sets for name, (config, split) in sets[kind].items()}
         if data_args.dataset_name or data_args.dataset_config_name:
             splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
+        download = self.hub.download(data_args.data_revision)
         for config in {config: None for config, _ in splits.values()}:
             names = {key: names for key, (of, names) in splits.items() if of == config}
-            for (kind, name), rows in read_hub(hub, config, names, data_args).items():
+            for (kind, name), rows in read_hub(hub, config, names, **download).items():
                 tables[kind, name] = (rows, f"{' of '.join(filter(None, (kind, name)))} of {hub}")
         return hub, {key: tables[key] for key in splits if key in tables}
 
     def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
-        """The labels of a known task, or those of the data; None where there are none.
+        """Return the labels of a known task, or those of the data; None for those of the checkpoint, without training data.
 
         Raises:
             ValueError: flags name labels that are known; a set has no label column; as `find_labels`.
         """
-        data_args, column = self.data_args, self.data_args.label_column
+        data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
             if flags:
                 raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
             kind = SINGLE if self.task.labels else REGRESSION
             return Labels(kind, self.task.labels, source=data_args.task_name)
-        columns, names = {}, None
+        names = data_args.label_names
+        columns = {}
         for (kind, _), (rows, source) in tables.items():
-            if kind != "test" or column in rows.column_names:
-                check_columns(rows, [column], source=source, flag="--label_column")
-                columns[source], class_names = label_cells(rows, column)
+            if kind != "test":
+                columns[source], class_names = self.label_cells(rows, source, optional=False)
                 names = names or class_names
-        return find_labels(
-            columns,
-            trained=("train", "") in tables,
-            names=data_args.label_names or names,
-            names_source="--label_names" if data_args.label_names else "the data set",
-            problem_type=data_args.problem_type,
-        )
+        if ("train", "") not in tables and not (names and columns):
+            return None
+        source, column = next(iter(columns.items()))
+        names_source = "--label_names" if data_args.label_names else "the data set"
+        options = dict(names=names or None, names_source=names_source, problem_type=data_args.problem_type)
+        return find_labels(column, source=source, **options)
 
     def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
         """The columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
@@ -354,52 +391,36 @@ class TextClassificationData:
             f"{', '.join(map(repr, rows.column_names))}"
         )
 
-    def encoded_labels(self, part: Part) -> list | None:
-        """Labels of a set in the order of the data; None for a test set without any.
-
-        Raises:
-            ValueError: there are none, or one is wrong.
-        """
-        if part.cells is None or (self.labels is None and part.test):
-            return None
-        if self.labels is None:
-            raise ValueError(f"{part.source} has no labels: give a test file as --test_file")
-        return self.labels.encode(part.cells, source=part.source, test=part.test)
-
-    def use_label_order(self, label2id: Mapping[str, int] | None):
-        """Take over the order of a checkpoint that knows the same labels.
+    def use_config(self, config: "PretrainedConfig"):
+        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels.
 
         Raises:
             ValueError: nothing is trained on, and the checkpoint does not know the labels of the data.
         """
-        if self.labels is not None:
-            self.labels = self.labels.in_order_of(label2id)
+        if self.labels is None:
+            self.labels = Labels.of_config(config)
+            self.encode_labels()
+        else:
+            self.labels = self.labels.in_order_of(config.label2id)
 
     def config_fields(self) -> dict[str, Any]:
-        return {} if self.labels is None else self.labels.config_fields()
+        return self.labels.config_fields()
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """Pairs are cut token by token at the end of the longer text; a warning says how many rows are."""
-        if self.labels is None:
-            self.labels = Labels.of_config(config)
-        default = 128 if self.task is None else self.task.max_seq_length
-        length = longest_input(tokenizer, config, self.data_args.max_seq_length, default)
-        options = dict(tokenizer=tokenizer, length=length)
         # The first set says which checkpoint is best: "", or the language of the training.
-        trained = self.task.train[0] if self.task is not None and self.task.train else None
-        sets = {kind: {} for kind in self.parts}
-        for kind in self.parts:
-            for name in sorted(self.parts[kind], key=lambda name: (name != "", name != trained)):
-                part = self.parts[kind][name]
-                rows = self.encoded_rows(part, **options)
-                sets[kind][name] = rows if kind == "train" else self.evaluation_set(part, name, rows)
-        return EncodedTask(
-            train=sets["train"].get(""),
-            evaluation=sets["validation"],
-            test=sets["test"],
-            collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=self.data_args.pad_to_multiple_of),
-            metric=METRICS[self.labels.problem_type][0] if self.task is None else self.task.metric,
-        )
+        metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
+        if self.task is not None:
+            metric, default = self.task.metric, self.task.max_seq_length
+            trained = (self.task.train or ("",))[0]
+        length = longest_input(tokenizer, config, self.data_args.max_seq_length, default)
+        sets: dict[str, dict[str, Any]] = {kind: {} for kind in self.parts}
+        for kind, parts in self.parts.items():
+            for name in sorted(parts, key=lambda name: (name != "", name != trained)):
+                rows = self.encoded_rows(parts[name], tokenizer=tokenizer, length=length)
+                sets[kind][name] = rows if kind == "train" else self.evaluation_set(parts[name], name, rows)
+        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=self.data_args.pad_to_multiple_of)
+        return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
 
     def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
         """Features of a set, with a warning of rows that are longer than `length`."""
@@ -417,8 +438,9 @@ class TextClassificationData:
                 f"{part.source}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
             )
         rows = rows.remove_columns("cut")
-        labels = self.encoded_labels(part)
-        return rows if labels is None else rows.add_column("labels", self.labels.for_model(labels))
+        if part.labels is None:
+            return rows
+        return rows.add_column("labels", self.labels.for_model(part.labels))
 
     def evaluation_set(self, part: Part, name: str, rows: "Dataset") -> EvaluationSet:
         """`rows` are the features of the set `part`, which is called `name`."""

@@ -21,22 +21,14 @@ from transformers.utils import logging
 
 from ...data.files import FLAGS, read_files
 from ...training.flags import option
+from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet, label_fields
 from .entity_metrics import entity_scores
-from .labelled_words import (
-    CONLL_ENDINGS,
-    OUTSIDE,
-    Sentences,
-    are_entities,
-    joined,
-    read_conll,
-    sorted_labels,
-    word_rows,
-)  # fmt: skip
+from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentences, are_entities, joined, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
 from .splits import HubData, read_splits
 
@@ -136,6 +128,7 @@ class TokenClassificationData:
 
     Args:
         data_args (`TokenClassificationArguments`): the flags.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
         ValueError: nothing to read, a missing column, a cell that is None or of another type, more or fewer labels than
             words, a number without a name, a label that the data to train on does not have.
@@ -145,16 +138,18 @@ class TokenClassificationData:
     auto_class = AutoModelForTokenClassification
     needs_prefix_space = True
 
-    def __init__(self, data_args: TokenClassificationArguments):
-        self.data_args, self.name = data_args, data_args.task_name or self.pipeline
-        columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
+    def __init__(self, data_args: TokenClassificationArguments, hub: HubArguments | None = None):
+        self.data_args = data_args
+        self.name = data_args.task_name or self.pipeline
+        columns = (data_args.text_column_name, data_args.label_column_name)
+        names = data_args.label_names
 
         def from_file(file, split):
             flag, labelled = FLAGS[split], split != "test"
             if not file.name.lower().endswith(CONLL_ENDINGS):
-                rows = read_files([file], source=flag, max_file_bytes=data_args.max_file_bytes)
+                rows = read_files([file], source=flag)
                 return word_rows(rows, *columns, source=f"{flag} {file.name}", names=names, labelled=labelled)
-            sentences = read_conll(file, source=flag, max_file_bytes=data_args.max_file_bytes)
+            sentences = read_conll(file, source=flag)
             if labelled and sentences.tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
             return sentences
@@ -165,54 +160,48 @@ class TokenClassificationData:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
 
-        files, self.dataset = read_splits(data_args, HUB, from_file, from_hub)
+        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_hub)
         self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
-        train = self.sets.get("train")
-        labelled = [sentences for sentences in self.sets.values() if sentences.tags is not None]
-        # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
-        self.labels = sorted_labels(
-            names or (label for sentences in ([train] if train else labelled) for tags in sentences.tags for label in tags)
-        )
-        for split, sentences in self.sets.items():
-            for number, tags in enumerate(sentences.tags or (), start=1):
-                if unseen := [label for label in tags if label not in self.labels]:
-                    raise ValueError(
-                        f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those "
-                        f"to train on: {', '.join(self.labels)}"
-                    )
-        self.entities = are_entities(self.labels)
-        if data_args.return_entity_level_metrics and not self.entities:
-            raise ValueError(
-                f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(self.labels)}"
-            )
-        limits = data_args.limits
-        self.sets = {
-            split: Sentences(part.words[: limits[split]], part.tags and part.tags[: limits[split]])
-            for split, part in self.sets.items()
-        }
+        if "train" in self.sets and not names:
+            # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
+            names = [*chain.from_iterable(self.sets["train"].tags)]
+        self.set_labels(sorted_labels(names))
+        for split, part in self.sets.items():
+            part.words = part.words[: data_args.limits[split]]
+            part.tags = part.tags and part.tags[: data_args.limits[split]]
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
 
-    def use_label_order(self, label2id: Mapping[str, int]):
-        """Takes the order of a checkpoint that knows these labels; without data to train on also one that knows more.
+    def set_labels(self, labels: list[str]):
+        """Set the labels in the order of their numbers; none of them: they are not known yet.
+
+        Raises:
+            ValueError: the data has another label; --return_entity_level_metrics, and they are not those of entities.
+        """
+        self.labels = labels
+        self.entities = are_entities(labels)
+        if not labels:
+            return
+        if self.data_args.return_entity_level_metrics and not self.entities:
+            raise ValueError(f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(labels)}")
+        for split, sentences in self.sets.items():
+            for number, tags in enumerate(sentences.tags or (), start=1):
+                if unseen := sorted({*tags} - {*labels}):
+                    raise ValueError(
+                        f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those to "
+                        f"train on, or of the model: {', '.join(labels)}"
+                    )
+
+    def use_config(self, config: "PretrainedConfig"):
+        """Take the order of a checkpoint that knows the same labels; without data to train on its labels.
 
         Raises:
             ValueError: there is nothing to train on, and a label of the data is none of the checkpoint's.
         """
-        if self.labels and all(re.fullmatch(r"LABEL_\d+", name) for name in label2id):
-            if not self.num_train:
-                logger.warning(f"the model does not name its labels, which are taken for {', '.join(self.labels)}")
-            return
-        if {*label2id} == {*self.labels} or not self.num_train:
-            if unknown := sorted({*self.labels} - {*label2id}):
-                raise ValueError(
-                    f"{self.dataset} has the label {unknown[0]!r}, the model has {', '.join(label2id)}; to learn another "
-                    "label it needs a --train_file"
-                )
-            self.labels = sorted(label2id, key=label2id.__getitem__)
-            self.entities = are_entities(self.labels)
+        if not self.num_train or {*config.label2id} == {*self.labels}:
+            self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
     def config_fields(self) -> dict[str, Any]:
-        return label_fields(self.labels) if self.labels else {}
+        return label_fields(self.labels)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
         """Byte-level tokenizers are set to read each word as within a text, see `take_prefix_space`.
