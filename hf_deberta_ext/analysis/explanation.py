@@ -11,7 +11,8 @@ import torch
 
 from ..model.checkpoint_files import checkpoint_step, is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
-from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.heads import PARTS
 from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
 from ..tokenization import check_tokenizer, load_tokenizer
@@ -26,7 +27,7 @@ from .plots import (
 )
 from .sentence_scoring import token_replacement_probabilities
 
-__all__ = ["FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "model_inputs", "tokenize_text"]
+__all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "model_inputs", "tokenize_text"]
 
 FIGURES = {
     "attention": "the attention map and its parts c2c, c2p, p2c; of a joint model, of the discriminator",
@@ -35,6 +36,8 @@ FIGURES = {
     "embedding_similarity": "how alike the word embeddings are; needs a generator and a discriminator",
     "curves": "the losses of finished or running runs, read from trainer_state.json; without a folder, those of --model",
 }
+# The sentence of the paper's figures.
+EXAMPLE_TEXT = "a new store opened beside the new mall"
 
 
 @dataclass

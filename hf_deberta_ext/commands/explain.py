@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..analysis.explanation import FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
+from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
 from ..analysis.plots.figure import new_figure
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
@@ -19,8 +19,6 @@ deberta-ext explain --model my_model --text "a new store opened beside the new m
 deberta-ext explain --model my_model --attention --layer 1 --head 3 --formats png svg
 deberta-ext explain --curves runs/first runs/second"""
 
-# The sentence of the paper's figures.
-TEXT = "a new store opened beside the new mall"
 NUMBERS_FILE = "explain.json"
 
 
@@ -28,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="folder or repository: official or of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or repository of the tokenizer, if it is not in the model's")
-    parser.add_argument("--text", default=TEXT, help="the text to explain; default: %(default)r")
+    parser.add_argument("--text", default=EXAMPLE_TEXT, help="the text to explain; default: %(default)r")
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     figures = parser.add_argument_group("figures; with none of these flags, every one that the model can give")
     for name, text in FIGURES.items():

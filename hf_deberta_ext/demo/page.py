@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from ..analysis.attention_decomposition import attention_parts
-from ..analysis.explanation import model_inputs
+from ..analysis.explanation import EXAMPLE_TEXT, model_inputs
 from ..analysis.plots import readable_tokens
 from ..analysis.sentence_scoring import token_replacement_probabilities
 from .results import DemoModel, fill_mask, given_texts, load, token_contributions, tokenize
 
 __all__ = ["attention_html", "build_page", "classification_html", "fill_mask_html", "launch", "replaced_html"]
 
-# The sentence of the paper's figures.
-TEXT = "a new store opened beside the new mall"
 # Most tokens of an attention map, which has the square of so many cells.
 MAP_TOKENS = 40
 # Value of the head's drop-down list.
@@ -207,7 +205,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
         layers = [(f"layer {number}", number) for number in range(config.num_hidden_layers)]
         heads = [("mean of all heads", MEAN)]
         heads += [(f"head {number}", number) for number in range(config.num_attention_heads)]
-        tab("Attention", note, "Show", attention_html, {"Text": TEXT}, Layer=layers, Head=heads)
+        tab("Attention", note, "Show", attention_html, {"Text": EXAMPLE_TEXT}, Layer=layers, Head=heads)
         for name, reason in model.absent.items():
             gr.Markdown(f"No tab for {name}: {reason}.")
     return page
