@@ -174,7 +174,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
         ValueError: config.json is not a JSON object.
     """
     folder = fetch(source, revision=revision, weights=weights)
-    file = folder / configuration_file(folder).get("_configuration_file", "config.json")
+    file = Path(configuration_file(folder) or folder / "config.json")
     if not file.is_file():
         raise OSError(f"{source} has no config.json")
     contents = CheckpointContents(source, folder, {"model_type": MICROSOFT} | read_json(file))

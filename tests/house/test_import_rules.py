@@ -159,6 +159,9 @@ def test_model_files_carry_the_mark_that_saving_looks_for(name):
 def test_parts_of_the_package_import_only_the_parts_below_them(file):
     part, imported = part_of(file), parts_imported(file) - {"_version"}
     assert "commands" not in imported or part in ("commands", "__main__")
+    if file.name == "pretrained_model.py":
+        # push_to_hub, in a try statement: a saved model works without the package.
+        imported -= {"publishing"}
     if part in ("", "model", "_version"):
         assert part == "" or imported <= {part}
     else:

@@ -208,7 +208,7 @@ def test_a_checkpoint_with_pickled_code_is_not_resumed_from(case, stopped_run, t
     poison(checkpoint / name, tmp_path / "ran")
     # Whoever changes a file can also write a manifest that fits.
     write_manifest(checkpoint)
-    refused = pytest.raises(Exception, match="Weights only load failed|pickled objects")
+    refused = pytest.raises(Exception, match=r"Weights only load failed|pickled objects")
     if case == "train(True)":
         with refused:
             build(folder, max_steps=4).train(True)
