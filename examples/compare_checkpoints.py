@@ -226,8 +226,8 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
         "the last epoch. Of several learning rates, the one with the best mean on these validation rows, and the means of "
-        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It only "
-        "reflects variation across seeds: the validation rows, the same for all, are a sample too."
+        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It "
+        "only reflects variation across seeds: the validation rows, the same for all, are a sample too."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
 from ..analysis.embedding_similarity import average_cosine_similarity
-from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.heads import PARTS
 from ..training.arguments import RunArguments, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss

@@ -14,8 +14,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from ..analysis import results
 from ..files import as_list, free_name, replace_text, shown_source
 from ..model.checkpoint_files import read_json
-from ..model.heads import HEADS
-from .facts import AUTO_MODELS, HALVES, REPORT_FILE, ModelFolder, RunFacts, read_folder
+from ..model.heads import HEADS, PARTS
+from . import results
+from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, as_list, read_folder, shown_source
 
 __all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]
 
@@ -97,7 +98,7 @@ def write_model_card(
 
 def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
     """Write the card of a folder, and of a joint model the cards of its halves."""
-    for half in HALVES:
+    for half in PARTS:
         if model.is_joint and (model.folder / half / "config.json").is_file():
             replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
     return replace_text(model.folder / CARD, card_text(model, metadata))

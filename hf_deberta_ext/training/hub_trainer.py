@@ -15,13 +15,13 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..publishing.push import published_files, push
+from .checkpoints import STATE_FILE
 from .manifest import write_manifest
 
 logger = logging.get_logger(__name__)
 
 __all__ = ["HubTrainer"]
 
-STATE_FILE = "trainer_state.json"
 # Files of a checkpoint that a resumed run needs beside the model, without Trainer's arguments, which name local folders.
 RESUMED = (STATE_FILE, "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
