@@ -90,11 +90,11 @@ def run(arguments: argparse.Namespace) -> None:
     print(folder / NUMBERS_FILE)
 
 
-def earlier_numbers(arguments: argparse.Namespace, subject: dict, names: Sequence[str]) -> dict:
-    """Read the numbers of other figures of the same model and text from explain.json, which are kept.
+def earlier_numbers(file: Path, subject: dict, names: Sequence[str], overwrite: bool) -> dict:
+    """Read the numbers of other figures of the same model and text, which are kept.
 
     Raises:
-        ValueError: it has numbers that would be lost.
+        ValueError: Numbers would be lost.
     """
     if not file.exists():
         return {}

@@ -15,8 +15,7 @@ from ..analysis import results
 from ..files import as_list, free_name, replace_text, shown_source
 from ..model.checkpoint_files import read_json
 from ..model.heads import HEADS, PARTS
-from . import results
-from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, as_list, read_folder, shown_source
+from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, read_folder
 
 __all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]
 

@@ -19,7 +19,6 @@ from ..model.checkpoint_files import (
     weight_files,
 )
 from ..model.heads import HEADS, PARTS, PEFT_TASKS
-from .results import measured_metrics
 
 __all__ = [
     "AUTO_MODELS",
