@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from ..data.languages import check_languages
+from ..files import as_list
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.heads import PEFT_TASKS
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -35,7 +36,6 @@ ADAPTED = (
     ("q_proj", "v_proj"),
     ("Wqkv",),
 )
-PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
 DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
 
 
