@@ -66,7 +66,7 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """The stages before the training; the folder is made at their end.
+    """Run the stages before the training; the folder is made at their end.
 
     Args:
         given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
@@ -227,7 +227,7 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
 
 
 def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
-    """Names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
+    """Return the names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
     names = []
     if args.do_eval:
         names += [set_prefix("eval", name) for name in task.evaluation]
