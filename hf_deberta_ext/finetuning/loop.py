@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
+from ..training.flags import overrides
 from ..training.hub_arguments import HubArguments
 from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
@@ -162,8 +163,7 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
     """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI; warn of one not named so."""
     recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
-    overridden = {override.partition("=")[0].strip() for override in (model_args.config_overrides or "").split(",")}
-    if not set_classifier_dropout(config, dropout, overridden):
+    if not set_classifier_dropout(config, dropout, overrides(model_args.config_overrides)):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True

@@ -46,7 +46,7 @@ def glue_task(
     name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, *, dataset: str = "nyu-mll/glue",
     diagnostic: bool = False, **fields: Any,
 ) -> KnownTask:  # fmt: skip
-    """Return a task whose configuration on the Hub has the splits train, validation and test, or only test (`diagnostic`)."""
+    """Return a task whose configuration has the splits train, validation and test, or only test (`diagnostic`)."""
     train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
     if diagnostic:
         train, evaluation = {}, {}
