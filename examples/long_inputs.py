@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.analysis.plots.figure import COLOURS, finish_axes, new_figure, save_figure
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.pretraining import load_corpus, texts
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 

@@ -23,8 +23,8 @@ from matplotlib.ticker import ScalarFormatter
 from torch import nn
 
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_vocabulary
 
 # Texts of a batch, and tokens of the longest one.
