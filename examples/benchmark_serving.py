@@ -33,8 +33,8 @@ from torch import nn
 from tqdm import tqdm
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.export import export_onnx, quantise_onnx
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 Answer = Callable[[dict[str, torch.Tensor]], torch.Tensor]

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.heads import PEFT_TASKS
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -35,7 +36,6 @@ ADAPTED = (
     ("q_proj", "v_proj"),
     ("Wqkv",),
 )
-PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
 DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
 
 
@@ -266,14 +266,13 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     if targets is None or not {*targets} <= linear:
         wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
         raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
-    head = {
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    }
-    # Weights of the body that the checkpoint lacks, such as BERT's pooler behind masked-language modelling.
-    body = f"{model.base_model_prefix}."
-    head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
+    body, head = f"{model.base_model_prefix}.", set()
+    for name, _ in model.named_parameters():
+        # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.
+        if not name.startswith(body):
+            head.add(name.split(".")[0])
+        elif name in new_weights:
+            head.add(body + name.split(".")[1])
     config = LoraConfig(
         task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
         lora_dropout=model_args.lora_dropout, target_modules=list(targets),

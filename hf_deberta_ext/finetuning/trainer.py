@@ -19,7 +19,6 @@ from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
 
-STATE_FILE = "trainer_state.json"
 # Arguments of Trainer that this one needs at their defaults.
 NEEDED = {
     "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),

@@ -47,7 +47,7 @@ ALLOWED = {
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
     "native": set(),
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
-    "publishing": {"data"},
+    "publishing": {"analysis"},
     "replaced_attention": set(),
     "sift": {"training"},
     "tokenization": set(),
