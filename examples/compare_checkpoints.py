@@ -35,13 +35,13 @@ import torch
 from compare_runs import difference
 
 from hf_deberta_ext.analysis.plots import plot_comparison
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.files import replace_text
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.run_folders import is_finished
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 

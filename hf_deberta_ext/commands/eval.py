@@ -167,7 +167,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
     """Return heading, table and notes in Markdown."""
-    from ..publishing.results import markdown_table
+    from ..analysis.results import markdown_table
 
     counts = Counter(pair.phenomenon for pair in pairs)
     rows = [["phenomenon", "pairs", *results]]

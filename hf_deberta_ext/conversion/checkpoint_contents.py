@@ -18,6 +18,7 @@ from ..model import modeling_deberta_ext
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     GENERATOR_FILE,
+    WEIGHT_FILES,
     Tensor,
     header_tensor,
     is_adapter_folder,
@@ -33,7 +34,15 @@ from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configura
 from ..model.presets import PRESETS
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = ["CheckpointContents", "describe", "description_text", "fetch", "model_class", "read_contents"]
+__all__ = [
+    "CheckpointContents",
+    "compare_with_class",
+    "describe",
+    "description_text",
+    "fetch",
+    "model_class",
+    "read_contents",
+]
 
 # Everything of a repository except weights; folders of sentence-transformers ("2_Dense/") may have weights of their own.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
@@ -186,7 +195,8 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
         contents.config = DebertaExtConfig.from_dict(dict(contents.stored))
         contents.tensors = read_headers(source, folder)
         contents.shapes = convert_shapes(contents)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # RuntimeError: a truncated .bin file.
         contents.problems.append(str(error))
     return contents
 
@@ -195,8 +205,8 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     """Return the tensors in the files of a folder, or of a repository whose safetensors files are on the Hub only."""
     files = weight_files(folder)
     if not files and os.path.isdir(source):
-        raise OSError(f"{source} has no weights")
-    if not files:
+        raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+    if not files or not (os.path.isdir(source) or files[0].is_file()):
         try:
             remote = get_safetensors_metadata(source, revision=folder.name)
         except NotASafetensorsRepoError:
@@ -230,21 +240,22 @@ def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
     return {key: torch.empty(tensor.shape, device="meta") for key, tensor in tensors.items()}
 
 
-def shape_problems(contents: CheckpointContents) -> list[str]:
-    """Compare the shapes with the class of the first head: what is missing or of another shape cannot be loaded."""
-    head = next((head for head in contents.heads if head != "pretraining" or contents.is_joint), "base")
+def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[str], list[str]]:
+    """Return lines on the parameters of a head's class that the files do not have, and on those of another shape."""
+    if contents.is_joint:
+        head = "pretraining"
+    elif head == "pretraining":
+        head = "replaced-token-detection"
     with torch.device("meta"):
         model = model_class(head)(contents.config)
-    problems = []
+    missing, resized = [], []
     for name, parameter in model.state_dict().items():
         shape = contents.shapes.get(name.removeprefix("deberta."))
         if shape is None and name not in model.all_tied_weights_keys:
-            problems.append(f"{name} is not in the files")
+            missing.append(f"{name} is not in the files")
         elif shape is not None and shape != tuple(parameter.shape):
-            problems.append(f"{name} has shape {list(shape)}, but config.json makes it {list(parameter.shape)}")
-    if len(problems) > 3:
-        problems[3:] = [f"{len(problems) - 3} more parameters are missing or of another shape"]
-    return problems
+            resized.append(f"{name} has shape {list(shape)}, but config.json makes it {list(parameter.shape)}")
+    return missing, resized
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
@@ -280,7 +291,8 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
             facts["weights"] = "on the Hub as .bin, not read; --download reads them"
         return facts
     if not contents.problems:
-        contents.problems += shape_problems(contents)
+        missing, resized = compare_with_class(contents, (contents.heads or ["base"])[0])
+        contents.problems += resized[:3] + missing[:3]
     counts: Counter[str] = Counter()
     for name, shape in contents.shapes.items():
         counts[name.partition(".")[0]] += math.prod(shape)

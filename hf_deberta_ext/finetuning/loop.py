@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, set_seed
 from transformers.utils import logging
 
-from ..publishing.results import summarise_seeds, summary_table
+from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
 from ..training.hub_arguments import HubArguments

@@ -266,14 +266,13 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     if targets is None or not {*targets} <= linear:
         wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
         raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
-    head = {
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    }
-    # Weights of the body that the checkpoint lacks, such as BERT's pooler behind masked-language modelling.
-    body = f"{model.base_model_prefix}."
-    head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
+    body, head = f"{model.base_model_prefix}.", set()
+    for name, _ in model.named_parameters():
+        # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.
+        if not name.startswith(body):
+            head.add(name.split(".")[0])
+        elif name in new_weights:
+            head.add(body + name.split(".")[1])
     config = LoraConfig(
         task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
         lora_dropout=model_args.lora_dropout, target_modules=list(targets),

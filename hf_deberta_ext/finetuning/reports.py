@@ -14,10 +14,10 @@ from transformers.utils import logging
 
 from ..analysis.plots import metric_label, plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
-from ..files import replace_text
+from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
-from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts
 from ..training.batch_size import hardware_facts
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
@@ -109,7 +109,7 @@ def run_facts(
         sets = dict(known.evaluation)
     if from_hub and data.name == "xnli":
         # Its configurations are languages.
-        language = language or [*dict.fromkeys([*known.train[:1], *(config for config, _ in known.evaluation.values())])]
+        language = language or [*dict.fromkeys([known.train[""][0], *(config for config, _ in known.evaluation.values())])]
     longest, labels = longest_row(prepared.task.train), getattr(data, "label_counts", {})
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]

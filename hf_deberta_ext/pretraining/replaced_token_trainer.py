@@ -73,20 +73,20 @@ class ReplacedTokenTrainer(TargetTrainer):
     """Train `DebertaExtForPreTraining`.
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
-    gradient over all micro-batches and its step; then, on what the generator had made of them, that of the discriminator
-    (weighted by rtd_lambda too, as in the official code; with Adam that matters to clipping alone). The halves have moments,
-    clipping, learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
+    gradient over all micro-batches and its step; then the discriminator's gradient and step, on what the generator had made
+    of them before (weighted by rtd_lambda too, as in the official code; with Adam that only matters to clipping). Each half
+    has separate moments, clipping, learning rates and schedules; one optimizer object, in one checkpoint, holds them.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
     also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
-    similarity of the words' embeddings of both, and discriminator_guess_loss, that of one who knows only replaced_share: a
-    discriminator whose loss stays there has collapsed. Its replacements are the same each time.
+    similarity of the words' embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
+    replaced_share: a discriminator whose loss stays there has collapsed. Its replacements are the same each time.
 
     Raises:
         ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
-            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller's together with rates or schedules of
-            the discriminator's own.
+            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller together with rates or schedules for
+            the discriminator.
     """
 
     args: ReplacedTokenArguments
@@ -103,9 +103,9 @@ class ReplacedTokenTrainer(TargetTrainer):
                 "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
                 "tokenizer.all_special_ids and those that the tokenizer has no token for"
             )
-        names = [f"discriminator_{name}" for name in ("learning_rate", "warmup_steps", "lr_scheduler_type")]
-        self._own_settings, self._rate = [name for name in names if getattr(args, name) is not None], None
-        if self._own_settings and any(part is not None for part in kwargs.get("optimizers", ())):
+        own = ("discriminator_learning_rate", "discriminator_warmup_steps", "discriminator_lr_scheduler_type")
+        self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
+        if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
             raise ValueError(
                 f"{', '.join(self._own_settings)} would not reach the optimizer and schedule that you give: set them there"
             )
@@ -133,8 +133,9 @@ class ReplacedTokenTrainer(TargetTrainer):
             )
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        names = ("input_ids", "labels", "attention_mask", "document_ids")
-        counted = self.model.counted_tokens(*(batch.get(name) for name in names))
+        counted = self.model.counted_tokens(
+            batch["input_ids"], batch["labels"], batch.get("attention_mask"), batch.get("document_ids")
+        )
         return torch.stack([(batch["labels"] != -100).sum(), counted.sum()]).float()
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
@@ -204,7 +205,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = self.args.discriminator_learning_rate
         # A shared table is the generator's.
-        generators = {id(parameter) for parameter in self.model.generator.parameters()}
+        generators = set(map(id, self.model.generator.parameters()))
         groups = []
         for group in optimizer.param_groups:
             for half in PARTS:
@@ -235,7 +236,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         else:
             steps = math.ceil(warmup * num_training_steps) if warmup < 1 else int(warmup)
             discriminators = get_scheduler(kind, optimizer, steps, num_training_steps, scheduler_specific_kwargs=options)
-        if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
+        if not (isinstance(generators, LambdaLR) and isinstance(discriminators, LambdaLR)):
             raise ValueError(
                 f"a schedule of the discriminator's own cannot be combined with {first} and {kind}: choose "
                 "those that are functions of the step, such as linear, cosine, constant_with_warmup"
@@ -316,7 +317,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return self._norms["discriminator"]
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # Without clipping, Trainer would ask for the norm anew, and gradients of a loss scaler are unscaled once.
+        # Without clipping, Trainer would ask for the norm again, and gradients of a loss scaler are unscaled once.
         if grad_norm is None:
             grad_norm = self._norms.get("discriminator")
         return super()._get_grad_norm(model, grad_norm)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..analysis.results import measured_metrics
 from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
@@ -18,17 +19,13 @@ from ..model.checkpoint_files import (
     weight_files,
 )
 from ..model.heads import HEADS, PARTS, PEFT_TASKS
-from .results import measured_metrics
 
 __all__ = [
     "AUTO_MODELS",
     "REPORT_FILE",
     "ModelFolder",
     "RunFacts",
-    "as_list",
-    "is_hub_id",
     "read_folder",
-    "shown_source",
 ]
 
 REPORT_FILE = "run_report.json"

@@ -72,6 +72,7 @@ class RunArguments(TrainingArguments):
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
+        "seed": ("with --seeds", lambda args: not getattr(args, "seeds", None)),
         "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
         "load_best_model_at_end": (
             "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
@@ -149,7 +150,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among those that are `certain`."""
+        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among the `certain` ones."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

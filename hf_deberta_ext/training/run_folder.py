@@ -169,7 +169,7 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     if folder.is_file() or (folder.exists() and not all(map(_precedes_checkpoints, folder.iterdir()))):
         advice = ""
         if checkpoints and not problems:
-            advice = f"resume from {checkpoints[0]} with --resume_from_checkpoint last, or "
+            advice = f"go on from {checkpoints[0]} with --resume_from_checkpoint last, or "
         raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
     return None
 

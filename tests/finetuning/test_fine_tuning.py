@@ -99,7 +99,7 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
         (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "error: --metric_for_best_model acu"),
         (dict(optim="adamw_torch"), "error: this task needs a package"),
         # With the place in the training.
-        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "gradients are not clipped (--max_grad_norm 0)"),
+        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "the learning rate of 1e+30 is too high"),
     ],
     ids=["data", "package", "metric", "optimizer", "training"],
 )
@@ -110,7 +110,7 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
         main(folder_of("bert"), tmp_path / "run", "--do_train", **given)
     text = capsys.readouterr().err
     assert ended.value.code == 2 and message in text.splitlines()[-1]
-    assert ("Traceback" in text) == ("in training_step" in text) == ("max_grad_norm" in given)
+    assert ("Traceback" in text and "in training_step" in text) == ("max_grad_norm" in given)
 
 
 @pytest.mark.parametrize(

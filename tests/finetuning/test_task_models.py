@@ -208,7 +208,7 @@ BODY = "bert.encoder.layer.1.output.dense.weight"
         (lambda state: state.pop(BODY), f"lacks 1 weights of its model, {BODY} for one"),
         (
             lambda state: state.update({BODY[:-1]: state.pop(BODY)}),
-            f"no weights {BODY}, but has an unexpected {BODY[:-1]}: is",
+            f"lacks 1 weights of its model, {BODY} for one",
         ),
         (lambda state: state.update({BODY: state[BODY].long()}), f"{BODY} is of int64, not of floating-point numbers"),
         (None, "cannot be read, or do not fit"),

@@ -223,9 +223,8 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
 
 @pytest.mark.slow
 def test_scripts_killed_at_random_end_as_undisturbed_ones(tmp_path):
-    assert (
-        kill_and_resume.examine(lambda: kill_and_resume.main(["--script", "run_glue", "--kills", "5"]), tmp_path / "x") == 0
-    )
+    kills = ["--script", "run_glue", "--kills", "5"]
+    assert kill_and_resume.examine(lambda: kill_and_resume.main(kills), tmp_path / "kills") == 0
 
 
 def test_the_comparison_sees_what_a_kill_can_do(undisturbed, tmp_path):

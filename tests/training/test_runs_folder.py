@@ -78,9 +78,9 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
     (tmp_path / "other" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "other" / "notes.txt").write_text("mine", encoding="utf-8")
     for folder, resume, message in (
-        (tmp_path, None, f"is not empty: resume from {newest} with --resume_from_checkpoint last, or choose"),
+        (tmp_path, None, f"is not empty: go on from {newest} with --resume_from_checkpoint last, or choose"),
         (tmp_path, str(tmp_path / "elsewhere"), "elsewhere is not a complete checkpoint"),
-        (tmp_path / "other", None, "is not empty: resume from .* or choose another --output_dir"),
+        (tmp_path / "other", None, "is not empty: go on from .* or choose another --output_dir"),
         (tmp_path / "other", "auto", "is not empty: choose another --output_dir"),
         (tmp_path / "other" / "notes.txt", None, "is not empty"),
         (
