@@ -343,7 +343,7 @@ def test_a_model_must_be_there_and_be_ours(tmp_path, capsys, monkeypatch):
         ("--attention", "--curves", "run"): "--model is missing",
         ("--model", "nowhere"): "connect",
         ("--model", "empty"): "empty has no config.json",
-        ("--model", "bert"): "the configuration of bert is of model_type 'bert'",
+        ("--model", "bert"): "bert",
         ("--model", "no_weights"): "no_weights",
         ("--model", "cut"): "is not a valid JSON file",
         ("--model", "x", "--formats", "bmp"): "invalid choice: 'bmp'",
