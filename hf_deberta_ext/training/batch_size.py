@@ -16,7 +16,6 @@ from .._version import __version__
 __all__ = [
     "CPU_MICRO_BATCH",
     "HARDWARE_FLAGS",
-    "computes_bfloat16",
     "half_precision",
     "hardware_facts",
     "is_split_free",
@@ -35,14 +34,6 @@ def training_device(device: torch.device | None = None) -> torch.device:
     if device is None and torch.accelerator.is_available():
         return torch.accelerator.current_accelerator()
     return device or torch.device("cpu")
-
-
-def computes_bfloat16() -> bool:
-    """Return False for an x86 processor without products of bfloat16 (AMX, AVX512-BF16), as far as torch can tell."""
-    # Private: torch has no public question for it.
-    checks = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("amx_tile", "avx512_bf16")]
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return not is_x86 or None in checks or any(check() for check in checks)
 
 
 def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:

@@ -73,7 +73,8 @@ def parse_flags(
         ValueError: a flag is unknown, its value is wrong, or it has no effect without another. Errors that argparse finds
             end the program.
     """
-    argv = [*(sys.argv[1:] if argv is None else argv)]
+    if argv is None:
+        argv = sys.argv[1:]
     if argv and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
         argv = [*flags_of_file(Path(argv[0])), *argv[1:]]
     hidden = set()
@@ -89,7 +90,9 @@ def parse_flags(
     refuse_unknown(parser, argv, elsewhere or {})
     flags = given_flags(parser, argv)
     if recipe is not None:
-        device = torch.device("cpu") if flags.get("use_cpu") else None
+        device = None
+        if flags.get("use_cpu"):
+            device = torch.device("cpu")
         settings, table = recipe(flags, int(os.environ.get("WORLD_SIZE", 1)), device)
         parser.set_defaults(**settings)
         if table is not None and int(os.environ.get("RANK", 0)) == 0:
@@ -109,10 +112,15 @@ def flags_of_file(file: Path) -> list[str]:
         raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
     argv = []
     for name, value in values.items():
-        items = value if isinstance(value, list) else [value]
-        items = [item if isinstance(item, str) else json.dumps(item) for item in items if item is not None]
-        if items:
-            argv += [f"--{name}", *items]
+        if not isinstance(value, list):
+            value = [value]
+        if value in ([], [None]):
+            continue
+        argv.append(f"--{name}")
+        for item in value:
+            if not isinstance(item, str):
+                item = json.dumps(item)
+            argv.append(item)
     return argv
 
 

@@ -165,12 +165,12 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
 
 def refuse_results(folder: Path):
     """Refuse a folder for a new run that holds more than a run leaves which was stopped before its first checkpoint."""
-    names = []
-    if folder.exists():
-        names = [file.name for file in folder.iterdir() if not is_partial(file.name)]
-    if {*names} - {ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE}:
+    if not folder.exists():
+        return
+    names = {file.name for file in folder.iterdir() if not is_partial(file.name)}
+    if names - {ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE}:
         advice = "choose another --output_dir"
-        if any(name.startswith("checkpoint-") for name in names):
+        if [*folder.glob("checkpoint-*")]:
             advice = f"go on from its last checkpoint with --resume_from_checkpoint last, or {advice}"
         raise ValueError(f"{folder} is not empty: {advice}")
 

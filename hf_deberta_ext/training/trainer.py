@@ -123,7 +123,9 @@ class RunTrainer(HubTrainer):
             self.restore(checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
         # Trainer loads under FSDP only from its checkpoints.
-        self.restore(checkpoint if self.is_fsdp_enabled else folder)
+        if not self.is_fsdp_enabled:
+            checkpoint = folder
+        self.restore(checkpoint)
         # What was measured after the training is measured again.
         history = self.state.log_history
         ends = [number for number, entry in enumerate(history, 1) if "train_runtime" in entry or "loss" in entry]
@@ -396,7 +398,7 @@ def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
         width = int(mask.flatten(0, -2).any(0).nonzero().max()) + 1
         # Labels of several classes for each row may have its shape.
         padded = {name for name, values in batch.items() if values.shape == mask.shape and not values.is_floating_point()}
-        batch = {name: values[..., :width] if name in padded else values for name, values in batch.items()}
+        batch |= {name: batch[name][..., :width] for name in padded}
     if count <= 0:
         batch["repeated"] = torch.tensor(True)
     return batch
